@@ -1,0 +1,94 @@
+"""Which CPU clusters this machine has, and the LLVM target that its cores really run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tvm_pipeline.platform import Device
+
+_SYSTEM = Path("/sys/devices/system/cpu")
+
+
+def available_cores() -> tuple[int, ...]:
+    """The cores this process may use: a container or taskset may have fewer than the machine."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def clusters(cores: tuple[int, ...], system: Path = _SYSTEM) -> list[tuple[int, ...]]:
+    """The cores grouped by `cpu_capacity` (the kernel gives it on big.LITTLE machines), biggest first."""
+    groups: dict[int, list[int]] = {}
+    for core in cores:
+        try:
+            capacity = int((system / f"cpu{core}" / "cpu_capacity").read_text())
+        except (OSError, ValueError):
+            capacity = 0
+        groups.setdefault(capacity, []).append(core)
+    return [tuple(groups[capacity]) for capacity in sorted(groups, reverse=True)]
+
+
+def host_devices(cores: tuple[int, ...], target: str, system: Path = _SYSTEM) -> list[Device]:
+    """The devices of a machine with these cores: clusters, or two halves of equal cores and the whole."""
+    groups = clusters(cores, system)
+    if len(groups) == 1 and len(cores) > 1:
+        half = len(cores) // 2
+        groups = [cores[:half], cores[half:]]
+    devices = [Device(f"cpu{index}", "host", group, target) for index, group in enumerate(groups)]
+    if len(groups) > 1:
+        devices.append(Device("cpu", "host", cores, target))
+    return devices
+
+
+def host_target() -> str:
+    """The target for this machine's cores.
+
+    LLVM names the CPU by its family; a hypervisor may hide some of that family's instructions, and code for
+    the name would then die with SIGILL. So the name is taken only where every vector extension that it stands for is
+    present, else the best generic level that is.
+    """
+    from tvm.target import codegen
+
+    name = codegen.llvm_get_system_cpu()
+    missing = missing_features(f"llvm -mcpu={name}")
+    if not missing:
+        return f"llvm -mcpu={name}"
+    for level in ("x86-64-v4", "x86-64-v3", "x86-64-v2"):
+        if not missing_features(f"llvm -mcpu={level}"):
+            return f"llvm -mcpu={level}"
+    return "llvm"
+
+
+def missing_features(target: str) -> list[str]:
+    """Vector extensions that code for `target` may use and this processor does not have (x86 only)."""
+    import tvm
+    from tvm.target import codegen
+
+    parsed = tvm.target.Target(target)
+    if parsed.kind.name != "llvm" or not parsed.mcpu:
+        return []
+    present = _x86_flags()
+    if not present:
+        return []
+    vector = ("avx", "fma", "f16c", "bmi", "amx")
+    wanted = [str(feature) for feature in codegen.llvm_get_cpu_features(parsed)]
+    return sorted(f for f in wanted if f.startswith(vector) and _kernel_name(f) not in present)
+
+
+def _kernel_name(feature: str) -> str:
+    """LLVM's name of a feature as /proc/cpuinfo writes it: avx512vnni is avx512_vnni, bmi is bmi1."""
+    plain = feature.replace("-", "_").replace(".", "_")
+    if plain == "bmi":
+        return "bmi1"
+    for newer in ("vnni", "bf16", "vbmi2", "bitalg", "vpopcntdq", "fp16", "vp2intersect"):
+        if plain == f"avx512{newer}":
+            return f"avx512_{newer}"
+    return {"avxvnni": "avx_vnni"}.get(plain, plain)
+
+
+def _x86_flags() -> frozenset[str]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())

@@ -1,0 +1,71 @@
+"""The host backend: detection, compilation and binding of CPU stages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import tvm_pipeline.relay  # noqa: F401 - first, since it settles TVM's environment
+from tvm_pipeline.backend import Progress
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.model import Model
+from tvm_pipeline.platform import Device
+from tvm_pipeline.relay.compiled import RelayModel
+from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features
+
+
+class HostBackend:
+    """CPU clusters of this machine."""
+
+    name = "host"
+
+    def detect(self) -> Sequence[Device]:
+        return host_devices(available_cores(), host_target())
+
+    def settle(self, device: Device) -> Device:
+        cores = available_cores()
+        absent = sorted(set(device.cores) - set(cores))
+        if absent or not device.cores:
+            listed = ", ".join(map(str, cores))
+            raise PlatformError(
+                f"device {device.name} names cores {list(device.cores)}; this process may use {listed}. "
+                "Mend `cores` in the platform file, or see `tvm-pipeline devices`"
+            )
+        device = replace(device, target=device.target or host_target())
+        try:
+            missing = missing_features(device.target)
+        except ValueError as error:
+            raise PlatformError(
+                f"device {device.name}: TVM does not know the target {device.target!r}"
+            ) from error
+        if missing:
+            raise PlatformError(
+                f"device {device.name} is for {device.target!r}, whose code may use {', '.join(missing)}; this "
+                f"processor has none of that. Use {host_target()!r}, and compile the model again"
+            )
+        return device
+
+    def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> RelayModel:
+        return RelayModel.compile(model, [device.target for device in devices], bind, progress)
+
+    def load(self, folder: Path) -> RelayModel:
+        return RelayModel.load(folder, bind)
+
+    def versions(self) -> Mapping[str, str]:
+        import tvm
+
+        return {"tvm": tvm.__version__}
+
+
+def bind(device: Device) -> None:
+    """Ties the calling thread to the device's cores, and gives it a TVM thread pool of one thread a core.
+
+    The pool is the thread's own, so two stages never share one (two that pin to the same cores run at half speed).
+    """
+    import tvm
+
+    os.sched_setaffinity(0, device.cores)
+    cores = [str(core) for core in device.cores]
+    tvm.get_global_func("runtime.config_threadpool")(-2, len(cores), cores)

@@ -1,0 +1,147 @@
+"""The contract of a backend: a plug-in that knows one hardware family.
+
+A backend finds devices, compiles a model for them, and gives runnable stages of what it compiled. It is a module or an object
+named by an entry point of the group `tvm_pipeline.backends`; the core imports none. `tests/support/fake_backend.py`
+is one without hardware.
+
+Tensors cross stages as contiguous host arrays, 64-byte aligned. A backend may keep them in a layout of its own;
+`Port.layout` says which, and two ports with equal `shape` and `layout` hand arrays over as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.model import Model
+from tvm_pipeline.platform import Device, Platform
+
+Array = npt.NDArray[Any]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A tensor as a stage wants it: the physical shape and the layout (empty for the logical one)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = ""
+
+    def buffer(self) -> Array:
+        """A new array for this port, 64-byte aligned as compiled kernels require."""
+        return aligned_empty(self.shape, self.dtype)
+
+
+class StageRunner(Protocol):
+    """A runnable stage. All calls come from the one thread that called `bind`."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    def bind(self) -> None:
+        """Ties the calling thread to the device: cores, thread pool, context."""
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Computes `outputs` from `inputs`, both in the order of the ports; returns when they are complete."""
+
+
+class CompiledModel(Protocol):
+    """A model compiled for every device it may run on, to be cut anywhere."""
+
+    graph: OperatorGraph
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        """The operators as one stage on `device`; raises PlanError where they are no legal stage."""
+
+    def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
+        """Seconds of every operator, `repeats` x operators, timed in place from a bound thread."""
+
+    def save(self, folder: Path) -> None:
+        """Writes all that `Backend.load` needs into an existing folder."""
+
+
+class Backend(Protocol):
+    """One hardware family."""
+
+    name: str
+
+    def detect(self) -> Sequence[Device]:
+        """The devices of this machine; empty where there are none."""
+
+    def settle(self, device: Device) -> Device:
+        """The device with what its platform left open filled in.
+
+        Raises PlatformError where it cannot be used on this machine, with the reason.
+        """
+
+    def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> CompiledModel:
+        """Compiles once for each distinct target of `devices`; what was compiled before comes from the cache."""
+
+    def load(self, folder: Path) -> CompiledModel:
+        """Reads what `CompiledModel.save` wrote."""
+
+    def versions(self) -> Mapping[str, str]:
+        """The software whose version decides whether a saved model still loads."""
+
+
+def aligned_empty(shape: Sequence[int], dtype: str) -> Array:
+    """An uninitialised C-contiguous array whose data begins at a multiple of 64 bytes."""
+    item = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
+    raw = np.empty(size + 64, np.uint8)
+    start = -raw.ctypes.data % 64
+    return raw[start : start + size].view(item).reshape(shape)
+
+
+def noise(port: Port) -> Array:
+    """Input for measuring: seeded noise, since zeros take short cuts in some kernels and denormals are slow."""
+    array = port.buffer()
+    draw = np.random.default_rng(0)
+    if np.issubdtype(array.dtype, np.floating):
+        array[...] = draw.standard_normal(array.shape)
+    else:
+        array[...] = draw.integers(0, 100, array.shape)
+    return array
+
+
+def find_backend(name: str) -> Backend:
+    """The backend that an installed package registered as `name`."""
+    found = {entry.name: entry for entry in entry_points(group="tvm_pipeline.backends")}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none: install the package with `pip install .`"
+        raise PlatformError(f"no backend is called {name}; installed backends: {known}")
+    backend: Backend = found[name].load()
+    return backend
+
+
+def detect_platform() -> Platform:
+    """This machine: the devices of every installed backend."""
+    names = sorted(entry.name for entry in entry_points(group="tvm_pipeline.backends"))
+    devices = [device for name in names for device in find_backend(name).detect()]
+    return Platform("this machine", tuple(devices))
+
+
+def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
+    """The backend of a platform's devices, and the platform with each device settled on this machine.
+
+    Raises:
+        PlatformError: a device cannot be used here, or the platform mixes backends.
+    """
+    names = {device.backend for device in platform.devices}
+    if len(names) > 1:
+        raise PlatformError(
+            f"platform {platform.name} mixes the backends {', '.join(sorted(names))}; "
+            "one model runs on one backend so far: split the platform file"
+        )
+    backend = find_backend(names.pop())
+    return backend, replace(platform, devices=tuple(backend.settle(device) for device in platform.devices))

@@ -1,0 +1,91 @@
+"""The errors a user can meet, as one tree.
+
+    PipelineError                  anything this package reports on purpose
+    ├── OptionError                an option or a setting that cannot be used
+    ├── ModelError                 a model file that cannot be read or imported
+    ├── GraphError                 an operator graph that is not a DAG, or whose figures are impossible
+    ├── PlatformError              a platform that does not fit this machine, or a device that is missing
+    ├── ProfileError               a profile with impossible figures, or of another graph
+    ├── PlanError                  a plan that does not fit the graph or the platform
+    │   └── InfeasibleError        no plan exists; carries the reason
+    ├── BundleError                a bundle that is damaged, unsafe or of another version
+    ├── VideoError                 a source or a sink of frames
+    └── RunError                   a running pipeline
+        ├── StageError             a stage raised; carries stage, device and frame
+        ├── PipelineTimeoutError   nothing came in the time allowed
+        └── PipelineClosedError    used before start or after stop
+
+A message says what went wrong, where (file, operator, device, frame), and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class PipelineError(Exception):
+    """Anything that tvm-pipeline reports on purpose."""
+
+
+class OptionError(PipelineError):
+    """An option or a setting that cannot be used."""
+
+
+class ModelError(PipelineError):
+    """A model file that cannot be read, or holds something that cannot be imported."""
+
+
+class GraphError(PipelineError):
+    """An operator graph that is not a DAG, or whose figures are impossible."""
+
+
+class PlatformError(PipelineError):
+    """A platform that does not fit this machine, or a device that is missing."""
+
+
+class ProfileError(PipelineError):
+    """A profile with impossible figures, or one of another graph or platform."""
+
+
+class PlanError(PipelineError):
+    """A plan that does not fit the graph or the platform."""
+
+
+class InfeasibleError(PlanError):
+    """No plan satisfies the problem; the message names what is in conflict."""
+
+
+class BundleError(PipelineError):
+    """A bundle that is damaged, unsafe to unpack, or made by another version."""
+
+
+class VideoError(PipelineError):
+    """A source that gives no frames, or a sink that cannot take them."""
+
+
+class RunError(PipelineError):
+    """A running pipeline failed."""
+
+
+class StageError(RunError):
+    """A stage raised. The original exception is `__cause__`.
+
+    Attributes:
+        stage: index of the stage in the plan.
+        device: name of the device it ran on.
+        frame: index of the frame it was given.
+    """
+
+    def __init__(self, stage: int, device: str, frame: int, cause: BaseException) -> None:
+        super().__init__(
+            f"stage {stage} on {device} failed at frame {frame}: {type(cause).__name__}: {cause}"
+        )
+        self.stage = stage
+        self.device = device
+        self.frame = frame
+
+
+class PipelineTimeoutError(RunError):
+    """Nothing could be handed over in the time allowed."""
+
+
+class PipelineClosedError(RunError):
+    """The pipeline was used before it was started or after it was stopped."""

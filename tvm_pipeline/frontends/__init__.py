@@ -1,0 +1,90 @@
+"""Model files are read and checked here, without TVM: `load` gives a Model that a backend imports.
+
+One file a format; each says which file, input or operator is at fault before a compiler sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.files import read_bytes
+from tvm_pipeline.frontends import onnx, tflite
+from tvm_pipeline.graph import Tensor
+from tvm_pipeline.model import Model
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+TESTING_NETWORKS = (
+    "squeezenet",
+    "mobilenet",
+    "inception_v3",
+    "mlp",
+    *(f"resnet-{layers}" for layers in (18, 34, 50, 101, 152)),
+    *(f"densenet-{layers}" for layers in (121, 161, 169, 201)),
+    *(f"vgg-{layers}" for layers in (11, 13, 16, 19)),
+)
+
+
+def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
+    """Reads a model file, or names a network of `relay.testing` such as `resnet-50`.
+
+    Args:
+        source: a .onnx, .tflite, .relay/.txt (Relay text) or .json (Relay JSON) file, or a built-in name.
+            Parameters of a Relay file that stand beside it as NAME.params are read too.
+        input_shapes: shapes by input name, where the file does not fix them.
+
+    Raises:
+        ModelError: the file cannot be read, is not of its format, or leaves a shape open.
+        OptionError: `input_shapes` names an input that the model does not have.
+    """
+    path = Path(source)
+    shapes = dict(input_shapes or {})
+    if str(source) in TESTING_NETWORKS and not path.exists():
+        inputs = tuple(Tensor(name, shape) for name, shape in shapes.items())
+        if inputs and (len(inputs) > 1 or inputs[0].name != "data" or len(inputs[0].shape) != 4):
+            raise OptionError(f"--input-shapes: {source} has one input, data, with four dimensions")
+        return Model(str(source), "relay.testing", b"", inputs)
+    if not path.exists():
+        raise ModelError(f"{source}: no such file, and no built-in network ({', '.join(TESTING_NETWORKS)})")
+    content = read_bytes(path, ModelError)
+    if not content:
+        raise ModelError(f"{path}: the file is empty")
+    match path.suffix.lower():
+        case ".onnx":
+            return onnx.read(path.stem, path, content, shapes)
+        case ".tflite":
+            return tflite.read(path.stem, path, content, shapes)
+        case ".relay" | ".txt" | ".json":
+            if shapes:
+                raise OptionError(f"--input-shapes: {path} fixes its shapes itself")
+            beside = path.with_suffix(".params")
+            params = read_bytes(beside, ModelError) if beside.exists() else b""
+            kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
+            return Model(path.stem, kind, content, params=params)  # type: ignore[arg-type]
+    raise ModelError(
+        f"{path}: unknown kind of model; it takes .onnx, .tflite, .relay, .txt and .json (Relay)"
+    )
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Reads tvmc's way of giving shapes: `data:[1,3,224,224]`, several separated by blanks or commas.
+
+    Raises OptionError where it is something else.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in text.replace(" ", "").split("]"):
+        name, colon, extents = part.lstrip(",").rpartition(":[")
+        if not part.strip(","):
+            continue
+        try:
+            shape = tuple(int(extent) for extent in extents.split(","))
+        except ValueError:
+            shape = ()
+        if not (name and colon and shape) or min(shape) < 1:
+            raise OptionError(f'--input-shapes {text!r}: give it as "data:[1,3,224,224]", extents from 1')
+        shapes[name] = shape
+    if not shapes:
+        raise OptionError(f'--input-shapes {text!r}: give it as "data:[1,3,224,224]"')
+    return shapes

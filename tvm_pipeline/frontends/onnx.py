@@ -1,0 +1,63 @@
+"""ONNX files: parsed and checked by the onnx package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.graph import Tensor
+from tvm_pipeline.model import Model
+
+
+def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...]]) -> Model:
+    """A checked Model of an ONNX file; raises ModelError where it is damaged or leaves a shape open."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise ModelError(
+            f"{path}: reading ONNX needs the package onnx: pip install 'tvm-pipeline[relay]'"
+        ) from error
+    from google.protobuf.message import DecodeError
+
+    try:
+        proto = onnx.load_from_string(content)
+        onnx.checker.check_model(proto)
+    except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{path}: not a valid ONNX file, perhaps cut short: {reason}") from error
+
+    constants = {initializer.name for initializer in proto.graph.initializer}
+    declared = [value for value in proto.graph.input if value.name not in constants]
+    if not declared or not proto.graph.node:
+        raise ModelError(f"{path}: the graph has no inputs or no operators")
+    _check_names(path, shapes, [value.name for value in declared])
+    return Model(name, "onnx", content, tuple(_input(onnx, path, value, shapes) for value in declared))
+
+
+def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+    kind = value.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
+    extents = [extent.dim_value if extent.HasField("dim_value") else 0 for extent in kind.shape.dim]
+    shape = shapes.get(value.name)
+    if shape is None:
+        if not all(extent > 0 for extent in extents):
+            shown = ",".join(str(extent or "?") for extent in extents)
+            raise ModelError(
+                f"{path}: input {value.name} has the shape [{shown}]; "
+                f'fix it with --input-shapes "{value.name}:[{shown.replace("?", "1")}]"'
+            )
+        shape = tuple(extents)
+    elif extents and len(shape) != len(extents):
+        raise OptionError(
+            f"--input-shapes: {path}: input {value.name} has {len(extents)} dimensions, not {len(shape)}"
+        )
+    return Tensor(value.name, shape, dtype)
+
+
+def _check_names(path: Path, shapes: dict[str, tuple[int, ...]], known: list[str]) -> None:
+    for name in shapes:
+        if name not in known:
+            raise OptionError(
+                f"--input-shapes: {path} has no input {name}; its inputs are {', '.join(known)}"
+            )

@@ -1,0 +1,93 @@
+"""TFLite files, float and int8: read through the flatbuffer schema of the tflite package."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.graph import Tensor
+from tvm_pipeline.model import Model
+
+_DTYPES = {
+    "FLOAT32": "float32",
+    "INT8": "int8",
+    "UINT8": "uint8",
+    "INT32": "int32",
+    "INT64": "int64",
+    "INT16": "int16",
+}
+
+
+def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...]]) -> Model:
+    """A checked Model of a TFLite file.
+
+    Raises:
+        ModelError: it is damaged, has several subgraphs or variable tensors, or leaves a shape open.
+        OptionError: a shape is given that differs from the file's; a TFLite file fixes its own.
+    """
+    try:
+        import tflite
+    except ImportError as error:
+        raise ModelError(
+            f"{path}: reading TFLite needs the package tflite: pip install 'tvm-pipeline[relay]'"
+        ) from error
+    if content[4:8] != b"TFL3":
+        raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")
+    try:
+        parsed = tflite.Model.GetRootAsModel(content, 0)
+        inputs = _inputs(tflite, path, parsed)
+    except (struct.error, IndexError, ValueError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: a damaged TFLite file, perhaps cut short: {error}") from error
+    known = {tensor.name: tensor.shape for tensor in inputs}
+    for given, shape in shapes.items():
+        if known.get(given) != shape:
+            listed = ", ".join(f"{n}:{list(s)}" for n, s in known.items())
+            raise OptionError(
+                f"--input-shapes {given}:{list(shape)}: {path} fixes its inputs itself: {listed}"
+            )
+    return Model(name, "tflite", content, inputs)
+
+
+def _inputs(tflite: Any, path: Path, parsed: Any) -> tuple[Tensor, ...]:
+    if parsed.SubgraphsLength() != 1:
+        raise ModelError(
+            f"{path}: it has {parsed.SubgraphsLength()} subgraphs; only models with one can be cut"
+        )
+    graph = parsed.Subgraphs(0)
+    names = {value: key for key, value in vars(tflite.TensorType).items() if not key.startswith("_")}
+    # Touching every buffer finds a file that was cut short: weights stand at its end.
+    for index in range(parsed.BuffersLength()):
+        buffer = parsed.Buffers(index)
+        if buffer.DataLength() and buffer.DataAsNumpy().size != buffer.DataLength():
+            raise ModelError(f"{path}: buffer {index} ends early; the file was cut short")
+    for index in range(graph.TensorsLength()):
+        tensor = graph.Tensors(index)
+        if tensor.IsVariable():
+            raise ModelError(
+                f"{path}: tensor {tensor.Name().decode()} keeps a state between runs; it cannot be cut"
+            )
+    inputs = []
+    for position in range(graph.InputsLength()):
+        tensor = graph.Tensors(graph.Inputs(position))
+        label = tensor.Name().decode()
+        shape = tuple(int(extent) for extent in tensor.ShapeAsNumpy())
+        signature = (
+            [int(extent) for extent in tensor.ShapeSignatureAsNumpy()]
+            if tensor.ShapeSignatureLength()
+            else []
+        )
+        if any(extent < 1 for extent in shape) or any(extent < 0 for extent in signature[1:]):
+            raise ModelError(
+                f"{path}: input {label} has the open shape {signature or shape}; convert it with a fixed one"
+            )
+        dtype = _DTYPES.get(names[tensor.Type()])
+        if dtype is None:
+            raise ModelError(
+                f"{path}: input {label} is of type {names[tensor.Type()]}, which is not supported"
+            )
+        inputs.append(Tensor(label, shape, dtype))
+    if not inputs or not graph.OperatorsLength():
+        raise ModelError(f"{path}: the graph has no inputs or no operators")
+    return tuple(inputs)

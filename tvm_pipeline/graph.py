@@ -1,0 +1,156 @@
+"""The operator graph: what a model computes, seen by the planner.
+
+An OperatorGraph is a DAG of operators (one fused kernel each, or one operator of the source format) and of the
+tensors between them. It holds sizes and work, never weights or code. Next: `profile.py` (how long each operator
+takes on each device) and `plan.py` (which device runs which operators).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from tvm_pipeline.errors import GraphError
+from tvm_pipeline.files import read_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor by name, with its logical shape and its numpy dtype name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One node of the graph.
+
+    Attributes:
+        name: unique in the graph.
+        kind: what it computes, such as `conv2d+add+relu`.
+        inputs: names of the tensors it reads: outputs of earlier operators or inputs of the model.
+        outputs: the tensors it writes.
+        param_bytes: bytes of constants (weights) that it reads.
+        macs: multiply-accumulates, or elementary operations where there is nothing to multiply.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[Tensor, ...]
+    param_bytes: int = 0
+    macs: int = 0
+
+    @property
+    def output_bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorGraph:
+    """Operators in a topological order, with the model's inputs and outputs.
+
+    Raises GraphError when a name is not unique, a tensor is read before it is written (a cycle, or a wrong
+    order), or a figure is negative.
+    """
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    operators: tuple[Operator, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        known = {tensor.name for tensor in self.inputs}
+        if len(known) != len(self.inputs):
+            raise GraphError(f"graph {self.name}: two inputs bear the same name")
+        if len({operator.name for operator in self.operators}) != len(self.operators):
+            raise GraphError(f"graph {self.name}: two operators bear the same name")
+        for operator in self.operators:
+            for read in operator.inputs:
+                if read not in known:
+                    raise GraphError(
+                        f"graph {self.name}: operator {operator.name} reads {read}, which nothing before it "
+                        "writes; list the operators in topological order and check for a cycle"
+                    )
+            if operator.param_bytes < 0 or operator.macs < 0:
+                raise GraphError(f"graph {self.name}: operator {operator.name} has a negative size")
+            for tensor in operator.outputs:
+                if tensor.name in known:
+                    raise GraphError(f"graph {self.name}: tensor {tensor.name} is written twice")
+                if any(extent < 0 for extent in tensor.shape):
+                    raise GraphError(f"graph {self.name}: tensor {tensor.name} has shape {tensor.shape}")
+                known.add(tensor.name)
+        for output in self.outputs:
+            if output not in known:
+                raise GraphError(f"graph {self.name}: nothing writes the output {output}")
+
+    def __len__(self) -> int:
+        return len(self.operators)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor by name: the model's inputs and what the operators write."""
+        written = (tensor for operator in self.operators for tensor in operator.outputs)
+        return {tensor.name: tensor for tensor in (*self.inputs, *written)}
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the structure and sizes, so that a profile or a plan can say which graph it is of."""
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[list[Tensor]]:
+    """The tensors that cross each boundary of consecutive groups of operators.
+
+    Boundary 0 lies before the first group, boundary k after group k-1; a tensor is handed from group to group
+    until its last reader has it, so it is listed at every boundary it crosses, once. The model's outputs live
+    to the last boundary.
+
+    Returns:
+        `len(groups) + 1` lists, each in the order in which the tensors are written.
+
+    Raises:
+        GraphError: an operator reads a tensor that a later group writes.
+    """
+    tensors = graph.tensors
+    group_of = {name: index for index, names in enumerate(groups) for name in names}
+    written = {tensor.name: 0 for tensor in graph.inputs}
+    last_read: dict[str, int] = {}
+    for operator in graph.operators:
+        group = group_of[operator.name]
+        for tensor in operator.outputs:
+            written[tensor.name] = group + 1
+    for operator in graph.operators:
+        group = group_of[operator.name]
+        for read in operator.inputs:
+            if written[read] > group + 1:
+                raise GraphError(
+                    f"operator {operator.name} of stage {group} reads {read}, which a later stage writes"
+                )
+            last_read[read] = max(last_read.get(read, 0), group)
+    last_read.update(dict.fromkeys(graph.outputs, len(groups)))
+    boundaries: list[list[Tensor]] = [[] for _ in range(len(groups) + 1)]
+    for name, first in written.items():
+        for boundary in range(first, last_read.get(name, -1) + 1):
+            boundaries[boundary].append(tensors[name])
+    return boundaries
+
+
+def read_graph(path: Path | str) -> OperatorGraph:
+    """Reads an operator graph from its JSON file; raises GraphError naming the file."""
+    try:
+        return msgspec.json.decode(read_bytes(path, GraphError), type=OperatorGraph)
+    except (msgspec.DecodeError, GraphError) as error:
+        raise GraphError(f"{path}: {error}") from error

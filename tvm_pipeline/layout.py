@@ -1,0 +1,77 @@
+"""Blocked layouts: what a compiled kernel does to the order of a tensor's elements.
+
+TVM writes NCHW16c for a tensor N x (C/16) x H x W x 16: upper-case letters are the logical axes, a number and
+a lower-case letter an inner block of one. An empty layout is the logical order itself.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_AXES = re.compile(r"(\d*)([A-Za-z])")
+
+
+def is_blocked(layout: str) -> bool:
+    """Whether elements stand in another order than the logical one."""
+    return any(character.isdigit() for character in layout)
+
+
+def primal(layout: str) -> str:
+    """The logical axes, in order: NCHW for NCHW16c."""
+    return "".join(character for character in layout if character.isupper())
+
+
+def logical_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """The shape without blocks: (1, 4, 55, 55, 16) in NCHW16c is (1, 64, 55, 55)."""
+    if not is_blocked(layout):
+        return shape
+    return tuple(int(np.prod(extents)) for extents in _extents(shape, layout).values())
+
+
+def to_logical(array: npt.NDArray[Any], layout: str) -> npt.NDArray[Any]:
+    """The elements in logical order; a view where nothing moves."""
+    if not is_blocked(layout):
+        return array
+    letters = _letters(layout)
+    order = [
+        position
+        for axis in primal(layout)
+        for position, letter in enumerate(letters)
+        if letter.upper() == axis
+    ]
+    return array.transpose(order).reshape(logical_shape(array.shape, layout))
+
+
+def relayout(source: npt.NDArray[Any], layout: str, target: npt.NDArray[Any], target_layout: str) -> None:
+    """Writes `source` into `target`, each in its own layout; the logical elements must be as many."""
+    logical = to_logical(source, layout)
+    if not is_blocked(target_layout):
+        np.copyto(target, logical.reshape(target.shape))
+        return
+    letters = _letters(target_layout)
+    extents = _extents(target.shape, target_layout)
+    split = logical.reshape([extent for axis in primal(target_layout) for extent in extents[axis]])
+    # Axes of `split` stand as (outer, block) for each logical axis; find where each physical axis is.
+    where = [
+        position
+        for axis in primal(target_layout)
+        for position, letter in enumerate(letters)
+        if letter.upper() == axis
+    ]
+    np.copyto(target, split.transpose(np.argsort(where)))
+
+
+def _letters(layout: str) -> list[str]:
+    return [letter for _, letter in _AXES.findall(layout)]
+
+
+def _extents(shape: tuple[int, ...], layout: str) -> dict[str, list[int]]:
+    """For each logical axis the extents of its outer part and its blocks."""
+    extents: dict[str, list[int]] = {axis: [] for axis in primal(layout)}
+    for extent, letter in zip(shape, _letters(layout), strict=True):
+        extents[letter.upper()].append(extent)
+    return extents

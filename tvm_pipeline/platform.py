@@ -1,0 +1,182 @@
+"""The machine: its devices, and what a transfer between two of them costs.
+
+A Platform is detected (`backend.detect_platform`) or read from a TOML file:
+
+    name = "tx2"
+
+    [[device]]
+    name = "denver"
+    cores = [1, 2]
+    target = "llvm -mcpu=cortex-a57"
+
+    [[device]]
+    name = "a57"
+    cores = [0, 3, 4, 5]
+
+    [[link]]
+    source = "denver"
+    destination = "a57"
+    latency_s = 2e-5
+    bandwidth_bytes_per_s = 4e9
+
+Devices may share cores: `cpu` with all cores beside `cpu0` and `cpu1` with half each. A plan never uses two
+that do. Links that the file does not give are measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.files import read_bytes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One processor that can run a stage.
+
+    Attributes:
+        name: unique on the platform.
+        backend: name of the backend that runs it.
+        cores: the CPU cores it occupies, one thread each; empty for a device that is not a CPU.
+        target: what the backend compiles for (for TVM a target string); empty lets the backend choose.
+        memory_bytes: capacity for parameters, or None where it need not be watched.
+        active_w: power drawn while it computes, above idle, or None where unknown.
+    """
+
+    name: str
+    backend: str = "host"
+    cores: tuple[int, ...] = ()
+    target: str = ""
+    memory_bytes: int | None = None
+    active_w: float | None = None
+
+    def overlaps(self, other: Device) -> bool:
+        """Whether the two cannot work at the same time: the same device, or shared cores."""
+        return self.name == other.name or not set(self.cores).isdisjoint(other.cores)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A transfer from one device to another takes `latency_s + bytes / bandwidth_bytes_per_s`.
+
+    A bandwidth of None costs nothing a byte; `r2` is the quality of the fit where the link was measured.
+    """
+
+    source: str
+    destination: str
+    latency_s: float = 0.0
+    bandwidth_bytes_per_s: float | None = None
+    r2: float | None = None
+
+    def seconds(self, size_bytes: int) -> float:
+        if self.bandwidth_bytes_per_s is None:
+            return self.latency_s
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """The devices and links of one machine. Raises PlatformError where they contradict each other."""
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise PlatformError(f"platform {self.name} has no devices; give it at least one [[device]]")
+        names = [device.name for device in self.devices]
+        for name in names:
+            if names.count(name) > 1:
+                raise PlatformError(f"platform {self.name}: two devices are called {name}")
+        for device in self.devices:
+            for figure in (device.memory_bytes, device.active_w):
+                if figure is not None and not figure > 0:
+                    raise PlatformError(
+                        f"platform {self.name}, device {device.name}: memory_bytes and active_w must be positive"
+                    )
+            if len(set(device.cores)) != len(device.cores) or any(core < 0 for core in device.cores):
+                raise PlatformError(f"platform {self.name}, device {device.name}: cores {list(device.cores)}")
+        for link in self.links:
+            for end in (link.source, link.destination):
+                if end not in names:
+                    raise PlatformError(f"platform {self.name}: a link names {end}, which is not a device")
+            bandwidth = link.bandwidth_bytes_per_s
+            if not (link.latency_s >= 0 and (bandwidth is None or bandwidth > 0)):
+                raise PlatformError(
+                    f"platform {self.name}, link {link.source} -> {link.destination}: "
+                    "latency_s must not be negative and bandwidth_bytes_per_s must be positive"
+                )
+
+    def device(self, name: str) -> Device:
+        for device in self.devices:
+            if device.name == name:
+                return device
+        known = ", ".join(device.name for device in self.devices)
+        raise PlatformError(f"platform {self.name} has no device {name}; it has {known}")
+
+
+def find_link(links: Iterable[Link], source: str, destination: str) -> Link:
+    """The link between two devices; free within one device or where none is known."""
+    if source != destination:
+        for link in links:
+            if (link.source, link.destination) == (source, destination):
+                return link
+    return Link(source, destination)
+
+
+def disjoint_sets(devices: Iterable[Device]) -> Iterator[tuple[Device, ...]]:
+    """All maximal sets of devices that can work at the same time."""
+    devices = tuple(devices)
+
+    def extend(chosen: tuple[Device, ...], rest: tuple[Device, ...]) -> Iterator[tuple[Device, ...]]:
+        if not rest:
+            if all(any(d.overlaps(c) for c in chosen) for d in devices):
+                yield chosen
+            return
+        head, *tail = rest
+        yield from extend((*chosen, head), tuple(d for d in tail if not d.overlaps(head)))
+        if any(head.overlaps(d) for d in tail):
+            yield from extend(chosen, tuple(tail))
+
+    yield from extend((), devices)
+
+
+class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    device: list[Device]
+    link: list[Link] = []
+
+
+def read_platform(path: Path | str) -> Platform:
+    """Reads a platform from a TOML file; raises PlatformError naming the file and what is wrong in it."""
+    content = read_bytes(path, PlatformError)
+    try:
+        tables = tomllib.loads(content.decode())
+        _forbid_unknown(tables)
+        file = msgspec.convert(tables, _PlatformFile)
+        return Platform(file.name, tuple(file.device), tuple(file.link))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, PlatformError) as error:
+        raise PlatformError(f"{path}: {error}") from error
+
+
+def _forbid_unknown(tables: dict[str, object]) -> None:
+    """msgspec ignores unknown keys of dataclasses; a misspelt key of a user must not pass in silence."""
+    for table, kind in (("device", Device), ("link", Link)):
+        entries = tables.get(table)
+        for entry in entries if isinstance(entries, list) else ():
+            unknown = set(entry if isinstance(entry, dict) else ()) - set(kind.__slots__)
+            if unknown:
+                known = ", ".join(kind.__slots__)
+                raise PlatformError(f"[[{table}]] has no key {', '.join(sorted(unknown))}; it takes {known}")

@@ -1,0 +1,87 @@
+"""The profile: what was measured of one graph on one platform.
+
+Seconds per operator and device, the fitted links, how much the devices slow one another down, and the
+environment all this was measured in. `profiling/` makes profiles, the schedulers and `evaluate.py` read them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from tvm_pipeline.errors import ProfileError
+from tvm_pipeline.files import read_bytes
+from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.platform import Link
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """What one device was measured to do.
+
+    Attributes:
+        seconds: median seconds of each operator, in the graph's order; None where the device cannot run it.
+        spread: interquartile range over median, for each operator.
+        busy_factor: how many times slower the device is while every other device works too.
+        joules: energy of each operator where a sensor exists.
+    """
+
+    seconds: tuple[float | None, ...]
+    spread: tuple[float, ...] = ()
+    busy_factor: float = 1.0
+    joules: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured figures of a graph (by name and fingerprint) on the devices of a platform."""
+
+    graph: str
+    fingerprint: str
+    devices: dict[str, DeviceProfile]
+    links: tuple[Link, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, device in self.devices.items():
+            where = f"profile of {self.graph}, device {name}"
+            figures = [*device.seconds, *device.spread, *(device.joules or ())]
+            for position, figure in enumerate(figures):
+                if figure is not None and not (figure >= 0 and math.isfinite(figure)):
+                    raise ProfileError(f"{where}: entry {position} is {figure}; measure again")
+            if not (device.busy_factor > 0 and math.isfinite(device.busy_factor)):
+                raise ProfileError(f"{where}: busy_factor is {device.busy_factor}; measure again")
+            if len({len(other.seconds) for other in self.devices.values()}) > 1:
+                raise ProfileError(
+                    f"profile of {self.graph}: its devices list different numbers of operators"
+                )
+
+    def check_graph(self, graph: OperatorGraph) -> None:
+        """Raises ProfileError unless this was measured on `graph`."""
+        if self.fingerprint != graph.fingerprint:
+            raise ProfileError(
+                f"this profile was measured on {self.graph} ({self.fingerprint}), not on {graph.name} "
+                f"({graph.fingerprint}); measure it with `tvm-pipeline profile`"
+            )
+
+    def device(self, name: str) -> DeviceProfile:
+        try:
+            return self.devices[name]
+        except KeyError:
+            known = ", ".join(self.devices)
+            raise ProfileError(
+                f"the profile of {self.graph} has no device {name} (it has {known}); measure it with "
+                "`tvm-pipeline profile`"
+            ) from None
+
+
+def read_profile(path: Path | str) -> Profile:
+    """Reads a profile from its JSON file; raises ProfileError naming the file."""
+    try:
+        return msgspec.json.decode(read_bytes(path, ProfileError), type=Profile)
+    except (msgspec.DecodeError, ProfileError) as error:
+        raise ProfileError(f"{path}: {error}") from error

@@ -1,0 +1,106 @@
+"""A Model becomes a Relay module: the one place where TVM's importers are called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relay
+
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.model import Model
+
+Params = dict[str, Any]
+
+
+def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
+    """The model as a type-checked Relay module and its parameters.
+
+    Raises:
+        ModelError: the importer does not take the model; the message names the operator where TVM does.
+    """
+    importers: dict[str, Callable[[Model], tuple[tvm.IRModule, Params]]] = {
+        "onnx": _from_onnx,
+        "tflite": _from_tflite,
+        "relay": _from_relay_text,
+        "relay.json": _from_relay_json,
+        "relay.testing": _from_testing,
+    }
+    try:
+        mod, params = importers[model.format](model)
+        mod = relay.transform.InferType()(mod)
+    except ModelError:
+        raise
+    except Exception as error:  # TVM's importers raise whatever their author had at hand
+        raise ModelError(f"{model.name}: TVM cannot import it: {_reason(error)}") from error
+    _check_static(model, mod)
+    return mod, params
+
+
+def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
+    import onnx
+
+    shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
+    dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
+    mod, params = relay.frontend.from_onnx(
+        onnx.load_from_string(model.content), shapes, dtypes, freeze_params=True
+    )
+    return relay.transform.DynamicToStatic()(mod), params
+
+
+def _from_tflite(model: Model) -> tuple[tvm.IRModule, Params]:
+    import tflite
+
+    parsed = tflite.Model.GetRootAsModel(model.content, 0)
+    shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
+    dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
+    mod, params = relay.frontend.from_tflite(parsed, shape_dict=shapes, dtype_dict=dtypes)
+    return mod, params
+
+
+def _from_relay_text(model: Model) -> tuple[tvm.IRModule, Params]:
+    return tvm.relay.fromtext(model.content.decode()), _saved_params(model)
+
+
+def _from_relay_json(model: Model) -> tuple[tvm.IRModule, Params]:
+    return tvm.ir.load_json(model.content.decode()), _saved_params(model)
+
+
+def _saved_params(model: Model) -> Params:
+    return dict(tvm.runtime.load_param_dict(model.params)) if model.params else {}
+
+
+def _from_testing(model: Model) -> tuple[tvm.IRModule, Params]:
+    from tvm.relay import testing
+
+    name, _, layers = model.name.partition("-")
+    network = getattr(testing, name)
+    arguments: dict[str, Any] = {"batch_size": 1}
+    if layers:
+        key = {"densenet": "densenet_size"}.get(name, "num_layers")
+        arguments[key] = int(layers)
+    if model.inputs:
+        arguments["image_shape"] = tuple(model.inputs[0].shape[1:])
+    return network.get_workload(**arguments)
+
+
+def _check_static(model: Model, mod: tvm.IRModule) -> None:
+    for op in relay.analysis.list_op_freqs(mod):
+        if op.startswith("dyn."):
+            raise ModelError(
+                f"{model.name}: operator {op.removeprefix('dyn.')} has a shape that depends on its data; export "
+                "the model with fixed shapes, or give --input-shapes and fold its constants first"
+            )
+    for parameter in mod["main"].params:
+        if any(not isinstance(extent, tvm.tir.IntImm) for extent in parameter.checked_type.shape):
+            raise ModelError(
+                f"{model.name}: input {parameter.name_hint} has no fixed shape; give --input-shapes"
+            )
+
+
+def _reason(error: BaseException) -> str:
+    """The line of TVM's message that says something: the last one of its stack of frames."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("File", "[", "Stack trace", "0:", "1:"))]
+    return (telling or lines or [type(error).__name__])[-1][:300]

@@ -1,0 +1,110 @@
+"""Slots: the buffers of one frame on its way through the pipeline.
+
+A slot holds every tensor that crosses a boundary, the model's inputs and outputs among them, each once. A
+stage writes into the slot and a later one reads from it, so nothing is copied however many stages a tensor skips, and
+frames may overtake each other between replicas. The number of slots is what bounds the pipeline: without a
+free one no frame enters.
+
+A tensor stands in the slot as the first device that writes it lays it out. A worker that wants another layout
+gets a buffer of its own and converts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tvm_pipeline.backend import Array, Port, StageRunner
+from tvm_pipeline.errors import PlanError
+from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.layout import logical_shape, relayout
+
+
+@dataclass(slots=True)
+class Slot:
+    """One frame's buffers by tensor name, reused for frame after frame.
+
+    Attributes:
+        frame: index of the frame that it carries.
+        entered_s, done_s: clock times of its submission and of the end of its last stage.
+    """
+
+    number: int
+    buffers: dict[str, Array]
+    frame: int = -1
+    entered_s: float = 0.0
+    done_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A tensor that a worker wants, or writes, in another layout than the slot's."""
+
+    slot: Array
+    slot_layout: str
+    own: Array
+    own_layout: str
+
+    def receive(self) -> None:
+        relayout(self.slot, self.slot_layout, self.own, self.own_layout)
+
+    def send(self) -> None:
+        relayout(self.own, self.own_layout, self.slot, self.slot_layout)
+
+
+@dataclass(slots=True)
+class Binding:
+    """A slot as one worker sees it: what to convert before, what to run on, what to convert after."""
+
+    inputs: list[Array] = field(default_factory=list)
+    outputs: list[Array] = field(default_factory=list)
+    receive: list[Conversion] = field(default_factory=list)
+    send: list[Conversion] = field(default_factory=list)
+
+
+def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -> dict[str, Port]:
+    """How each tensor stands in a slot: model inputs in logical order, others as their first writer has them."""
+    ports = {tensor.name: Port(tensor.name, tensor.shape, tensor.dtype) for tensor in graph.inputs}
+    for stage in runners:
+        for runner in stage:
+            for port in runner.outputs:
+                ports.setdefault(port.name, port)
+    return ports
+
+
+def new_slot(number: int, ports: Mapping[str, Port]) -> Slot:
+    """A slot with a buffer for every tensor."""
+    return Slot(number, {name: port.buffer() for name, port in ports.items()})
+
+
+def bind_slot(
+    slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratch: dict[Port, Array]
+) -> Binding:
+    """How `runner` sees the slot; its own buffers are shared by all its slots through `scratch`.
+
+    Raises:
+        PlanError: a tensor cannot be converted between the layouts of two devices.
+    """
+    binding = Binding()
+    for wanted, arrays, conversions in (
+        (runner.inputs, binding.inputs, binding.receive),
+        (runner.outputs, binding.outputs, binding.send),
+    ):
+        for port in wanted:
+            if port.name not in ports:
+                raise PlanError(f"tensor {port.name} is needed by a stage and written by none before it")
+            stands, buffer = ports[port.name], slot.buffers[port.name]
+            if stands.dtype != port.dtype or math.prod(stands.shape) != math.prod(port.shape):
+                raise PlanError(f"tensor {port.name} is {stands} on one device and {port} on another")
+            if stands.layout == port.layout and (not port.layout or stands.shape == port.shape):
+                arrays.append(buffer.reshape(port.shape))
+                continue
+            if math.prod(logical_shape(stands.shape, stands.layout)) != math.prod(
+                logical_shape(port.shape, port.layout)
+            ):
+                raise PlanError(f"tensor {port.name}: no way from layout {stands.layout} to {port.layout}")
+            own = scratch.setdefault(port, port.buffer())
+            arrays.append(own)
+            conversions.append(Conversion(buffer, stands.layout, own, port.layout))
+    return binding

@@ -1,0 +1,66 @@
+"""The obvious plans: the whole model on one device, or on every device with the frames shared out."""
+
+from __future__ import annotations
+
+from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.evaluate import evaluate
+from tvm_pipeline.plan import Plan, Problem, Stage, objective_value
+from tvm_pipeline.platform import disjoint_sets
+
+
+def singles(problem: Problem) -> list[Plan]:
+    """One plan for each device that can run the whole model.
+
+    Raises:
+        InfeasibleError: none can; the message gives each device's reason.
+    """
+    return _possible(problem, "single", [(device.name,) for device in problem.platform.devices])
+
+
+def single(problem: Problem) -> Plan:
+    """The whole model on the one device that is best for the objective."""
+    return _best(singles(problem), problem)
+
+
+def replicas(problem: Problem) -> Plan:
+    """The whole model on several devices at once, each taking the next frame when it is free.
+
+    Every maximal set of devices that share no cores is tried, and the best for the objective returned.
+
+    Raises:
+        InfeasibleError: the platform has no two such devices, or none of them can run the whole model.
+    """
+    able = [device for device in problem.platform.devices if _runs_all(problem, device.name)]
+    sets = [tuple(d.name for d in group) for group in disjoint_sets(able) if len(group) > 1]
+    if not sets:
+        raise InfeasibleError(
+            f"platform {problem.platform.name} has no two devices that can run the whole model"
+        )
+    return _best(_possible(problem, "replicas", sets), problem)
+
+
+def _runs_all(problem: Problem, device: str) -> bool:
+    return None not in problem.profile.device(device).seconds
+
+
+def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -> list[Plan]:
+    plans, reasons = [], []
+    operators = tuple(operator.name for operator in problem.graph.operators)
+    for devices in device_sets:
+        stages = (Stage(devices, operators),)
+        try:
+            predicted = evaluate(problem, stages).predicted
+        except PlanError as error:
+            reasons.append(str(error))
+            continue
+        bound = objective_value(predicted, problem.objective)
+        plans.append(Plan(problem.graph.name, name, problem.objective, stages, predicted, "optimal", bound))
+    if not plans:
+        raise InfeasibleError("; ".join(reasons))
+    return plans
+
+
+def _best(plans: list[Plan], problem: Problem) -> Plan:
+    if problem.objective == "throughput":
+        return max(plans, key=lambda plan: plan.predicted.throughput_fps)
+    return min(plans, key=lambda plan: objective_value(plan.predicted, problem.objective) or 0.0)
