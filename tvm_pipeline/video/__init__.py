@@ -1,0 +1,32 @@
+"""Frames in, frames out: where pictures come from, how a model wants them, and where results go.
+
+This room decodes, resizes and encodes (all by PyAV, that is FFmpeg) and only stream.py knows of pipelines.
+Read next: sources.py (a file, a camera, a URL -> frames), preprocessing.py (a frame -> the tensor of a model,
+and the way back), sinks.py (results -> JSON lines, or a video with the results drawn on it).
+"""
+
+from __future__ import annotations
+
+from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
+from tvm_pipeline.video.sinks import Annotation, JsonLines, VideoFile, draw
+from tvm_pipeline.video.sources import Frame, Source, open_source
+from tvm_pipeline.video.stream import Analysed, Decoder, find_decoder, preprocessing_for, stream
+
+__all__ = [
+    "Analysed",
+    "Annotation",
+    "Decoder",
+    "Frame",
+    "JsonLines",
+    "Preprocessing",
+    "Source",
+    "Transform",
+    "VideoFile",
+    "default_for",
+    "draw",
+    "find_decoder",
+    "open_source",
+    "preprocess",
+    "preprocessing_for",
+    "stream",
+]
