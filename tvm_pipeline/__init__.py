@@ -1,0 +1,66 @@
+"""tvm-pipeline: a neural network over the processors of one machine, as a measured and proven pipeline.
+
+    model = load("model.onnx")
+    backend, platform = settle_platform(detect_platform())
+    compiled = backend.compile(model, platform.devices, print)
+    profile = profile_model(backend, compiled, platform)
+    plan = solve(Problem(compiled.graph, platform, profile)).plan
+    with Pipeline(compiled, plan, platform) as pipeline:
+        for result in pipeline.map(frames):
+            ...
+
+The names below are the whole public surface. The rooms, from the ground up: `graph.py`, `platform.py`, `profile.py`
+and `plan.py` are the vocabulary, `evaluate.py` judges plans, `backend.py` is the contract of a hardware family,
+`scheduling/` plans, `frontends/` reads model files, `relay/` is all that touches TVM, `profiling/` measures,
+`runtime/` runs, `video/` brings and takes frames, `report/` draws, `cli/` is the command line.
+"""
+
+__version__ = "0.1.0"
+
+from tvm_pipeline.backend import detect_platform, settle_platform
+from tvm_pipeline.bundle import Bundle, open_bundle, write_bundle
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.evaluate import Evaluation, evaluate
+from tvm_pipeline.frontends import load
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor, read_graph
+from tvm_pipeline.model import Model
+from tvm_pipeline.plan import Plan, Prediction, Problem, Stage, read_plan
+from tvm_pipeline.platform import Device, Link, Platform, read_platform
+from tvm_pipeline.profile import DeviceProfile, Profile, read_profile
+from tvm_pipeline.profiling import profile_model
+from tvm_pipeline.runtime import Pipeline, Result
+from tvm_pipeline.scheduling import Decision, solve
+
+__all__ = [
+    "Bundle",
+    "Decision",
+    "Device",
+    "DeviceProfile",
+    "Evaluation",
+    "Link",
+    "Model",
+    "Operator",
+    "OperatorGraph",
+    "Pipeline",
+    "PipelineError",
+    "Plan",
+    "Platform",
+    "Prediction",
+    "Problem",
+    "Profile",
+    "Result",
+    "Stage",
+    "Tensor",
+    "detect_platform",
+    "evaluate",
+    "load",
+    "open_bundle",
+    "profile_model",
+    "read_graph",
+    "read_plan",
+    "read_platform",
+    "read_profile",
+    "settle_platform",
+    "solve",
+    "write_bundle",
+]

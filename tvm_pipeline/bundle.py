@@ -1,0 +1,184 @@
+"""A bundle: one tar file with all that `run` needs.
+
+    manifest.json   format, versions, and the SHA-256 of every other file
+    compiled/...    what the backend saved: libraries, graph JSON, parameters
+    graph.json      the operator graph            profile.json   what was measured
+    platform.json   the devices                   plan.txt       which device runs what
+    preprocessing.json   how a picture becomes the model's input, where the model takes pictures
+
+Nothing in it is pickled, and no path in it is trusted: only plain files that the manifest lists are read, each
+checked against its sum. It does hold machine code, as every compiled model does; run only bundles of people you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import msgspec
+
+from tvm_pipeline import __version__
+from tvm_pipeline.backend import CompiledModel, find_backend
+from tvm_pipeline.errors import BundleError, PlanError
+from tvm_pipeline.files import replacing
+from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.plan import Plan
+from tvm_pipeline.platform import Platform
+from tvm_pipeline.profile import Profile
+
+FORMAT = 1
+MOST_BYTES = 8 << 30  # what a bundle may unpack to
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bundle says of itself."""
+
+    format: int
+    tvm_pipeline: str
+    backend: str
+    versions: dict[str, str]
+    sha256: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle in memory. `preprocessing` is as `video.Preprocessing.to_dict` gives it."""
+
+    graph: OperatorGraph
+    platform: Platform
+    profile: Profile
+    plan: Plan
+    compiled: CompiledModel
+    preprocessing: dict[str, Any] | None = None
+
+
+def write_bundle(path: Path, bundle: Bundle) -> None:
+    """Writes the bundle, whole or not at all; raises PipelineError where that is not possible."""
+    backend = find_backend(bundle.platform.devices[0].backend)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "compiled").mkdir()
+        bundle.compiled.save(root / "compiled")
+        (root / "graph.json").write_bytes(msgspec.json.encode(bundle.graph))
+        (root / "platform.json").write_bytes(msgspec.json.encode(bundle.platform))
+        (root / "profile.json").write_bytes(msgspec.json.encode(bundle.profile))
+        (root / "plan.txt").write_text(str(bundle.plan))
+        if bundle.preprocessing is not None:
+            (root / "preprocessing.json").write_bytes(msgspec.json.encode(bundle.preprocessing))
+        files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
+        sums = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+        manifest = Manifest(FORMAT, __version__, backend.name, dict(backend.versions()), sums)
+        with replacing(path) as temporary, tarfile.open(temporary, "w") as tar:
+            content = msgspec.json.format(msgspec.json.encode(manifest))
+            entry = tarfile.TarInfo("manifest.json")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+            for name, file in files.items():
+                tar.add(file, name, recursive=False)
+
+
+@contextmanager
+def open_bundle(path: Path) -> Iterator[Bundle]:
+    """Unpacks a bundle into a temporary folder for as long as the block lasts.
+
+    Raises:
+        BundleError: it is cut short, unsafe, damaged, or made by another version; the message says which.
+    """
+    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
+        root = Path(folder)
+        manifest = _unpack(path, root)
+        backend = find_backend(manifest.backend)
+        for name, version in backend.versions().items():
+            if manifest.versions.get(name) != version:
+                raise BundleError(
+                    f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; compile the model again"
+                )
+        graph = _read(path, root / "graph.json", OperatorGraph)
+        try:
+            plan = Plan.parse((root / "plan.txt").read_text())
+        except (OSError, PlanError) as error:
+            raise BundleError(f"{path}: plan.txt: {error}") from error
+        yield Bundle(
+            graph,
+            _read(path, root / "platform.json", Platform),
+            _read(path, root / "profile.json", Profile),
+            plan,
+            backend.load(root / "compiled"),
+            _read(path, root / "preprocessing.json", dict[str, Any])
+            if (root / "preprocessing.json").exists()
+            else None,
+        )
+
+
+def _unpack(path: Path, root: Path) -> Manifest:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            manifest = _manifest(path, tar)
+            for name, expected in manifest.sha256.items():
+                target = root / _safe(path, name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = _member(path, tar, name)
+                if hashlib.sha256(content).hexdigest() != expected:
+                    raise BundleError(
+                        f"{path}: {name} is damaged (its checksum differs); compile the model again"
+                    )
+                target.write_bytes(content)
+            return manifest
+    except tarfile.TarError as error:
+        raise BundleError(f"{path}: not a bundle, or cut short: {error}") from error
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _manifest(path: Path, tar: tarfile.TarFile) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(_member(path, tar, "manifest.json"), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{path}: its manifest cannot be read: {error}") from error
+    if manifest.format != FORMAT:
+        raise BundleError(
+            f"{path} has format {manifest.format}, made by tvm-pipeline {manifest.tvm_pipeline}; this version "
+            f"({__version__}) reads format {FORMAT}: compile the model again"
+        )
+    return manifest
+
+
+def _safe(path: Path, name: str) -> PurePosixPath:
+    """The name as a path below the bundle's folder."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise BundleError(
+            f"{path}: its manifest names {name}, which lies outside of the bundle; do not trust it"
+        )
+    return pure
+
+
+def _member(path: Path, tar: tarfile.TarFile, name: str) -> bytes:
+    try:
+        member = tar.getmember(name)
+    except KeyError:
+        raise BundleError(f"{path}: {name} is missing; it is no bundle, or was cut short") from None
+    if not member.isreg() or member.size > MOST_BYTES:
+        raise BundleError(f"{path}: {name} is no plain file, or larger than any model; do not trust it")
+    stream = tar.extractfile(member)
+    content = stream.read() if stream else b""
+    if len(content) != member.size:
+        raise BundleError(f"{path}: {name} ends early; the bundle was cut short")
+    return content
+
+
+def _read(path: Path, file: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{path}: {file.name}: {error}") from error
