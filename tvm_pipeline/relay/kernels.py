@@ -191,18 +191,22 @@ def kernels_of_library(
     return kernels
 
 
-def kernels_of_module(mod: tvm.IRModule) -> tuple[list[Kernel], list[relay.Call]]:
-    """The kernels of a module's `main`, with the call that each is; a call of a bare operator counts as one.
+def kernels_of_module(
+    mod: tvm.IRModule, inputs: Sequence[relay.Var]
+) -> tuple[list[Kernel], list[relay.Call], list[tuple[int, int]]]:
+    """The kernels of a module's `main`, the call that each is, and the entries that are its results.
 
     The module must be type-checked and in the dataflow form that the graph executor takes: calls of operators
-    and of primitive functions, tuples, constants and parameters.
+    and of primitive functions, tuples, constants and parameters. A call of a bare operator counts as a kernel.
+
+    Args:
+        inputs: the parameters of `main` that are inputs; the others are weights.
     """
     main = mod["main"]
     kernels: list[Kernel] = []
     calls: list[relay.Call] = []
-    known: dict[relay.Expr, list[tuple[int, int]]] = {
-        parameter: [(-1, index)] for index, parameter in enumerate(main.params)
-    }
+    known: dict[relay.Expr, list[tuple[int, int]]] = {parameter: [(-2, 0)] for parameter in main.params}
+    known.update({parameter: [(-1, index)] for index, parameter in enumerate(inputs)})
 
     def visit(expr: relay.Expr) -> None:
         if expr in known or isinstance(expr, (relay.Function, tvm.ir.Op)):
@@ -216,11 +220,8 @@ def kernels_of_module(mod: tvm.IRModule) -> tuple[list[Kernel], list[relay.Call]
         elif isinstance(expr, relay.Call):
             reads = [entry for argument in expr.args for entry in known[argument]]
             layouts = [kernels[k].outputs[i].layout if k >= 0 else "" for k, i in reads]
-            param_bytes = sum(
-                tensor_bytes(argument.data.shape, argument.data.dtype)
-                for argument in expr.args
-                if isinstance(argument, relay.Constant)
-            )
+            weights = [argument.checked_type for argument in expr.args if known[argument] == [(-2, 0)]]
+            param_bytes = sum(tensor_bytes(type_.shape, type_.dtype) for type_ in weights)
             kernels.append(_kernel(_as_function(expr), reads, layouts, param_bytes, None))
             calls.append(expr)
             known[expr] = [(len(kernels) - 1, index) for index in range(len(_fields(expr.checked_type)))]
@@ -229,7 +230,7 @@ def kernels_of_module(mod: tvm.IRModule) -> tuple[list[Kernel], list[relay.Call]
 
     for expr in outer_expressions(main.body):
         visit(expr)
-    return kernels, calls
+    return kernels, calls, known[main.body]
 
 
 def outer_expressions(body: relay.Expr) -> list[relay.Expr]:
