@@ -1,0 +1,164 @@
+"""The schedule of a plan: by hand on small cases, and as the judge of plans predicts it on random ones."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.evaluate import Evaluation, StageCost, evaluate
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.plan import Plan, Prediction, Problem, Stage
+from tvm_pipeline.platform import Device, Link, Platform
+from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.report import Bar, draw_gantt, schedule
+
+
+def spans(bars: list[Bar], stage: int) -> list[tuple[int, float, float]]:
+    return [(bar.frame, bar.start_s, bar.end_s) for bar in bars if bar.stage == stage]
+
+
+def test_two_stages_wait_for_the_slower() -> None:
+    bars = schedule([StageCost(0, "a", 2.0, 0.0), StageCost(1, "b", 3.0, 1.0)], 3)
+    assert spans(bars, 0) == [(0, 0, 2), (1, 2, 4), (2, 4, 6)]
+    assert spans(bars, 1) == [(0, 2, 6), (1, 6, 10), (2, 10, 14)]
+
+
+def test_replicas_take_the_next_frame_when_free() -> None:
+    bars = schedule([StageCost(0, "fast", 1.0, 0.0), StageCost(0, "slow", 3.0, 0.0)], 5)
+    assert [(bar.device, bar.frame, bar.start_s) for bar in bars] == [
+        ("fast", 0, 0),
+        ("slow", 1, 0),
+        ("fast", 2, 1),
+        ("fast", 3, 2),
+        ("fast", 4, 3),
+    ]
+
+
+def test_a_stage_takes_frames_as_its_replicas_hand_them_on() -> None:
+    costs = [StageCost(0, "fast", 1.0, 0.0), StageCost(0, "slow", 9.0, 0.0), StageCost(1, "last", 1.0, 0.0)]
+    assert [bar.frame for bar in schedule(costs, 4) if bar.stage == 1] == [0, 2, 3, 1]
+
+
+def test_a_device_of_two_stages_prefers_the_earlier_frame() -> None:
+    costs = [StageCost(0, "a", 1.0, 0.0), StageCost(1, "b", 1.0, 0.0), StageCost(2, "a", 1.0, 0.0)]
+    bars = [(bar.stage, bar.frame, bar.start_s) for bar in schedule(costs, 3) if bar.device == "a"]
+    assert bars == [(0, 0, 0), (0, 1, 1), (2, 0, 2), (2, 1, 3), (0, 2, 4), (2, 2, 6)]
+
+
+def test_nothing_to_do() -> None:
+    assert schedule([], 3) == schedule([StageCost(0, "a", 1.0, 0.0)], 0) == []
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Problem, tuple[Stage, ...]]:
+    """A chain of operators, each a stage: on a device of its own, on one that serves others too, or on replicas."""
+    count = draw(st.integers(1, 4))
+    stages: list[Stage] = []
+    for index in range(count):
+        kind = draw(st.sampled_from(["own", "shared", "replicas"]))
+        replicas = draw(st.integers(2, 3)) if kind == "replicas" else 1
+        devices = ("shared",) if kind == "shared" else tuple(f"d{index}.{r}" for r in range(replicas))
+        stages.append(Stage(devices, (f"op{index}",)))
+    names = list(dict.fromkeys(name for stage in stages for name in stage.devices))
+    tensors = [Tensor(f"t{index}", (draw(st.integers(0, 4)),)) for index in range(count + 1)]
+    operators = tuple(Operator(f"op{i}", "op", (tensors[i].name,), (tensors[i + 1],)) for i in range(count))
+    graph = OperatorGraph("chain", (tensors[0],), operators, (tensors[-1].name,))
+    seconds = st.floats(0.5, 10.0)
+    devices = {
+        name: DeviceProfile(tuple(draw(seconds) for _ in operators), busy_factor=draw(st.floats(1.0, 2.0)))
+        for name in names
+    }
+    links = tuple(Link(a, b, draw(st.floats(0, 1)), 16.0) for a in names for b in names if a != b)
+    platform = Platform("p", tuple(Device(name) for name in names), links)
+    return Problem(graph, platform, Profile("chain", graph.fingerprint, devices)), tuple(stages)
+
+
+@given(problems())
+@settings(max_examples=60, deadline=None)
+def test_throughput_converges_to_the_predicted(case: tuple[Problem, tuple[Stage, ...]]) -> None:
+    """F frames take F / throughput seconds, and besides no more than filling and draining."""
+    evaluation = evaluate(*case)
+    filling_s = 3 * sum(cost.seconds for cost in evaluation.costs)
+    for frames in (20, 120):
+        least_s = frames / evaluation.predicted.throughput_fps
+        end_s = max(bar.end_s for bar in schedule(evaluation.costs, frames))
+        assert least_s * (1 - 1e-9) <= end_s <= least_s + filling_s
+
+
+@given(problems(), st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_a_schedule_is_possible(case: tuple[Problem, tuple[Stage, ...]], frames: int) -> None:
+    stages = case[1]
+    costs = evaluate(*case).costs
+    bars = schedule(costs, frames)
+    assert sorted((bar.frame, bar.stage) for bar in bars) == [
+        (frame, stage) for frame in range(frames) for stage in range(len(stages))
+    ]
+    assert [bar.start_s for bar in bars] == sorted(bar.start_s for bar in bars)
+    parts = {(cost.stage, cost.device): (cost.transfer_s, cost.compute_s) for cost in costs}
+    free_s: dict[str, float] = defaultdict(float)
+    left_s: dict[tuple[int, int], float] = defaultdict(float)
+    for bar in bars:
+        assert (bar.transfer_s, bar.compute_s) == parts[bar.stage, bar.device]
+        # The device was free and the frame was there, and one of the two only just.
+        assert bar.start_s >= max(free_s[bar.device], left_s[bar.frame, bar.stage - 1])
+        free_s[bar.device] = left_s[bar.frame, bar.stage] = bar.end_s
+    for index in range(len(stages)):
+        if all(len(stage.devices) == 1 for stage in stages[: index + 1]):
+            assert [bar.frame for bar in bars if bar.stage == index] == list(range(frames))
+
+
+PLAN = Plan(
+    "toy",
+    "chain",
+    "throughput",
+    (Stage(("denver",), ("a",)), Stage(("a57", "gpu"), ("b",)), Stage(("denver",), ("c",))),
+    Prediction(76.9, 0.029),
+)
+COSTS = (
+    StageCost(0, "denver", 0.010, 0.0),
+    StageCost(1, "a57", 0.012, 0.004),
+    StageCost(1, "gpu", 0.009, 0.003),
+    StageCost(2, "denver", 0.002, 0.001),
+)
+EVALUATION = Evaluation(PLAN.predicted, COSTS, 0)
+
+
+def test_picture_names_bottleneck_devices_and_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    draw_gantt(EVALUATION, PLAN, tmp_path / "plan.svg", frames=4)
+    text = (tmp_path / "plan.svg").read_text()
+    assert ElementTree.fromstring(text).tag.endswith("svg")
+    for shown in ("toy, chain (denver | a57 + gpu | denver)", "bottleneck: stage 0 on denver", "stages 0, 2"):
+        assert f"<!-- {shown}" in text or shown in text
+    assert "76.9 fps, latency 29.0 ms" in text
+
+
+def test_picture_has_a_colour_for_each_frame(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    image = pytest.importorskip("PIL.Image")
+    draw_gantt(EVALUATION, PLAN, tmp_path / "plan.png", frames=5)
+    with image.open(tmp_path / "plan.png") as picture:
+        assert picture.format == "PNG"
+        area = sorted((count for count, _ in picture.convert("RGB").getcolors(1 << 20)), reverse=True)
+    # The ground and five frames, each far more than the letters of a label.
+    assert area[5] > 2000
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(OptionError, match=r"plan\.bmp: pictures are \.png or \.svg"):
+        draw_gantt(EVALUATION, PLAN, tmp_path / "plan.bmp")
+    with pytest.raises(PipelineError, match=r"cannot write .*absent"):
+        draw_gantt(EVALUATION, PLAN, tmp_path / "absent" / "plan.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PipelineError, match=r"pip install 'tvm-pipeline\[plot\]'"):
+        draw_gantt(EVALUATION, PLAN, tmp_path / "plan.png")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,120 @@
+"""The report: every figure that went in is in it, links lead to the pictures, and it does not flatter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.evaluate import evaluate
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.plan import Plan, Problem
+from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.report import write_report
+from tvm_pipeline.runtime.comparison import Measured
+from tvm_pipeline.runtime.statistics import RunStatistics, StageStatistics
+from tvm_pipeline.scheduling import Decision, describe, solve
+
+TENSORS = [Tensor(f"t{index}", (1, 1000)) for index in range(4)]
+GRAPH = OperatorGraph(
+    "net",
+    (TENSORS[0],),
+    tuple(Operator(f"op_{i}", "dense", (TENSORS[i].name,), (TENSORS[i + 1],)) for i in range(3)),
+    ("t3",),
+)
+PROFILE = Profile(
+    "net",
+    GRAPH.fingerprint,
+    {"big": DeviceProfile((0.010, 0.004, 0.020)), "little": DeviceProfile((0.050, 0.012, 0.016))},
+    environment={"processor": "Quantum 9000", "tvm": "0.19.0"},
+    warnings=("device big was busy with something else",),
+)
+PROBLEM = Problem(GRAPH, Platform("board", (Device("big"), Device("little"))), PROFILE)
+
+
+def measured(throughput_fps: float) -> RunStatistics:
+    stages = (StageStatistics(0, "big", 100, 0.0147, 0.0, 0.001, 0.02),)
+    return RunStatistics(100, throughput_fps, 0.0401, 0.0412, 0.0423, 0.0434, stages)
+
+
+def report(folder: Path, chosen_fps: float, baseline_fps: float) -> tuple[str, Decision]:
+    decision = solve(PROBLEM)
+    comparison = [
+        Measured(plan, rate, 0.01, 0.04, measured(rate))
+        for plan in decision.candidates
+        for rate in [chosen_fps if plan is decision.plan else baseline_fps]
+    ]
+    (folder / "out").mkdir()
+    write_report(
+        folder / "out" / "report.md",
+        model="net.onnx",
+        decision=decision,
+        evaluation=evaluate(PROBLEM, decision.plan.stages),
+        profile=PROFILE,
+        statistics=measured(chosen_fps),
+        comparison=comparison,
+        pictures={"Gantt chart": folder / "pictures" / "the plan.png"},
+        command=["tvm-pipeline", "run", "my net.onnx"],
+    )
+    return (folder / "out" / "report.md").read_text(encoding="utf-8"), decision
+
+
+def test_report_holds_what_was_given(tmp_path: Path) -> None:
+    text, decision = report(tmp_path, 60.0, 30.0)
+    assert text.startswith("# net.onnx on big and little\n")
+    # Stages of 14 ms on big and 16 ms on little.
+    assert "**60.0 frames a second**" in text
+    assert "reached 60.0 (predicted 62.5)" in text
+    assert decision.why in text
+    assert "proven the best" in text
+    assert "> **Warning:** device big was busy with something else" in text
+    assert "| processor | Quantum 9000 |" in text
+    assert "![Gantt chart](../pictures/the%20plan.png)" in text
+    assert "tvm-pipeline run 'my net.onnx'" in text
+    assert GRAPH.fingerprint in text
+    assert "Stage 1 on little sets the pace" in text
+    for shown in ("14.7 ms", "40.1 ms", "41.2 ms", "42.3 ms", "43.4 ms", "+4.2%", "+100.0% against the fastest"):
+        assert shown in text
+    for plan in decision.candidates:
+        assert describe(plan).replace("|", "\\|") in text
+
+
+def test_the_plan_in_it_parses_back(tmp_path: Path) -> None:
+    text, decision = report(tmp_path, 60.0, 30.0)
+    block = next(part for part in text.split("```\n") if part.startswith("plan "))
+    assert Plan.parse(block) == decision.plan
+
+
+def test_a_plan_that_lost_is_not_praised(tmp_path: Path) -> None:
+    text, _ = report(tmp_path, 30.0, 60.0)
+    assert "-50.0% against the fastest other" in text
+    assert "not the fastest in this run" in text
+
+
+def test_a_run_too_short_to_measure_and_an_unproven_plan(tmp_path: Path) -> None:
+    decision = solve(PROBLEM)
+    plan = replace(decision.plan, status="feasible", bound=decision.plan.predicted.throughput_fps / 0.9)
+    write_report(
+        tmp_path / "report.md",
+        model="net.onnx",
+        decision=Decision(plan, (plan,), "it was asked for"),
+        evaluation=evaluate(PROBLEM, plan.stages),
+        profile=PROFILE,
+        statistics=RunStatistics(1, None, None, None, None, None, ()),
+    )
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "**- frames a second**" in text
+    assert "distance from the bound is at most 10.0%" in text
+    assert "Pictures" not in text
+    with pytest.raises(PipelineError, match="cannot write"):
+        write_report(
+            tmp_path / "absent" / "report.md",
+            model="net.onnx",
+            decision=decision,
+            evaluation=evaluate(PROBLEM, plan.stages),
+            profile=PROFILE,
+            statistics=measured(1.0),
+        )

@@ -1,0 +1,152 @@
+"""The tables: what rich prints and what Markdown shows hold the figures that went in, in units for people."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from tvm_pipeline.evaluate import Evaluation, StageCost
+from tvm_pipeline.plan import Plan, Prediction, Stage
+from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.report import (
+    TextTable,
+    candidates_table,
+    devices_table,
+    duration,
+    size,
+    stages_table,
+    statistics_table,
+)
+from tvm_pipeline.runtime.statistics import RunStatistics, StageStatistics
+from tvm_pipeline.scheduling import Decision
+
+PIPELINE = Plan(
+    "net",
+    "chain",
+    "throughput",
+    (Stage(("big",), ("a", "b")), Stage(("little",), ("c",))),
+    Prediction(50.0, 0.036),
+    "optimal",
+    50.0,
+)
+SINGLE = Plan(
+    "net", "single", "throughput", (Stage(("big",), ("a", "b", "c")),), Prediction(40.0, 0.025), "feasible", 50.0
+)
+STATISTICS = RunStatistics(
+    200, 48.0, 0.045, 0.050, 0.055, 0.060, (StageStatistics(0, "big", 200, 0.0205, 0.0, 0.00031, 0.015),)
+)
+EVALUATION = Evaluation(PIPELINE.predicted, (StageCost(0, "big", 0.020, 0.0), StageCost(1, "little", 0.015, 0.001)), 0)
+
+
+def printed(table: TextTable) -> str:
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def cells(table: TextTable, row: int) -> dict[str, str]:
+    return dict(zip(table.columns, table.rows[row], strict=True))
+
+
+def test_candidates_say_how_far_the_chosen_is_ahead() -> None:
+    table = candidates_table(Decision(PIPELINE, (PIPELINE, SINGLE), ""))
+    assert table.marked == {0}
+    assert cells(table, 0) == {
+        "plan": "chain (big | little)",
+        "fps": "50.0",
+        "latency": "36.0 ms",
+        "bound": "50.0",
+        "gap": "0.0%",
+        "status": "optimal",
+        "chosen is ahead by": "chosen",
+    }
+    assert cells(table, 1)["chosen is ahead by"] == "+25.0%"
+    assert cells(table, 1)["gap"] == "20.0%"
+    assert "chain (big | little)" in printed(table)
+
+
+def test_candidates_for_latency_and_energy() -> None:
+    fast = Plan("net", "single", "latency", SINGLE.stages, Prediction(40.0, 0.020, 0.4), "optimal", 0.020)
+    slow = Plan("net", "chain", "latency", PIPELINE.stages, Prediction(50.0, 0.025), "optimal", 0.025)
+    table = candidates_table(Decision(fast, (fast, slow), ""))
+    assert cells(table, 0)["J/frame"] == "400 mJ"
+    assert cells(table, 0)["bound"] == "20.0 ms"
+    assert cells(table, 1)["J/frame"] == "-"
+    assert cells(table, 1)["chosen is ahead by"] == "+20.0%"
+
+
+def test_devices_with_and_without_a_profile() -> None:
+    platform = Platform(
+        "board",
+        (
+            Device("a57", cores=(0, 3, 4, 5), target="llvm -mattr=[neon]", active_w=2.5),
+            Device("tpu", backend="edgetpu", memory_bytes=8_000_000),
+        ),
+    )
+    profile = Profile("net", "f", {"a57": DeviceProfile((0.010, 0.002), (0.1, 0.3), 1.25)})
+    assert cells(devices_table(platform), 0) == {
+        "device": "a57",
+        "backend": "host",
+        "cores": "0 3-5",
+        "target": "llvm -mattr=[neon]",
+        "memory": "-",
+        "power": "2.5 W",
+    }
+    measured = devices_table(platform, profile)
+    assert measured.rows[0][-3:] == ("12.0 ms", "x1.25", "20.0%")
+    assert measured.rows[1][-3:] == ("not profiled", "-", "-")
+    assert cells(measured, 1)["memory"] == "8.00 MB"
+    # A target in brackets is no markup.
+    assert "llvm -mattr=[neon]" in printed(measured)
+    partly = Profile("net", "f", {"tpu": DeviceProfile((0.010, None))})
+    assert devices_table(platform, partly).rows[1][-3] == "runs 1 of 2 operators"
+
+
+def test_stages_mark_the_bottleneck_and_show_what_was_measured() -> None:
+    assert stages_table(EVALUATION, PIPELINE).rows[1] == ("1 on little", "1", "15.0 ms", "1.00 ms", "16.0 ms")
+    table = stages_table(EVALUATION, PIPELINE, STATISTICS)
+    assert table.marked == {0}
+    assert cells(table, 0)["operators"] == "2"
+    assert table.rows[0][-4:] == ("20.5 ms", "0 s", "310 µs", "1.5%")
+    assert table.rows[1][-4:] == ("-", "-", "-", "-")
+
+
+def test_statistics_give_the_error_of_the_prediction() -> None:
+    table = statistics_table(PIPELINE.predicted, STATISTICS)
+    assert table.rows[0] == ("throughput, fps", "50.0", "48.0", "+4.2%")
+    assert table.rows[1] == ("latency, median", "36.0 ms", "45.0 ms", "-20.0%")
+    unknown = statistics_table(PIPELINE.predicted, RunStatistics(1, None, None, None, None, None, ()))
+    assert unknown.rows[0][2:] == ("-", "-")
+
+
+def test_markdown_keeps_bars_inside_cells() -> None:
+    lines = candidates_table(Decision(PIPELINE, (PIPELINE, SINGLE), "")).markdown().splitlines()
+    assert lines[1].startswith("| :-- | --: |")
+    assert lines[2].startswith("| **chain (big \\| little)** | **50.0** |")
+    assert lines[3].startswith("| single (big) | 40.0 |")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0.0, "0 s"),
+        (1.2, "1.20 s"),
+        (0.99996, "1.00 s"),
+        (0.0353, "35.3 ms"),
+        (123e-6, "123 µs"),
+        (4e-9, "4.00 ns"),
+        (2e-12, "0.002 ns"),
+        (-0.002, "-2.00 ms"),
+        (321.4, "321 s"),
+    ],
+)
+def test_durations_are_for_people(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (12, "12 B"), (602_112, "602 kB"), (4.94e6, "4.94 MB")])
+def test_sizes_are_for_people(count: int, text: str) -> None:
+    assert size(count) == text

@@ -1,0 +1,39 @@
+"""What a person sees of a plan and of a run. Nothing here decides anything.
+
+tables.py    the candidates, the devices, the stages, predicted beside measured; printed by rich
+gantt.py     which device works on which frame, and when
+drawing.py   the operator graph, coloured by stage, with its cuts
+markdown.py  all of it in one file, with how to do it again
+
+Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported when the first is drawn.
+"""
+
+from tvm_pipeline.report.drawing import draw_graph
+from tvm_pipeline.report.gantt import Bar, draw_gantt, schedule
+from tvm_pipeline.report.markdown import write_report
+from tvm_pipeline.report.tables import (
+    TextTable,
+    candidates_table,
+    comparison_table,
+    devices_table,
+    duration,
+    size,
+    stages_table,
+    statistics_table,
+)
+
+__all__ = [
+    "Bar",
+    "TextTable",
+    "candidates_table",
+    "comparison_table",
+    "devices_table",
+    "draw_gantt",
+    "draw_graph",
+    "duration",
+    "schedule",
+    "size",
+    "stages_table",
+    "statistics_table",
+    "write_report",
+]

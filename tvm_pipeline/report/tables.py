@@ -1,0 +1,239 @@
+"""Tables: the candidates of a decision, the devices, the stages, and predicted beside measured.
+
+Each function gives a TextTable, which rich prints (`console.print(candidates_table(decision))`) and which
+turns itself into Markdown for `markdown.py`. Figures are for people: ms, MB, percent; `-` is "not known".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from rich.table import Table
+from rich.text import Text
+
+from tvm_pipeline.evaluate import Evaluation
+from tvm_pipeline.plan import Plan, Prediction
+from tvm_pipeline.platform import Platform
+from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.runtime.comparison import Measured
+from tvm_pipeline.runtime.statistics import RunStatistics
+from tvm_pipeline.scheduling import Decision, describe
+
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells under columns: the first holds text, the others figures. Rows whose index is `marked` stand out."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marked: frozenset[int] = frozenset()
+
+    def __rich__(self) -> Table:
+        table = Table(title=self.title, title_justify="left")
+        for index, column in enumerate(self.columns):
+            table.add_column(column, justify="right" if index else "left", overflow="fold")
+        for index, row in enumerate(self.rows):
+            # Text, since a target such as `llvm -mattr=[...]` must not be read as markup.
+            table.add_row(*map(Text, row), style="bold green" if index in self.marked else None)
+        return table
+
+    def markdown(self) -> str:
+        """The table in GitHub's Markdown, without its title."""
+        lines = [_line(self.columns), _line((":--", *["--:"] * (len(self.columns) - 1)))]
+        for index, row in enumerate(self.rows):
+            cells = [cell.replace("|", "\\|") for cell in row]
+            lines.append(_line(f"**{cell}**" if index in self.marked and cell else cell for cell in cells))
+        return "\n".join(lines) + "\n"
+
+
+def candidates_table(decision: Decision) -> TextTable:
+    """Every plan that was considered, best first, the chosen one marked, and how far it is ahead of each."""
+    with_energy = any(plan.predicted.energy_j is not None for plan in decision.candidates)
+    columns = ["plan", "fps", "latency", *(["J/frame"] if with_energy else [])]
+    columns += ["bound", "gap", "status", "chosen is ahead by"]
+    rows, marked = [], set()
+    for index, plan in enumerate(decision.candidates):
+        chosen = plan.stages == decision.plan.stages
+        if chosen:
+            marked.add(index)
+        row = [describe(plan), fps(plan.predicted.throughput_fps), duration(plan.predicted.latency_s)]
+        row += [joules(plan.predicted.energy_j)] if with_energy else []
+        row += [_in_unit_of(plan, plan.bound), percent(plan.gap), plan.status]
+        rows.append((*row, "chosen" if chosen else percent(lead(decision.plan, plan), signed=True)))
+    objective = decision.plan.objective
+    return TextTable(f"Candidates for best {objective}", tuple(columns), tuple(rows), frozenset(marked))
+
+
+def lead(plan: Plan, other: Plan) -> float | None:
+    """How much better `plan` is than `other` by its objective, relative to `other`; None where not known."""
+    mine, theirs = plan.value, other.value
+    if mine is None or not theirs:
+        return None
+    return (mine - theirs if plan.objective == "throughput" else theirs - mine) / abs(theirs)
+
+
+def devices_table(platform: Platform, profile: Profile | None = None) -> TextTable:
+    """The devices of a platform and, with a profile, how fast each runs the whole model."""
+    columns = ["device", "backend", "cores", "target", "memory", "power"]
+    columns += ["whole model", "all busy", "spread"] if profile else []
+    rows = []
+    for device in platform.devices:
+        row = [device.name, device.backend, _ranges(device.cores), device.target or UNKNOWN]
+        row.append(UNKNOWN if device.memory_bytes is None else size(device.memory_bytes))
+        row.append(UNKNOWN if device.active_w is None else f"{device.active_w:.3g} W")
+        measured = profile.devices.get(device.name) if profile else None
+        if profile:
+            row += _measured(measured)
+        rows.append(tuple(row))
+    return TextTable(f"Devices of {platform.name}", tuple(columns), tuple(rows))
+
+
+def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics | None = None) -> TextTable:
+    """What each stage costs a frame on each of its devices, predicted and, after a run, measured.
+
+    The stage that sets the pace is marked. Measured figures are medians; `bubble` is the share of time in
+    which the stage stood waiting.
+    """
+    columns = ["stage", "operators", "compute", "transfer", "together"]
+    columns += ["measured compute", "measured transfer", "wait", "bubble"] if statistics else []
+    measured = {(s.stage, s.device): s for s in statistics.stages} if statistics else {}
+    rows = []
+    for cost in evaluation.costs:
+        row = [f"{cost.stage} on {cost.device}", str(len(plan.stages[cost.stage].operators))]
+        row += [duration(cost.compute_s), duration(cost.transfer_s), duration(cost.seconds)]
+        if statistics:
+            found = measured.get((cost.stage, cost.device))
+            figures = (found.compute_s, found.transfer_s, found.wait_s) if found else (None, None, None)
+            row += [*map(duration, figures), percent(found.bubble_share if found else None)]
+        rows.append(tuple(row))
+    marked = frozenset(i for i, cost in enumerate(evaluation.costs) if cost.stage == evaluation.bottleneck)
+    return TextTable("Stages, a frame (the bottleneck stands out)", tuple(columns), tuple(rows), marked)
+
+
+def statistics_table(predicted: Prediction, statistics: RunStatistics) -> TextTable:
+    """Predicted beside measured; the error is that of the prediction, relative to what was measured.
+
+    The predicted latency is that of a frame that meets no queue, so a full pipeline measures more.
+    """
+    fps_error = relative_error(predicted.throughput_fps, statistics.throughput_fps)
+    latency_error = relative_error(predicted.latency_s, statistics.latency_p50_s)
+    rows = [
+        ("throughput, fps", fps(predicted.throughput_fps), fps(statistics.throughput_fps), fps_error),
+        ("latency, median", duration(predicted.latency_s), duration(statistics.latency_p50_s), latency_error),
+        ("latency, 90 %", UNKNOWN, duration(statistics.latency_p90_s), UNKNOWN),
+        ("latency, 99 %", UNKNOWN, duration(statistics.latency_p99_s), UNKNOWN),
+        ("latency, longest", UNKNOWN, duration(statistics.latency_max_s), UNKNOWN),
+        ("frames", UNKNOWN, str(statistics.frames), UNKNOWN),
+    ]
+    if predicted.energy_j is not None:
+        rows.append(("energy, J/frame", joules(predicted.energy_j), UNKNOWN, UNKNOWN))
+    return TextTable("Predicted and measured", ("", "predicted", "measured", "error"), tuple(rows))
+
+
+def comparison_table(results: Sequence[Measured]) -> TextTable:
+    """Plans that ran side by side: what was predicted of each, and what was measured; the fastest is marked."""
+    rows = [
+        (
+            describe(result.plan),
+            fps(result.plan.predicted.throughput_fps),
+            fps(result.throughput_fps),
+            relative_error(result.plan.predicted.throughput_fps, result.throughput_fps),
+            percent(result.spread),
+            duration(result.plan.predicted.latency_s),
+            duration(result.latency_s),
+            duration(result.statistics.latency_p99_s),
+        )
+        for result in results
+    ]
+    fastest = max(range(len(results)), key=lambda index: results[index].throughput_fps)
+    columns = ("plan", "fps predicted", "measured", "error", "spread", "latency predicted", "measured", "full, 99 %")
+    return TextTable("Side by side", columns, tuple(rows), frozenset({fastest}))
+
+
+def relative_error(predicted: float, measured: float | None) -> str:
+    """How far a prediction lies from what was measured, such as `+3.2 %` for one that is too high."""
+    return percent(None if not measured else predicted / measured - 1, signed=True)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds for people, to three figures: `840 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`.
+
+    >>> duration(0.0353)
+    '35.3 ms'
+    """
+    return _scaled(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")), "s")
+
+
+def size(count_bytes: float | None) -> str:
+    """Bytes for people, in powers of ten: `602 kB`, `4.94 MB`."""
+    if count_bytes is not None and count_bytes < 1000:
+        return f"{count_bytes:.0f} B"
+    return _scaled(count_bytes, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")), "B")
+
+
+def joules(energy_j: float | None) -> str:
+    return _scaled(energy_j, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")), "J")
+
+
+def fps(frames_a_second: float | None) -> str:
+    return UNKNOWN if frames_a_second is None else _three_figures(frames_a_second)
+
+
+def percent(share: float | None, *, signed: bool = False) -> str:
+    if share is None:
+        return UNKNOWN
+    return f"{share:+.1%}" if signed else f"{share:.1%}"
+
+
+def _scaled(figure: float | None, units: tuple[tuple[float, str], ...], zero_unit: str) -> str:
+    if figure is None:
+        return UNKNOWN
+    if not figure:
+        return f"0 {zero_unit}"
+    for unit, name in units:
+        # 999.96 would round up to four figures; it is one of the next unit.
+        if abs(figure) >= unit * 0.9995:
+            return f"{_three_figures(figure / unit)} {name}"
+    unit, name = units[-1]
+    return f"{figure / unit:.2g} {name}"
+
+
+def _three_figures(figure: float) -> str:
+    decimals = 2 if abs(figure) < 9.995 else 1 if abs(figure) < 99.95 else 0
+    return f"{figure:.{decimals}f}"
+
+
+def _in_unit_of(plan: Plan, figure: float | None) -> str:
+    """A figure of the plan's objective."""
+    return {"throughput": fps, "latency": duration, "energy": joules}[plan.objective](figure)
+
+
+def _measured(device: DeviceProfile | None) -> list[str]:
+    if device is None:
+        return ["not profiled", UNKNOWN, UNKNOWN]
+    able = [seconds for seconds in device.seconds if seconds is not None]
+    whole = duration(sum(able))
+    if len(able) < len(device.seconds):
+        whole = f"runs {len(able)} of {len(device.seconds)} operators"
+    spread = median(device.spread) if device.spread else None
+    return [whole, f"x{device.busy_factor:.2f}", percent(spread)]
+
+
+def _ranges(cores: tuple[int, ...]) -> str:
+    """`(0, 3, 4, 5)` as `0 3-5`."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return " ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs) or UNKNOWN
+
+
+def _line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,95 @@
+"""Plans run side by side: in turns, so that whatever else the machine does meets all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tvm_pipeline.backend import Array, CompiledModel, Port, noise
+from tvm_pipeline.plan import Plan
+from tvm_pipeline.platform import Platform
+from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.statistics import RunStatistics
+
+SINGLE_FRAMES = 5  # frames sent alone in each round, for the latency that meets no queue
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One plan as it ran: medians over the rounds.
+
+    Attributes:
+        throughput_fps: of a saturated pipeline, in steady state.
+        spread: interquartile range over median of the rounds' throughputs.
+        latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
+        statistics: of the round in the middle.
+    """
+
+    plan: Plan
+    throughput_fps: float
+    spread: float
+    latency_s: float
+    statistics: RunStatistics
+
+    @property
+    def prediction_error(self) -> float:
+        """Predicted over measured throughput, less one."""
+        return self.plan.predicted.throughput_fps / self.throughput_fps - 1
+
+
+def compare(
+    compiled: CompiledModel,
+    platform: Platform,
+    plans: Sequence[Plan],
+    *,
+    seconds: float = 2.0,
+    rounds: int = 3,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Measured]:
+    """Runs each plan for about `seconds` in each of `rounds` rounds, on seeded noise.
+
+    The order of the plans turns with the rounds.
+    """
+    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
+    runs: list[list[RunStatistics]] = [[] for _ in plans]
+    alone: list[list[float]] = [[] for _ in plans]
+    for round_ in range(rounds):
+        for turn in range(len(plans)):
+            index = (turn + round_) % len(plans)
+            progress(
+                f"{plans[index].scheduler} on {', '.join(plans[index].devices)}, round {round_ + 1} of {rounds}"
+            )
+            with Pipeline(compiled, plans[index], platform) as pipeline:
+                for _ in range(SINGLE_FRAMES):
+                    pipeline.submit(frame)
+                    alone[index].append(pipeline.result().latency_s)
+                pipeline.reset_statistics()
+                for _ in pipeline.map(_for_seconds(frame, seconds)):
+                    pass
+                runs[index].append(pipeline.statistics())
+    return [_summary(*row) for row in zip(plans, runs, alone, strict=True)]
+
+
+def _for_seconds(frame: dict[str, Array], seconds: float) -> Iterator[dict[str, Array]]:
+    """The same frame over and over: for `seconds`, and at least 24 times."""
+    end = time.perf_counter() + seconds
+    count = 0
+    while count < 24 or time.perf_counter() < end:
+        yield frame
+        count += 1
+
+
+def _summary(plan: Plan, runs: list[RunStatistics], alone: list[float]) -> Measured:
+    rates = np.array([run.throughput_fps or 0.0 for run in runs])
+    low, median, high = np.quantile(rates, [0.25, 0.5, 0.75])
+    middle = runs[int(np.argsort(rates)[len(rates) // 2])]
+    return Measured(
+        plan,
+        float(median),
+        float((high - low) / median),
+        float(np.median(alone)),
+        replace(middle, frames=sum(r.frames for r in runs)),
+    )
