@@ -25,6 +25,7 @@ that do. Links that the file does not give are measured.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class Device:
     """One processor that can run a stage.
 
     Attributes:
-        name: unique on the platform.
+        name: unique on the platform, one word.
         backend: name of the backend that runs it.
         cores: the CPU cores it occupies, one thread each; empty for a device that is not a CPU.
         target: what the backend compiles for (for TVM a target string); empty lets the backend choose.
@@ -79,6 +80,12 @@ class Link:
     bandwidth_bytes_per_s: float | None = None
     r2: float | None = None
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether its figures can be those of a transfer; not so NaN or a negative time."""
+        bandwidth = self.bandwidth_bytes_per_s
+        return 0 <= self.latency_s < math.inf and (bandwidth is None or bandwidth > 0)
+
     def seconds(self, size_bytes: int) -> float:
         if self.bandwidth_bytes_per_s is None:
             return self.latency_s
@@ -100,9 +107,13 @@ class Platform:
         for name in names:
             if names.count(name) > 1:
                 raise PlatformError(f"platform {self.name}: two devices are called {name}")
+            if name.split() != [name]:
+                raise PlatformError(
+                    f"platform {self.name}: a device is called {name!r}; its name must be one word"
+                )
         for device in self.devices:
             for figure in (device.memory_bytes, device.active_w):
-                if figure is not None and not figure > 0:
+                if figure is not None and not (figure > 0 and math.isfinite(figure)):
                     raise PlatformError(
                         f"platform {self.name}, device {device.name}: memory_bytes and active_w must be positive"
                     )
@@ -112,12 +123,13 @@ class Platform:
             for end in (link.source, link.destination):
                 if end not in names:
                     raise PlatformError(f"platform {self.name}: a link names {end}, which is not a device")
-            bandwidth = link.bandwidth_bytes_per_s
-            if not (link.latency_s >= 0 and (bandwidth is None or bandwidth > 0)):
+            if not link.is_possible:
                 raise PlatformError(
                     f"platform {self.name}, link {link.source} -> {link.destination}: "
                     "latency_s must not be negative and bandwidth_bytes_per_s must be positive"
                 )
+        if len({(link.source, link.destination) for link in self.links}) != len(self.links):
+            raise PlatformError(f"platform {self.name}: two links join the same source and destination")
 
     def device(self, name: str) -> Device:
         for device in self.devices:
@@ -180,3 +192,21 @@ def _forbid_unknown(tables: dict[str, object]) -> None:
             if unknown:
                 known = ", ".join(kind.__slots__)
                 raise PlatformError(f"[[{table}]] has no key {', '.join(sorted(unknown))}; it takes {known}")
+
+
+def platform_toml(platform: Platform) -> str:
+    """The platform as a file that `read_platform` reads."""
+    lines = [f"name = {_toml(platform.name)}"]
+    for table, entries in (("device", platform.devices), ("link", platform.links)):
+        for entry in entries:
+            lines += ["", f"[[{table}]]"]
+            fields = {key: getattr(entry, key) for key in entry.__slots__}
+            lines += [
+                f"{key} = {_toml(value)}" for key, value in fields.items() if value not in (None, "", ())
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    # JSON's strings, numbers and flat lists are TOML's too.
+    return msgspec.json.encode(value).decode()

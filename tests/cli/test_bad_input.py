@@ -1,0 +1,162 @@
+"""Whatever is wrong gets one line that names it, the right exit code, and leaves nothing half written."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.onnx_models import write_picture_net
+
+
+def test_usage_errors_end_with_2(cli, bundle, model):
+    assert cli("plan").code == 2
+    assert cli("fly").code == 2
+    assert cli("plan", bundle, "--stages", 0).code == 2
+    assert cli("plan", bundle, "--objective", "beauty").code == 2
+    assert cli("plan", bundle, "--scheduler", "dice").code == 2
+    assert cli("profile", model, "--input-shapes", "picture=[1,2]").code == 2
+
+
+def fails(outcome, *words: str) -> None:
+    assert outcome.code == 1, (outcome.out, outcome.err)
+    assert outcome.out == ""
+    for word in words:
+        assert word in outcome.err
+
+
+def test_more_stages_than_operators(cli, bundle):
+    fails(cli("plan", bundle, "--stages", 99), "99 stages", "operators")
+
+
+def test_missing_and_truncated_models(cli, model, tmp_path):
+    fails(cli("plan", tmp_path / "no.onnx"), "no.onnx", "no such file")
+    cut = tmp_path / "cut.onnx"
+    cut.write_bytes(model.read_bytes()[:-100])
+    fails(cli("plan", cut), "cut.onnx", "cut short")
+    (tmp_path / "bad.tflite").write_bytes(b"\0" * 64)
+    fails(cli("plan", tmp_path / "bad.tflite"), "bad.tflite", "TFL3")
+
+
+def test_wrong_input_name_and_open_shape(cli, model, tmp_path):
+    outcome = cli("plan", model, "--input-shapes", "image:[1,3,32,32]")
+    assert (outcome.code, "no input image" in outcome.err) == (2, True)
+    fails(cli("plan", write_picture_net(tmp_path / "open.onnx", batch="n")), "picture", "--input-shapes")
+
+
+def test_nan_in_a_profile(cli, model, bundle, tmp_path):
+    profile = tmp_path / "profile.json"
+    assert cli("profile", model, "-o", profile, "--repeats", 2).code == 0
+    content = json.loads(profile.read_text())
+    first = next(iter(content["devices"]))
+    content["devices"][first]["seconds"][0] = float("nan")
+    profile.write_text(json.dumps(content))
+    fails(cli("plan", bundle, "--profile", profile), "profile.json")
+
+
+def test_cores_that_do_not_exist(cli, model, tmp_path):
+    platform = tmp_path / "platform.toml"
+    platform.write_text('name = "x"\n[[device]]\nname = "far"\ncores = [4096]\n')
+    fails(cli("plan", model, "--platform", platform), "far", "4096")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (lambda text: text.replace("\n  ", "\n  no_such_", 1), "no_such_"),
+        (lambda text: "\n".join(text.splitlines()[:-1]) + "\n", "is in no stage"),
+        (lambda text: text[: text.index("stage ")], "no stages"),
+        (lambda text: text.replace("objective", "objektive"), "line 2"),
+    ],
+)
+def test_plans_that_do_not_fit(cli, bundle, tmp_path, change, word):
+    plan = tmp_path / "plan.txt"
+    assert cli("plan", bundle, "--scheduler", "single", "-o", plan).code == 0
+    plan.write_text(change(plan.read_text()))
+    fails(cli("run", bundle, "--plan", plan, "--source", "synthetic:64x48@30:3"), word)
+
+
+def test_a_plan_with_a_cycle_between_its_stages(cli, bundle, tmp_path):
+    plan = tmp_path / "plan.txt"
+    assert cli("plan", bundle, "--stages", 2, "-o", plan).code == 0
+    head, first, second = plan.read_text().partition("stage ")[0], *plan.read_text().split("stage ")[1:]
+    plan.write_text(f"{head}stage {second}stage {first}")
+    fails(cli("run", bundle, "--plan", plan, "--source", "synthetic:64x48@30:3"), "cycle")
+
+
+def rewritten(bundle: Path, target: Path, change) -> Path:
+    """The bundle with its manifest changed."""
+    with tarfile.open(bundle) as old, tarfile.open(target, "w") as new:
+        for member in old.getmembers():
+            content = old.extractfile(member).read()
+            if member.name == "manifest.json":
+                manifest = json.loads(content)
+                change(manifest)
+                content = json.dumps(manifest).encode()
+                member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    return target
+
+
+def test_bundles_of_another_version(cli, bundle, tmp_path):
+    other = rewritten(bundle, tmp_path / "other.tar", lambda manifest: manifest["versions"].update(tvm="0.18.0"))
+    fails(cli("plan", other), "tvm 0.18.0", "compile the model again")
+    newer = rewritten(bundle, tmp_path / "newer.tar", lambda manifest: manifest.update(format=99))
+    fails(cli("plan", newer), "format 99")
+
+
+def test_a_manifest_with_a_path_outside(cli, bundle, tmp_path):
+    def escape(manifest):
+        manifest["sha256"]["../../evil"] = "0" * 64
+
+    fails(cli("plan", rewritten(bundle, tmp_path / "evil.tar", escape)), "outside")
+    assert not (tmp_path.parent / "evil").exists()
+
+
+def test_damaged_and_truncated_bundles(cli, bundle, tmp_path):
+    def spoil(manifest):
+        manifest["sha256"]["plan.txt"] = "0" * 64
+
+    fails(cli("plan", rewritten(bundle, tmp_path / "spoilt.tar", spoil)), "plan.txt", "damaged")
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(bundle.read_bytes()[: bundle.stat().st_size // 2])
+    fails(cli("run", cut, "--source", "synthetic"), "cut.tar")
+    (tmp_path / "empty.tar").write_bytes(b"")
+    fails(cli("plan", tmp_path / "empty.tar"), "empty.tar")
+    fails(cli("plan", tmp_path / "absent.tar"), "absent.tar")
+
+
+def test_empty_and_broken_videos_leave_no_output(cli, bundle, tmp_path):
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    (tmp_path / "noise.mp4").write_bytes(bytes(range(256)) * 40)
+    for name in ("empty.mp4", "noise.mp4", "absent.mp4"):
+        fails(cli("run", bundle, "--source", tmp_path / name, "--output", tmp_path / "out.mp4"), name)
+    assert not (tmp_path / "out.mp4").exists()
+
+
+def test_a_stream_that_ends_midway_keeps_what_came_before(cli, bundle, tmp_path):
+    whole = tmp_path / "whole.mp4"
+    assert cli("run", bundle, "--source", "synthetic:64x48@30:60", "--output", whole).code == 0
+    cut = tmp_path / "cut.mp4"
+    content = whole.read_bytes()
+    # The index of an mp4 stands at one end; cut the pictures, wherever they are, and keep the index readable.
+    start = content.index(b"mdat")
+    cut.write_bytes(content[: start + 4] + content[start + 4 :][: (len(content) - start) // 3])
+    outcome = cli("run", bundle, "--source", cut, "--results", tmp_path / "out.jsonl")
+    assert outcome.code == 1
+    assert "cut.mp4" in outcome.err
+
+
+def test_no_space_and_read_only_places(cli, bundle, model):
+    fails(cli("plan", bundle, "-o", "/proc/plan.txt"), "/proc/plan.txt")
+    fails(cli("compile", model, "-o", "/proc/net.tar", "--scheduler", "single"), "/proc/net.tar")
+    outcome = cli("run", bundle, "--source", "synthetic:64x48@30:3", "--results", "/dev/full")
+    fails(outcome, "/dev/full")
+
+
+def test_traceback_is_shown_when_asked_for(cli, tmp_path):
+    assert "Traceback" not in cli("plan", tmp_path / "no.onnx").err
+    assert "Traceback" in cli("plan", tmp_path / "no.onnx", "--traceback").err

@@ -1,0 +1,152 @@
+"""The command line as a user meets it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from tvm_pipeline import Plan, read_graph, read_platform, read_profile
+
+COMMANDS = ["devices", "profile", "plan", "compile", "run", "bench", "show"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_in_its_help(cli, command):
+    outcome = cli(command, "--help")
+    assert outcome.code == 0
+    assert "Example: tvm-pipeline" in outcome.out
+
+
+def test_help_lists_every_command(cli):
+    out = cli("--help").out
+    assert all(command in out for command in COMMANDS)
+
+
+def test_devices_writes_a_platform_file_that_reads_back(cli, tmp_path):
+    outcome = cli("devices", "--json", "-o", tmp_path / "here.toml")
+    written = read_platform(tmp_path / "here.toml")
+    assert [device["name"] for device in outcome.json["devices"]] == [device.name for device in written.devices]
+    assert cli("devices", "--platform", tmp_path / "here.toml").code == 0
+
+
+def test_profile_writes_what_plan_reads(cli, model, tmp_path):
+    profile, graph = tmp_path / "profile.json", tmp_path / "graph.json"
+    assert cli("profile", model, "-o", profile, "--graph", graph, "--repeats", 4).code == 0
+    read_profile(profile).check_graph(read_graph(graph))
+    planned = cli("plan", graph, "--profile", profile, "--json").json
+    operators = [name for stage in planned["stages"] for name in stage["operators"]]
+    assert operators == [operator.name for operator in read_graph(graph).operators]
+
+
+def test_plan_gives_one_json_object(cli, bundle, tmp_path):
+    outcome = cli("plan", bundle, "--json", "-o", tmp_path / "plan.txt")
+    planned = outcome.json
+    assert outcome.out.count("\n") == 1
+    assert planned["status"] == "optimal"
+    assert planned["objectives"]["throughput"] == pytest.approx(planned["bound"])
+    assert planned["predicted"].keys() == {"throughput_fps", "latency_s", "energy_j"}
+    best = max(candidate["predicted"]["throughput_fps"] for candidate in planned["candidates"])
+    assert planned["predicted"]["throughput_fps"] == best
+    written = Plan.parse((tmp_path / "plan.txt").read_text())
+    assert [list(stage.operators) for stage in written.stages] == [stage["operators"] for stage in planned["stages"]]
+
+
+def test_plan_says_why_the_winner_won(cli, bundle):
+    outcome = cli("plan", bundle, "--objective", "latency")
+    assert outcome.code == 0
+    assert "has the best latency" in " ".join(outcome.out.split())
+
+
+def test_a_given_number_of_stages_is_kept(cli, bundle):
+    assert len(cli("plan", bundle, "--stages", 2, "--json").json["stages"]) == 2
+
+
+def test_compile_then_run_a_hand_written_plan(cli, model, bundle, tmp_path):
+    plan = tmp_path / "plan.txt"
+    assert cli("plan", bundle, "--stages", 2, "-o", plan).code == 0
+    compiled = cli("compile", model, "-o", tmp_path / "net.tar", "--plan", plan, "--json")
+    assert compiled.code == 0, compiled.err
+    assert len(compiled.json["stages"]) == 2
+    outcome = cli("run", tmp_path / "net.tar", "--source", "synthetic:64x48@30:20", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["measured"]["frames"] == 20
+    assert {stage["stage"] for stage in outcome.json["measured"]["stages"]} == {0, 1}
+
+
+def test_run_writes_a_video_and_a_line_for_each_frame(cli, bundle, tmp_path):
+    import av
+
+    video, lines = tmp_path / "out.mp4", tmp_path / "out.jsonl"
+    outcome = cli("run", bundle, "--source", "synthetic:64x48@30:12", "--output", video, "--results", lines)
+    assert outcome.code == 0, outcome.err
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert [row["frame"] for row in rows] == list(range(12))
+    with av.open(str(video)) as container:
+        assert sum(1 for _ in container.decode(video=0)) == 12
+
+
+def test_run_gives_the_model_s_own_outputs(cli, bundle, tmp_path):
+    """The highest score of each line is that of the whole model run frame by frame."""
+    from tvm_pipeline import open_bundle
+    from tvm_pipeline.video import open_source, preprocess, preprocessing_for
+
+    lines = tmp_path / "out.jsonl"
+    assert cli("run", bundle, "--source", "synthetic:64x48@30:6", "--results", lines).code == 0
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    with open_bundle(bundle) as opened, open_source("synthetic:64x48@30:6") as source:
+        settings = preprocessing_for(opened.graph)
+        whole = opened.compiled.stage([o.name for o in opened.graph.operators], opened.platform.devices[0])
+        inputs, outputs = [p.buffer() for p in whole.inputs], [p.buffer() for p in whole.outputs]
+        for row, frame in zip(rows, source, strict=True):
+            preprocess(frame.image, settings, inputs[0])
+            whole.run(inputs, outputs)
+            (described,) = row["outputs"].values()
+            assert described["max"] == float(outputs[0].max())
+
+
+def test_run_with_a_decoder_from_a_file(cli, bundle, tmp_path):
+    decoder = tmp_path / "decoder.py"
+    decoder.write_text(
+        "from tvm_pipeline.video import Annotation\n"
+        "def decode(outputs, transform):\n"
+        "    return [Annotation('seen', 1.0, (*transform.to_image(0, 0), *transform.to_image(16, 16)))]\n"
+    )
+    lines = tmp_path / "out.jsonl"
+    arguments = ["--source", "synthetic:64x48@30:3", "--decoder", f"{decoder}:decode", "--results", lines]
+    assert cli("run", bundle, *arguments).code == 0
+    first = json.loads(lines.read_text().splitlines()[0])
+    assert np.allclose(first["annotations"][0]["box"], [0, 0, 32, 24])
+
+
+def test_bench_sets_predicted_beside_measured(cli, bundle):
+    outcome = cli("bench", bundle, "--seconds", 0.05, "--rounds", 1, "--json")
+    assert outcome.code == 0, outcome.err
+    for candidate in outcome.json["candidates"]:
+        assert candidate["measured"]["throughput_fps"] > 0
+        assert candidate["predicted"]["throughput_fps"] > 0
+
+
+def test_bench_prints_a_table(cli, bundle):
+    outcome = cli("bench", bundle, "--seconds", 0.05, "--rounds", 1)
+    assert "Side by side" in outcome.out
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg"])
+def test_show_draws(cli, bundle, tmp_path, suffix):
+    outcome = cli("show", bundle, "-o", tmp_path / "pictures", "--format", suffix, "--json")
+    assert outcome.code == 0, outcome.err
+    for picture in outcome.json["pictures"]:
+        with open(picture, "rb") as file:
+            assert file.read(5) in (b"\x89PNG\r", b"<?xml")
+
+
+def test_preprocessing_beside_the_model_goes_into_the_bundle(cli, model, tmp_path):
+    from tvm_pipeline import open_bundle
+
+    (tmp_path / "net.onnx").write_bytes(model.read_bytes())
+    (tmp_path / "net.toml").write_text('size = [32, 32]\nfit = "letterbox"\nscale = 1.0\n')
+    assert cli("compile", tmp_path / "net.onnx", "-o", tmp_path / "net.tar", "--scheduler", "single").code == 0
+    with open_bundle(tmp_path / "net.tar") as opened:
+        assert opened.preprocessing["fit"] == "letterbox"

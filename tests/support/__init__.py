@@ -1,0 +1,1 @@
+"""Small generators and fakes that the tests share."""

@@ -1,0 +1,93 @@
+"""`tvm-pipeline bench`: the candidates side by side, predicted against measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_pipeline.bundle import open_bundle
+from tvm_pipeline.cli.common import (
+    JsonOption,
+    ObjectiveOption,
+    PlatformOption,
+    ShapesOption,
+    checked_objective,
+    compile_source,
+    errors,
+    measured_profile,
+    plan_json,
+    print_json,
+    progress,
+    show,
+)
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.plan import Problem
+from tvm_pipeline.report import comparison_table
+from tvm_pipeline.runtime.comparison import Measured, compare
+from tvm_pipeline.scheduling import solve
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A bundle (.tar), or a model to compile and measure first.")],
+    seconds: Annotated[float, typer.Option(help="How long each candidate runs in each round.")] = 2.0,
+    rounds: Annotated[int, typer.Option(help="Rounds, in which the candidates take turns.")] = 3,
+    objective: ObjectiveOption = "throughput",
+    platform: PlatformOption = None,
+    input_shapes: ShapesOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Runs every candidate on this machine, interleaved, and prints predicted against measured.
+
+    Example: tvm-pipeline bench model.tar --seconds 5
+    """
+    wanted = checked_objective(objective)
+    if not seconds > 0 or rounds < 1:
+        raise OptionError("--seconds must be positive and --rounds at least 1")
+    with progress() as tell:
+        if model.endswith(".tar"):
+            if platform or input_shapes:
+                raise OptionError(
+                    "a bundle has its own platform and shapes: leave --platform and --input-shapes out"
+                )
+            with open_bundle(Path(model)) as bundle:
+                problem = Problem(bundle.graph, bundle.platform, bundle.profile, wanted)
+                candidates = solve(problem).candidates
+                results = compare(
+                    bundle.compiled,
+                    bundle.platform,
+                    candidates,
+                    seconds=seconds,
+                    rounds=rounds,
+                    progress=tell,
+                )
+        else:
+            made = compile_source(model, input_shapes, platform, tell)
+            measured = measured_profile(made, None, tell)
+            for warning in measured.warnings:
+                errors.print(f"warning: {warning}", style="yellow", markup=False)
+            candidates = solve(Problem(made.compiled.graph, made.platform, measured, wanted)).candidates
+            results = compare(
+                made.compiled, made.platform, candidates, seconds=seconds, rounds=rounds, progress=tell
+            )
+    if json:
+        print_json({"candidates": [measured_json(result) for result in results]})
+    else:
+        show(comparison_table(results), json)
+
+
+def measured_json(result: Measured) -> dict[str, object]:
+    """A candidate with what was measured beside what was predicted."""
+    return {
+        **plan_json(result.plan),
+        "measured": {
+            "throughput_fps": result.throughput_fps,
+            "latency_s": result.latency_s,
+            "energy_j": None,
+            "spread": result.spread,
+            "statistics": asdict(result.statistics),
+        },
+        "prediction_error": result.prediction_error,
+    }

@@ -1,0 +1,170 @@
+"""What the commands share: options, where output goes, and how a source becomes something to plan or run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.console import Console
+
+from tvm_pipeline.backend import Backend, CompiledModel, detect_platform, settle_platform
+from tvm_pipeline.bundle import Bundle, open_bundle
+from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.frontends import load, parse_shapes
+from tvm_pipeline.graph import OperatorGraph, read_graph
+from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem
+from tvm_pipeline.platform import Platform, read_platform
+from tvm_pipeline.profile import Profile, read_profile
+from tvm_pipeline.profiling import profile_model
+from tvm_pipeline.scheduling import Decision
+
+# People read the tables on standard error's twin, programs read one JSON object on standard output.
+errors = Console(stderr=True)
+
+PlatformOption = Annotated[
+    Path | None,
+    typer.Option("--platform", help="TOML file of devices and links; this machine is detected without it."),
+]
+ShapesOption = Annotated[
+    str | None, typer.Option("--input-shapes", help='Where the file leaves them open: "data:[1,3,224,224]".')
+]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", help="Measured before with `profile`; measured now without it.")
+]
+ObjectiveOption = Annotated[str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")]
+StagesOption = Annotated[
+    int | None, typer.Option("--stages", help="Exactly so many stages; else the planner chooses.")
+]
+SchedulerOption = Annotated[
+    str, typer.Option("--scheduler", help="best (of all), single, replicas, two-stage or chain.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")
+]
+
+
+def show(renderable: Any, as_json: bool) -> None:
+    """Prints for people: on standard output, or on standard error where that belongs to JSON."""
+    (errors if as_json else Console()).print(renderable)
+
+
+def print_json(value: Any) -> None:
+    """The one JSON object of a command."""
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A spinner on standard error with what is being done; yields the function that says it."""
+    with errors.status("starting") as status:
+        yield lambda text: status.update(text)
+
+
+def checked_objective(text: str) -> Objective:
+    for objective in OBJECTIVES:
+        if text == objective:
+            return objective
+    raise OptionError(f"--objective {text!r} is none of {', '.join(OBJECTIVES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A model that can be planned and run here."""
+
+    backend: Backend
+    compiled: CompiledModel
+    platform: Platform
+
+
+def compile_source(
+    source: str, shapes: str | None, platform: Path | None, tell: Callable[[str], None]
+) -> Compiled:
+    """Reads a model and compiles it for the platform of a file, or for this machine."""
+    model = load(source, parse_shapes(shapes) if shapes else None)
+    backend, settled = settle_platform(read_platform(platform) if platform else detect_platform())
+    return Compiled(backend, backend.compile(model, settled.devices, tell), settled)
+
+
+def measured_profile(
+    compiled: Compiled, profile: Path | None, tell: Callable[[str], None], repeats: int = 24
+) -> Profile:
+    """The profile of a file, else measured now."""
+    if profile:
+        return read_profile(profile)
+    return profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What can be planned: `bundle` is None where nothing was compiled."""
+
+    graph: OperatorGraph
+    platform: Platform
+    profile: Profile
+    bundle: Bundle | None = None
+
+    def problem(self, objective: Objective = "throughput", stages: int | None = None) -> Problem:
+        return Problem(self.graph, self.platform, self.profile, objective, stages)
+
+
+@contextmanager
+def planned(
+    source: str, shapes: str | None, platform: Path | None, profile: Path | None, tell: Callable[[str], None]
+) -> Iterator[Planned]:
+    """A bundle (.tar), an operator graph (.json with --platform and --profile), or a model to compile and measure."""
+    with ExitStack() as stack:
+        if source.endswith(".tar"):
+            bundle = stack.enter_context(open_bundle(Path(source)))
+            yield Planned(
+                bundle.graph,
+                read_platform(platform) if platform else bundle.platform,
+                read_profile(profile) if profile else bundle.profile,
+                bundle,
+            )
+        elif source.endswith(".json") and profile:
+            graph = read_graph(source)
+            yield Planned(
+                graph, read_platform(platform) if platform else detect_platform(), read_profile(profile)
+            )
+        else:
+            made = compile_source(source, shapes, platform, tell)
+            yield Planned(made.compiled.graph, made.platform, measured_profile(made, profile, tell))
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan as `--json` gives it."""
+    return {
+        "graph": plan.graph,
+        "scheduler": plan.scheduler,
+        "status": plan.status,
+        "bound": plan.bound,
+        "gap": plan.gap,
+        "objectives": {plan.objective: plan.value},
+        "stages": [{"devices": stage.devices, "operators": stage.operators} for stage in plan.stages],
+        "predicted": asdict(plan.predicted),
+    }
+
+
+def decision_json(decision: Decision) -> dict[str, Any]:
+    """The winner, why it won, and every candidate."""
+    return {
+        **plan_json(decision.plan),
+        "why": decision.why,
+        "candidates": [plan_json(p) for p in decision.candidates],
+    }
+
+
+def video_room() -> Any:
+    """The video room, whose libraries are an extra."""
+    try:
+        from tvm_pipeline import video
+    except ImportError as error:
+        raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
+    return video

@@ -1,0 +1,60 @@
+"""`tvm-pipeline profile`: every operator measured on every device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tvm_pipeline.cli.common import (
+    JsonOption,
+    PlatformOption,
+    ShapesOption,
+    compile_source,
+    errors,
+    measured_profile,
+    print_json,
+    progress,
+    show,
+)
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.files import write_bytes
+from tvm_pipeline.report import devices_table
+
+
+def command(
+    model: Annotated[
+        str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where the profile goes, as JSON.")
+    ] = None,
+    graph: Annotated[
+        Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Passes over the model for each device.")] = 24,
+    platform: PlatformOption = None,
+    input_shapes: ShapesOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measures every operator on every device, and the links between them.
+
+    Example: tvm-pipeline profile model.onnx -o profile.json
+    """
+    if repeats < 2:
+        raise OptionError(f"--repeats {repeats}: a median needs at least 2")
+    with progress() as tell:
+        made = compile_source(model, input_shapes, platform, tell)
+        measured = measured_profile(made, None, tell, repeats)
+    for warning in measured.warnings:
+        errors.print(f"warning: {warning}", style="yellow", markup=False)
+    if output:
+        write_bytes(output, msgspec.json.format(msgspec.json.encode(measured)))
+    if graph:
+        write_bytes(graph, msgspec.json.format(msgspec.json.encode(made.compiled.graph)))
+    if json:
+        print_json(measured)
+    else:
+        show(devices_table(made.platform, measured), json)

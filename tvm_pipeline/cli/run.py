@@ -1,0 +1,141 @@
+"""`tvm-pipeline run`: a bundle on a video, a camera or a stream."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from tvm_pipeline.bundle import Bundle, open_bundle
+from tvm_pipeline.cli.common import JsonOption, errors, plan_json, print_json, show, video_room
+from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.evaluate import judged
+from tvm_pipeline.plan import Plan, Problem, read_plan
+from tvm_pipeline.report import statistics_table
+from tvm_pipeline.runtime import Pipeline, RunStatistics
+
+REFRESH_EVERY = 10  # frames between two drawings of the live table
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="A bundle of `compile`.")],
+    source: Annotated[
+        str, typer.Option(help="File, folder of pictures, http/rtsp URL, camera:0, synthetic:640x480.")
+    ],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Annotated video to write.")] = None,
+    results: Annotated[
+        str | None, typer.Option(help="JSON lines to write, one a frame; - is standard output.")
+    ] = None,
+    decoder: Annotated[str | None, typer.Option(help="What reads the outputs: file.py:function.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Run this plan instead of the bundle's own.")
+    ] = None,
+    preprocessing: Annotated[Path | None, typer.Option(help="TOML instead of the bundle's own.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many frames.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Runs a bundle on live video, with a table of what it measures; Ctrl-C drains the pipeline and ends.
+
+    Example: tvm-pipeline run model.tar --source bikes.mp4 --output out.mp4
+    """
+    if limit is not None and limit < 1:
+        raise OptionError(f"--limit {limit}: at least one frame must run")
+    if json and results == "-":
+        raise OptionError("--json and --results - both want standard output; write the results to a file")
+    video = video_room()
+    with open_bundle(bundle) as opened:
+        problem = Problem(opened.graph, opened.platform, opened.profile, opened.plan.objective)
+        chosen = judged(problem, read_plan(plan) if plan else opened.plan)
+        settings = video.preprocessing_for(opened.graph, preprocessing or opened.preprocessing)
+        decode = video.find_decoder(decoder) if decoder else None
+        statistics, broken = _run(
+            video, opened, chosen, source, settings, decode, output, results, limit, json
+        )
+    if json:
+        print_json({**plan_json(chosen), "source": source, "measured": measured_json(statistics)})
+    else:
+        show(statistics_table(chosen.predicted, statistics), json or results == "-")
+    if broken:
+        raise broken
+
+
+def _run(
+    video: Any,
+    bundle: Bundle,
+    plan: Plan,
+    source: str,
+    settings: Any,
+    decode: Any,
+    output: Path | None,
+    results: str | None,
+    limit: int | None,
+    quiet: bool,
+) -> tuple[RunStatistics, VideoError | None]:
+    """Runs to the end of the source; a source that breaks is reported after what it gave was written."""
+    broken: VideoError | None = None
+    with ExitStack() as stack:
+        frames = stack.enter_context(video.open_source(source, limit=limit))
+        lines = stack.enter_context(video.JsonLines(results)) if results else None
+        file = stack.enter_context(video.VideoFile(output, frames.fps or 25.0)) if output else None
+        pipeline = stack.enter_context(Pipeline(bundle.compiled, plan, bundle.platform))
+        stopped = stack.enter_context(draining_on_interrupt())
+        live = stack.enter_context(Live(console=errors, auto_refresh=False, transient=True))
+        try:
+            for seen in video.stream(pipeline, frames, settings, decode, stopped):
+                if lines:
+                    lines.write(line_json(seen))
+                if file:
+                    file.write(video.draw(seen.frame.image, seen.annotations))
+                if not quiet and seen.frame.index % REFRESH_EVERY == 0:
+                    title = Text(f"{bundle.graph.name} on {frames.name}: frame {seen.frame.index}")
+                    live.update(
+                        Group(title, statistics_table(plan.predicted, pipeline.statistics())), refresh=True
+                    )
+        except VideoError as error:
+            broken = error
+        if frames.damaged:
+            errors.print(f"warning: {frames.name}: {frames.damaged} damaged pieces skipped", style="yellow")
+        return pipeline.statistics(), broken
+
+
+@contextmanager
+def draining_on_interrupt() -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C sets what the yielded function returns; a second one interrupts at once."""
+    hit = False
+
+    def first(*_: object) -> None:
+        nonlocal hit
+        hit = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        errors.print("draining; Ctrl-C again ends at once")
+
+    before = signal.signal(signal.SIGINT, first)
+    try:
+        yield lambda: hit
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def line_json(seen: Any) -> dict[str, Any]:
+    """One frame's line: what a decoder found, else the size and the highest place of each output."""
+    line = {"frame": seen.frame.index, "time_s": seen.frame.time_s, "latency_s": seen.result.latency_s}
+    if seen.annotations:
+        return {**line, "annotations": [asdict(annotation) for annotation in seen.annotations]}
+    outputs = {
+        name: {"shape": list(array.shape), "argmax": int(array.argmax()), "max": float(array.max())}
+        for name, array in seen.result.outputs.items()
+    }
+    return {**line, "outputs": outputs}
+
+
+def measured_json(statistics: RunStatistics) -> dict[str, Any]:
+    """A run's statistics under the names of a prediction; the latency includes the queues of a full pipeline."""
+    return {"latency_s": statistics.latency_p50_s, "energy_j": None, **asdict(statistics)}

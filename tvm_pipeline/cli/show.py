@@ -1,0 +1,46 @@
+"""`tvm-pipeline show`: a bundle's plan as pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_pipeline.bundle import open_bundle
+from tvm_pipeline.cli.common import JsonOption, plan_json, print_json
+from tvm_pipeline.cli.common import show as show_table
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.evaluate import evaluate, judged
+from tvm_pipeline.plan import Problem, read_plan
+from tvm_pipeline.report import draw_gantt, draw_graph, stages_table
+
+
+def command(
+    bundle: Annotated[Path, typer.Argument(help="A bundle of `compile`.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for gantt and graph.")] = Path("out"),
+    format: Annotated[str, typer.Option(help="png or svg.")] = "png",
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Show this plan instead of the bundle's own.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Draws the Gantt chart of the first frames, and the operator graph coloured by stage.
+
+    Example: tvm-pipeline show model.tar -o out --format svg
+    """
+    if format not in ("png", "svg"):
+        raise OptionError(f"--format {format!r} is neither png nor svg")
+    with open_bundle(bundle) as opened:
+        problem = Problem(opened.graph, opened.platform, opened.profile, opened.plan.objective)
+        chosen = judged(problem, read_plan(plan) if plan else opened.plan)
+        evaluation = evaluate(problem, chosen.stages)
+    output.mkdir(parents=True, exist_ok=True)
+    pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
+    draw_gantt(evaluation, chosen, pictures[0])
+    draw_graph(opened.graph, chosen, pictures[1])
+    if json:
+        print_json({**plan_json(chosen), "pictures": [str(picture) for picture in pictures]})
+    else:
+        show_table(stages_table(evaluation, chosen), json)
+        show_table(f"written: {', '.join(map(str, pictures))}", json)
