@@ -1,0 +1,33 @@
+# `make demo` and `make test` set everything up; both need only Python 3.10-3.13, a C compiler (gcc or clang, for
+# linking what TVM compiles) and a package registry.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint bench clean
+
+# The stamp is made anew when the dependencies change; the project itself is installed in place.
+$(VENV)/.stamp: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
+	  { echo "Python 3.10-3.13 is needed; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[relay,video,plot,dev]'
+	touch $@
+
+demo: $(VENV)/.stamp
+	$(BIN)/python examples/face_detector/demo.py --output out
+
+test: $(VENV)/.stamp
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# Every figure of the README; takes about an hour.
+bench: $(VENV)/.stamp
+	for script in benchmarks/*.py; do grep -q '__main__' $$script || continue; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) out build dist *.egg-info

@@ -1,0 +1,109 @@
+"""Predicted against measured throughput, and the planner's choice against the best candidate.
+
+    python benchmarks/prediction.py
+
+For each model: compile, profile, plan; then run every candidate in turns (`runtime.comparison.compare`). Three
+tables: the error of each prediction, the pipeline against its bound 1/max(stage), and what the choice lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from networks import MODELS, load_network
+from rich.console import Console
+from rich.table import Table
+
+from tvm_pipeline import Problem, detect_platform, profile_model, settle_platform, solve
+from tvm_pipeline.runtime.comparison import Measured, compare
+from tvm_pipeline.scheduling import describe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each candidate in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.short:
+        arguments.models, arguments.seconds, arguments.rounds = ["squeezenet"], 0.5, 1
+
+    console = Console(width=140)
+    backend, platform = settle_platform(detect_platform())
+    rows: list[tuple[str, Measured]] = []
+    for name in arguments.models:
+        model = load_network(name)
+        if model is None:
+            console.print(f"{name}: not here, left out")
+            continue
+        compiled = backend.compile(model, platform.devices, lambda _: None)
+        profile = profile_model(backend, compiled, platform)
+        candidates = solve(Problem(compiled.graph, platform, profile)).candidates
+        for warning in profile.warnings:
+            console.print(f"{name}: {warning}")
+        measured = compare(compiled, platform, candidates, seconds=arguments.seconds, rounds=arguments.rounds)
+        rows += [(name, result) for result in measured]
+        show(console, name, measured)
+    summary = summarise(rows)
+    console.print(summary)
+    if arguments.json:
+        arguments.json.write_text(json.dumps({**summary, "rows": [row(name, result) for name, result in rows]}, indent=1))
+
+
+def show(console: Console, name: str, measured: list[Measured]) -> None:
+    table = Table("candidate", "predicted fps", "measured fps", "spread", "error", "1/max(stage) fps", "of bound", title=name)
+    for result in measured:
+        figures = row(name, result)
+        table.add_row(
+            figures["candidate"],
+            f"{figures['predicted_fps']:.2f}",
+            f"{figures['measured_fps']:.2f}",
+            f"{figures['spread']:.1%}",
+            f"{figures['error']:+.1%}",
+            f"{figures['bound_fps']:.2f}",
+            f"{figures['of_bound']:.3f}",
+        )
+    console.print(table)
+
+
+def row(name: str, result: Measured) -> dict:
+    """One candidate; the bound is that of the stages' own compute times in the same run."""
+    by_stage: dict[int, float] = {}
+    for stage in result.statistics.stages:
+        by_stage[stage.stage] = by_stage.get(stage.stage, 0.0) + 1 / stage.compute_s
+    bound = min(by_stage.values())
+    return {
+        "model": name,
+        "candidate": describe(result.plan),
+        "predicted_fps": result.plan.predicted.throughput_fps,
+        "measured_fps": result.throughput_fps,
+        "spread": result.spread,
+        "error": result.prediction_error,
+        "bound_fps": bound,
+        "of_bound": (result.statistics.throughput_fps or 0.0) / bound,
+    }
+
+
+def summarise(rows: list[tuple[str, Measured]]) -> dict:
+    """The figures that the README quotes."""
+    errors = [abs(result.prediction_error) for _, result in rows]
+    lost = {}
+    for name in dict.fromkeys(name for name, _ in rows):
+        results = [result for other, result in rows if other == name]
+        best = max(result.throughput_fps for result in results)
+        lost[name] = 1 - results[0].throughput_fps / best  # the planner's choice stands first
+    return {
+        "prediction error, median": round(statistics.median(errors), 4),
+        "prediction error, worst": round(max(errors), 4),
+        "planner's choice below the best measured, worst": round(max(lost.values()), 4),
+        "below by model": {name: round(share, 4) for name, share in lost.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()
