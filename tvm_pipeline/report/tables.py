@@ -118,13 +118,13 @@ def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics |
 def statistics_table(predicted: Prediction, statistics: RunStatistics) -> TextTable:
     """Predicted beside measured; the error is that of the prediction, relative to what was measured.
 
-    The predicted latency is that of a frame that meets no queue, so a full pipeline measures more.
+    The predicted latency is that of a frame that meets no queue; a full pipeline measures more, which is no
+    error of the prediction, so none is given.
     """
     fps_error = relative_error(predicted.throughput_fps, statistics.throughput_fps)
-    latency_error = relative_error(predicted.latency_s, statistics.latency_p50_s)
     rows = [
         ("throughput, fps", fps(predicted.throughput_fps), fps(statistics.throughput_fps), fps_error),
-        ("latency, median", duration(predicted.latency_s), duration(statistics.latency_p50_s), latency_error),
+        ("latency, median", duration(predicted.latency_s), duration(statistics.latency_p50_s), UNKNOWN),
         ("latency, 90 %", UNKNOWN, duration(statistics.latency_p90_s), UNKNOWN),
         ("latency, 99 %", UNKNOWN, duration(statistics.latency_p99_s), UNKNOWN),
         ("latency, longest", UNKNOWN, duration(statistics.latency_max_s), UNKNOWN),
