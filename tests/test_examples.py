@@ -1,0 +1,81 @@
+"""Each example runs as its own docstring says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.onnx_models import write_picture_net
+
+pytest.importorskip("tvm")
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+def run(*arguments: object) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_relay_passes():
+    out = run(EXAMPLES / "relay_passes.py")
+    assert "stage_0 on cpu0" in out
+    assert "stage_1 on cpu1" in out
+    assert "equal bit for bit: True" in out
+
+
+def test_ten_lines(tmp_path):
+    out = run(EXAMPLES / "ten_lines.py", write_picture_net(tmp_path / "net.onnx"))
+    assert "\n49 {" in out
+    assert "has the best throughput" in out or "only plan" in out
+
+
+def test_centerface_decoder_finds_a_planted_face():
+    sys.path.insert(0, str(EXAMPLES / "face_detector"))
+    try:
+        from centerface import decode
+    finally:
+        sys.path.pop(0)
+    from tvm_pipeline.video import Transform
+
+    heat, size, offset, marks = (np.zeros((1, n, 8, 8), np.float32) for n in (1, 2, 2, 10))
+    heat[0, 0, 3, 5] = 0.9
+    heat[0, 0, 3, 6] = 0.5  # the same face seen from the next cell: overlaps and is dropped
+    size[0, :, 3, 5] = size[0, :, 3, 6] = np.log(4.0)  # 16 pixels each way
+    (face,) = decode(dict(zip("abcd", (heat, size, offset, marks), strict=True)), Transform(0.5, 0.5, 0, 0))
+    assert face.score == pytest.approx(0.9)
+    # The centre is at ((5 + .5) * 4, (3 + .5) * 4) in the input, twice that in the picture.
+    assert face.box == pytest.approx((2 * 14, 2 * 6, 2 * 30, 2 * 22))
+
+
+def test_classification_decoder_names_the_best():
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        from classification import decode
+    finally:
+        sys.path.pop(0)
+    from tvm_pipeline.video import Transform
+
+    scores = np.zeros((1, 10), np.float32)
+    scores[0, 7] = 3.0
+    best = decode({"scores": scores}, Transform(1, 1, 0, 0))
+    assert best[0].label == "class 7"
+    assert best[0].score == pytest.approx(np.exp(3) / (np.exp(3) + 9))
+
+
+@pytest.mark.skipif("TVM_PIPELINE_DEMO" not in os.environ, reason="downloads; .ci/run sets TVM_PIPELINE_DEMO")
+def test_the_demo_writes_all_it_promises(tmp_path):
+    run(EXAMPLES / "face_detector" / "demo.py", "--output", tmp_path, "--frames", 40, "--seconds", 0.2)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"centerface.tar", "faces.jsonl", "faces.mp4", "gantt.png", "graph.png", "report.md"}
+    rows = [json.loads(line) for line in (tmp_path / "faces.jsonl").read_text().splitlines()]
+    assert len(rows) == 40
+    assert any(row["faces"] for row in rows[28:])  # a cyclist rides into the picture
