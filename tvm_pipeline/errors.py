@@ -71,7 +71,7 @@ class StageError(RunError):
     Attributes:
         stage: index of the stage in the plan.
         device: name of the device it ran on.
-        frame: index of the frame it was given.
+        frame: index of the frame it was given; -1 where it could not be tied to its device.
     """
 
     def __init__(self, stage: int, device: str, frame: int, cause: BaseException) -> None:

@@ -59,9 +59,7 @@ def compare(
     for round_ in range(rounds):
         for turn in range(len(plans)):
             index = (turn + round_) % len(plans)
-            progress(
-                f"{plans[index].scheduler} on {', '.join(plans[index].devices)}, round {round_ + 1} of {rounds}"
-            )
+            progress(f"{plans[index].scheduler} on {', '.join(plans[index].devices)}, round {round_ + 1} of {rounds}")
             with Pipeline(compiled, plans[index], platform) as pipeline:
                 for _ in range(SINGLE_FRAMES):
                     pipeline.submit(frame)

@@ -5,22 +5,34 @@
             ...
 
 `map` feeds from a thread of its own; `submit` and `result` are for callers that have their own loop. Both sides
-block when the pipeline is full or empty, with a time limit if wanted. Read `slots.py` first for how the data goes.
+block when the pipeline is full or empty, with a time limit if wanted. Any thread may submit; one thread takes the
+results. Read `slots.py` first for how the data goes.
+
+How it ends: a None follows the last frame through the stages and to the reader. A failure sends it after the
+frames that are inside; those before the failed one still come out. `stop` puts one into every queue.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
+from typing import NoReturn
 
 import numpy as np
 
 from tvm_pipeline.backend import Array, CompiledModel, Port
-from tvm_pipeline.errors import ModelError, PipelineClosedError, PipelineTimeoutError, StageError
+from tvm_pipeline.errors import (
+    ModelError,
+    OptionError,
+    PipelineClosedError,
+    PipelineTimeoutError,
+    StageError,
+)
 from tvm_pipeline.evaluate import check_stages
 from tvm_pipeline.layout import to_logical
 from tvm_pipeline.plan import Plan
@@ -51,14 +63,18 @@ class Pipeline:
         in_flight: frames inside at once; the default keeps every worker busy with one more waiting.
 
     Raises:
+        OptionError: `in_flight` is less than one.
         PlanError: the plan does not fit the model or the platform.
     """
 
     def __init__(
         self, compiled: CompiledModel, plan: Plan, platform: Platform, *, in_flight: int | None = None
     ) -> None:
+        if in_flight is not None and in_flight < 1:
+            raise OptionError(f"in_flight is {in_flight}; a pipeline holds at least one frame")
         check_stages(compiled.graph, platform, plan.stages)
         self.plan, self._graph = plan, compiled.graph
+        self._inputs = {tensor.name: tensor for tensor in compiled.graph.inputs}
         runners = [[compiled.stage(s.operators, platform.device(d)) for d in s.devices] for s in plan.stages]
         self._ports = ports = slot_ports(compiled.graph, runners)
         workers = sum(len(stage) for stage in runners)
@@ -66,47 +82,47 @@ class Pipeline:
         self._free: SlotQueue = SimpleQueue()
         self._queues: list[SlotQueue] = [SimpleQueue() for _ in range(len(runners) + 1)]
         self._record = RunRecord()
-        self._records = [StageRecord(i, d) for i, stage in enumerate(plan.stages) for d in stage.devices]
-        self._bound = threading.Barrier(workers + 1)
-        self._halted = threading.Event()
+        self._bound = threading.Semaphore(0)
         self._workers: list[Worker] = []
-        records = iter(self._records)
-        for index, stage in enumerate(runners):
-            gate = StageGate(self._queues[index], self._queues[index + 1], len(stage))
-            for runner in stage:
+        for index, (stage, replicas) in enumerate(zip(plan.stages, runners, strict=True)):
+            gate = StageGate(self._queues[index], self._queues[index + 1], len(replicas))
+            for device, runner in zip(stage.devices, replicas, strict=True):
                 scratch: dict[Port, Array] = {}
                 bindings = [bind_slot(slot, ports, runner, scratch) for slot in self._slots]
+                record = StageRecord(index, device)
                 self._workers.append(
-                    Worker(
-                        runner,
-                        bindings,
-                        gate,
-                        next(records),
-                        self._bound.wait,
-                        self._halted.is_set,
-                        self._fail,
-                    )
+                    Worker(runner, bindings, gate, record, self._bound.release, self._dropped, self._fail)
                 )
-        self._state = "new"
-        self._error: StageError | None = None
+        self._lock = threading.Lock()  # over what follows, where more than one thread writes it
+        self._state: str = "new"  # then running, and drained, stopped or failed
+        self._failure: tuple[int, str, int, BaseException] | None = None
+        self._end: float = math.inf  # frames from this one on are dropped
         self._submitted = self._delivered = 0
         self._last_entry_s = 0.0
         self._early: dict[int, Slot] = {}
 
     def start(self) -> None:
-        """Starts the threads and returns when each is tied to its device."""
-        if self._state != "new":
-            raise PipelineClosedError("this pipeline was started before; make a new one")
-        self._state = "running"
+        """Starts the threads and returns when each is tied to its device.
+
+        Raises:
+            PipelineClosedError: it was started before.
+            StageError: a thread could not be tied to its device; its `frame` is -1.
+        """
+        with self._lock:
+            if self._state != "new":
+                raise PipelineClosedError("this pipeline was started before; make a new one")
+            self._state = "running"
         for slot in self._slots:
             self._free.put(slot)
-        for worker in self._workers:
-            worker.start()
         try:
-            self._bound.wait()
-        except threading.BrokenBarrierError:
-            self.stop()
+            for worker in self._workers:
+                worker.start()
+            for _ in self._workers:
+                self._bound.acquire()
             self._raise_failure()
+        except BaseException:
+            self.stop()
+            raise
 
     def submit(self, inputs: Inputs, timeout_s: float | None = None) -> int:
         """Copies one frame's inputs in and returns its index; waits while the pipeline is full.
@@ -115,34 +131,41 @@ class Pipeline:
             inputs: arrays by input name, or the one array of a model with one input.
 
         Raises:
-            ModelError: an input is missing, or has another shape.
+            ModelError: an input is missing, or has another shape, or its numbers do not fit the input's type.
             PipelineTimeoutError: the pipeline stayed full for `timeout_s`.
+            PipelineClosedError: the pipeline is not running.
             StageError: a stage failed.
         """
-        arrays = self._checked(inputs)
+        arrays, what = self._checked(inputs), "no room for a frame"
         if self._state != "running":
-            self._raise_failure()
-            raise PipelineClosedError(f"cannot submit: the pipeline is {self._state}")
-        slot = self._take(self._free, timeout_s, "is full: no result was taken")
+            self._refuse(what)
+        slot = self._take(self._free, timeout_s, what)
         for name, array in arrays.items():
             np.copyto(slot.buffers[name], array, casting="same_kind")
-        slot.frame, self._submitted = self._submitted, self._submitted + 1
-        slot.entered_s = self._last_entry_s = time.perf_counter()
-        self._queues[0].put(slot)
-        return slot.frame
+        with self._lock:  # no frame may follow the None of `drain`
+            if self._state != "running":
+                self._free.put(slot)
+                self._refuse(what)
+            slot.frame = frame = self._submitted
+            self._submitted += 1
+            slot.entered_s = self._last_entry_s = time.perf_counter()
+            self._queues[0].put(slot)
+        return frame
 
     def result(self, timeout_s: float | None = None) -> Result:
         """The next frame's result, in the order of submission.
 
         Raises:
-            PipelineTimeoutError: none came in `timeout_s`.
+            PipelineTimeoutError: it did not come in `timeout_s`.
             PipelineClosedError: every result was taken, and no frame can come any more.
-            StageError: a stage failed.
+            StageError: a stage failed; the results of the frames before were given.
         """
+        if self._state in ("new", "stopped"):
+            self._refuse("no result")
+        give_up_s = None if timeout_s is None else time.perf_counter() + timeout_s
         while self._delivered not in self._early:
-            if self._state == "drained":
-                raise PipelineClosedError("every result has been taken")
-            slot = self._take(self._queues[-1], timeout_s, "gave no result")
+            left_s = None if give_up_s is None else max(give_up_s - time.perf_counter(), 0.0)
+            slot = self._take(self._queues[-1], left_s, "no result")
             self._early[slot.frame] = slot
         slot = self._early.pop(self._delivered)
         outputs = {name: self._output(slot, name) for name in self._graph.outputs}
@@ -153,26 +176,37 @@ class Pipeline:
         return result
 
     def results(self, timeout_s: float | None = None) -> Iterator[Result]:
-        """Every result until the pipeline is drained; call `drain` (or submit from another thread) before."""
+        """Every result until the pipeline is drained; call `drain` (or submit from another thread) before.
+
+        Raises what `result` does; being drained ends it.
+        """
         while True:
             try:
                 yield self.result(timeout_s)
             except PipelineClosedError:
-                return
+                if self._state == "drained":
+                    return
+                raise
 
     def map(self, frames: Iterable[Inputs], timeout_s: float | None = None) -> Iterator[Result]:
-        """Runs every frame and yields the results in order; ends when `frames` does, and drains the pipeline.
+        """Runs every frame and yields the results in order; ends when `frames` does, and stops the pipeline.
 
         `frames` is read from another thread. What it raises is raised here, after the results of the frames before.
+        Who leaves early waits until `frames` gave the item it is at.
+
+        Raises what `submit` and `result` do.
         """
+        if self._state != "running":
+            self._refuse("cannot map")
         failure: list[BaseException] = []
 
         def feed() -> None:
             try:
                 for inputs in frames:
-                    self.submit(inputs)
-            except (PipelineClosedError, StageError):
-                pass  # the reader of the results hears of it
+                    try:
+                        self.submit(inputs)
+                    except (PipelineClosedError, StageError):
+                        return  # the reader of the results hears of it
             except BaseException as error:
                 failure.append(error)
             finally:
@@ -183,23 +217,26 @@ class Pipeline:
         try:
             yield from self.results(timeout_s)
         finally:
-            if feeder.is_alive():
-                self.stop()
+            self.stop()
             feeder.join()
         if failure:
             raise failure[0]
 
     def drain(self) -> None:
         """Takes no more frames; those inside come out, and then the threads end."""
-        if self._state == "running":
-            self._state = "draining"
-            self._queues[0].put(None)
+        with self._lock:
+            if self._state == "running":
+                self._state = "drained"
+                self._close_entrance()
 
     def stop(self) -> None:
         """Ends every thread after the frame it is at; frames inside are dropped. Safe to call twice."""
-        if self._state in ("running", "draining"):
-            self._state = "stopped"
-        self._wake()
+        with self._lock:
+            if self._state != "failed":
+                self._state = "stopped"
+            self._end = 0
+        for queue in (self._free, *self._queues):
+            queue.put(None)
         for worker in self._workers:
             if worker.ident is not None:
                 worker.join()
@@ -207,14 +244,14 @@ class Pipeline:
     def statistics(self) -> RunStatistics:
         """What was measured until now, in steady state."""
         skip = len(self._slots)
-        stages = tuple(record.summary(skip) for record in self._records)
+        stages = tuple(worker.record.summary(skip) for worker in self._workers)
         return self._record.summary(skip, self._last_entry_s, stages)
 
     def reset_statistics(self) -> None:
         """Forgets what was measured until now, for instance after a warm-up."""
         self._record = RunRecord()
-        for record in self._records:
-            record.clear()
+        for worker in self._workers:
+            worker.record = StageRecord(worker.record.stage, worker.record.device)
 
     def __enter__(self) -> Pipeline:
         self.start()
@@ -225,57 +262,64 @@ class Pipeline:
     ) -> None:
         self.stop()
 
-    def _checked(self, inputs: Inputs) -> dict[str, Array]:
+    def _checked(self, inputs: Inputs) -> Mapping[str, Array]:
+        wanted = self._inputs
         if not isinstance(inputs, Mapping):
-            inputs = {self._graph.inputs[0].name: inputs}
-        wanted = {tensor.name: tensor for tensor in self._graph.inputs}
+            inputs = {next(iter(wanted)): inputs}
         if inputs.keys() != wanted.keys():
-            raise ModelError(
-                f"the model has the inputs {', '.join(wanted)}; it was given {', '.join(inputs)}"
-            )
+            raise ModelError(f"the model has the inputs {', '.join(wanted)}; it was given {', '.join(inputs)}")
         for name, array in inputs.items():
-            if array.shape != wanted[name].shape or not np.can_cast(
-                array.dtype, wanted[name].dtype, "same_kind"
-            ):
+            tensor = wanted[name]
+            rounds = np.dtype(tensor.dtype).kind in "fc"  # fractions may lose digits, integers would wrap around
+            fits = np.can_cast(array.dtype, tensor.dtype, "same_kind" if rounds else "safe")
+            if array.shape != tensor.shape or not fits:
                 raise ModelError(
-                    f"input {name} is {wanted[name].dtype} of shape {list(wanted[name].shape)}; "
+                    f"input {name} is {tensor.dtype} of shape {list(tensor.shape)}; "
                     f"it was given {array.dtype} of shape {list(array.shape)}"
                 )
-        return dict(inputs)
+        return inputs
 
     def _output(self, slot: Slot, name: str) -> Array:
-        return to_logical(slot.buffers[name], self._ports[name].layout).copy()
+        array: Array = to_logical(slot.buffers[name], self._ports[name].layout).copy()
+        return array
 
     def _take(self, queue: SlotQueue, timeout_s: float | None, what: str) -> Slot:
-        """The next slot; None in the queue means that the pipeline ended, for a reason or by a drain."""
+        """The next slot; None in the queue means that no more will come."""
         try:
             slot = queue.get(timeout=timeout_s)
         except Empty:
-            raise PipelineTimeoutError(f"the pipeline {what} for {timeout_s} s") from None
-        if slot is not None:
-            return slot
-        queue.put(None)  # for whoever asks next
-        self._raise_failure()
-        if self._state == "draining":
-            self._state = "drained"
-        raise PipelineClosedError(f"the pipeline is {self._state}")
+            inside = self._submitted - self._delivered
+            raise PipelineTimeoutError(f"{what} in the time allowed; {inside} frames are inside") from None
+        if slot is None:
+            queue.put(None)  # for whoever asks next
+            self._refuse(what)
+        return slot
+
+    def _dropped(self, frame: int) -> bool:
+        return frame >= self._end
 
     def _fail(self, stage: int, device: str, frame: int, error: BaseException) -> None:
-        if self._error is None and self._state in ("running", "draining"):
-            self._error = StageError(stage, device, frame, error)
-            self._error.__cause__ = error
+        """Called by a worker: the earliest frame that failed is what the caller hears of."""
+        with self._lock:
+            if self._state == "stopped":
+                return
+            if self._failure is None or frame < self._failure[2]:
+                self._failure = (stage, device, frame, error)
+                self._end = min(self._end, frame)
             self._state = "failed"
-        self._bound.abort()
-        self._wake()
+            self._close_entrance()
 
-    def _wake(self) -> None:
-        """Ends every wait: each worker, whoever submits and whoever reads finds None."""
-        self._halted.set()
-        for queue in self._queues:
-            for _ in self._workers:
-                queue.put(None)
+    def _close_entrance(self) -> None:
+        """Ends the stream of frames after those that are in, and wakes whoever waits to submit one."""
+        self._queues[0].put(None)
         self._free.put(None)
 
     def _raise_failure(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise StageError(*self._failure) from self._failure[3]
+
+    def _refuse(self, what: str) -> NoReturn:
+        """Says why nothing goes in or comes out any more."""
+        self._raise_failure()
+        todo = "call start() first, or use `with`" if self._state == "new" else "make a new one"
+        raise PipelineClosedError(f"{what}: the pipeline is {self._state}; {todo}")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from tvm_pipeline.backend import Array, Port, StageRunner
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.layout import logical_shape, relayout
+from tvm_pipeline.layout import logical_shape, primal, relayout
 
 
 @dataclass(slots=True)
@@ -78,9 +78,7 @@ def new_slot(number: int, ports: Mapping[str, Port]) -> Slot:
     return Slot(number, {name: port.buffer() for name, port in ports.items()})
 
 
-def bind_slot(
-    slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratch: dict[Port, Array]
-) -> Binding:
+def bind_slot(slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratch: dict[Port, Array]) -> Binding:
     """How `runner` sees the slot; its own buffers are shared by all its slots through `scratch`.
 
     Raises:
@@ -100,11 +98,16 @@ def bind_slot(
             if stands.layout == port.layout and (not port.layout or stands.shape == port.shape):
                 arrays.append(buffer.reshape(port.shape))
                 continue
-            if math.prod(logical_shape(stands.shape, stands.layout)) != math.prod(
-                logical_shape(port.shape, port.layout)
-            ):
+            if stands.layout and port.layout and _logical(stands) != _logical(port):
                 raise PlanError(f"tensor {port.name}: no way from layout {stands.layout} to {port.layout}")
-            own = scratch.setdefault(port, port.buffer())
+            if port not in scratch:
+                scratch[port] = port.buffer()
+            own = scratch[port]
             arrays.append(own)
             conversions.append(Conversion(buffer, stands.layout, own, port.layout))
     return binding
+
+
+def _logical(port: Port) -> tuple[str, tuple[int, ...]]:
+    """The axes of a blocked port, and how long they are."""
+    return primal(port.layout), logical_shape(port.shape, port.layout)

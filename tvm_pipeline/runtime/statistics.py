@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 
 WINDOW = 4096  # samples kept
+
+Sample = TypeVar("Sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +50,15 @@ class StageRecord:
     stage: int
     device: str
     frames: int = 0
-    wait: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    transfer: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    compute: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    samples: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def add(self, wait_s: float, transfer_s: float, compute_s: float) -> None:
         self.frames += 1
-        self.wait.append(wait_s)
-        self.transfer.append(transfer_s)
-        self.compute.append(compute_s)
-
-    def clear(self) -> None:
-        self.frames = 0
-        for samples in (self.wait, self.transfer, self.compute):
-            samples.clear()
+        self.samples.append((wait_s, transfer_s, compute_s))  # one append: other threads read whole samples
 
     def summary(self, skip: int) -> StageStatistics:
-        skip = min(skip, max(len(self.compute) - 1, 0))
-        wait, transfer, compute = (
-            np.array(list(islice(samples, skip, len(self.compute))) or [0.0])
-            for samples in (self.wait, self.transfer, self.compute)
-        )
+        samples = _filled(self.samples, self.frames, skip, least=1) or [(0.0, 0.0, 0.0)]
+        wait, transfer, compute = np.array(samples).T
         whole = float(wait.sum() + transfer.sum() + compute.sum())
         return StageStatistics(
             self.stage,
@@ -83,25 +73,32 @@ class StageRecord:
 
 @dataclass(slots=True)
 class RunRecord:
-    """What the pipeline writes down: when each frame came out, and how long it was inside."""
+    """What the pipeline writes down: when each frame went in and came out."""
 
     frames: int = 0
-    done: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    latency: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def add(self, entered_s: float, done_s: float) -> None:
         self.frames += 1
-        self.done.append(done_s)
-        self.latency.append(done_s - entered_s)
+        self.samples.append((entered_s, done_s))
 
     def summary(self, skip: int, last_entry_s: float, stages: tuple[StageStatistics, ...]) -> RunStatistics:
         """The steady state: without the first `skip` frames and what came out after the last one went in."""
-        done, latency = np.array(self.done), np.array(self.latency)
-        steady = np.arange(len(done)) >= min(skip, max(len(done) - 2, 0))
-        before_drain = steady & (done <= last_entry_s)
-        if before_drain.sum() >= 2:
-            steady = before_drain
-        done, latency = np.sort(done[steady]), latency[steady]
-        span = float(done[-1] - done[0]) if len(done) >= 2 else 0.0
-        quantiles = np.quantile(latency, [0.5, 0.9, 0.99, 1.0]).tolist() if len(latency) else [None] * 4
-        return RunStatistics(self.frames, (len(done) - 1) / span if span > 0 else None, *quantiles, stages)
+        samples = _filled(self.samples, self.frames, skip, least=2)
+        before_drain = [(entered_s, done_s) for entered_s, done_s in samples if done_s <= last_entry_s]
+        if len(before_drain) >= 2:
+            samples = before_drain
+        if not samples:
+            return RunStatistics(self.frames, None, None, None, None, None, stages)
+        entered, done = np.array(samples).T
+        span = float(done.max() - done.min())
+        fps = (len(done) - 1) / span if span > 0 else None
+        p50, p90, p99, longest = (float(q) for q in np.quantile(done - entered, [0.5, 0.9, 0.99, 1.0]))
+        return RunStatistics(self.frames, fps, p50, p90, p99, longest, stages)
+
+
+def _filled(samples: deque[Sample], frames: int, skip: int, least: int) -> list[Sample]:
+    """The samples without those of the first `skip` frames, as far as `least` remain."""
+    kept = list(samples)
+    forgotten = frames - len(kept)  # those that the window lost were the first
+    return kept[max(0, min(skip - forgotten, len(kept) - least)) :]

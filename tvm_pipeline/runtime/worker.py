@@ -12,7 +12,7 @@ from tvm_pipeline.backend import StageRunner
 from tvm_pipeline.runtime.slots import Binding, Slot
 from tvm_pipeline.runtime.statistics import StageRecord
 
-# What travels between threads: a slot, or None for "nothing more comes".
+# What travels between threads: a slot, or None for "nothing more comes". No slot ever follows a None.
 SlotQueue: TypeAlias = "SimpleQueue[Slot | None]"
 
 
@@ -32,7 +32,11 @@ class StageGate:
 
 
 class Worker(threading.Thread):
-    """Runs frames until the end of the stream; a failure is reported once and ends the pipeline."""
+    """Runs frames until the end of the stream.
+
+    A failure is reported and the worker goes on, because frames that are to come out may still be behind: which
+    frames are dropped is for the pipeline to say.
+    """
 
     def __init__(
         self,
@@ -40,37 +44,46 @@ class Worker(threading.Thread):
         bindings: Sequence[Binding],
         gate: StageGate,
         record: StageRecord,
-        ready: Callable[[], object],
-        halted: Callable[[], bool],
+        bound: Callable[[], object],
+        dropped: Callable[[int], bool],
         failed: Callable[[int, str, int, BaseException], None],
     ) -> None:
         super().__init__(name=f"stage {record.stage} on {record.device}", daemon=True)
-        self._runner, self._bindings, self._gate, self._record = runner, bindings, gate, record
-        self._ready, self._halted, self._failed = ready, halted, failed
+        self.record = record
+        self._runner, self._bindings, self._gate = runner, bindings, gate
+        self._bound, self._dropped, self._failed = bound, dropped, failed
 
     def run(self) -> None:
-        frame = -1
         try:
             self._runner.bind()
-            self._ready()
-            take, give, halted = self._gate.source.get, self._gate.target.put, self._halted
-            run, clock, record = self._runner.run, time.perf_counter, self._record.add
-            idle_since = clock()
-            while (slot := take()) is not None and not halted():
-                frame = slot.frame
-                began = clock()
-                binding = self._bindings[slot.number]
-                for conversion in binding.receive:
-                    conversion.receive()
-                received = clock()
-                run(binding.inputs, binding.outputs)
-                computed = clock()
-                for conversion in binding.send:
-                    conversion.send()
-                slot.done_s = clock()
-                give(slot)
-                record(began - idle_since, received - began + slot.done_s - computed, computed - received)
-                idle_since = slot.done_s
-            self._gate.close()
         except BaseException as error:  # whatever it is, the caller must hear of it
-            self._failed(self._record.stage, self._record.device, frame, error)
+            self._failed(self.record.stage, self.record.device, -1, error)
+        self._bound()
+        take, give = self._gate.source.get, self._gate.target.put
+        idle_since = time.perf_counter()
+        while (slot := take()) is not None:
+            if self._dropped(slot.frame):
+                continue
+            try:
+                idle_since = self._process(slot, idle_since)
+            except BaseException as error:
+                self._failed(self.record.stage, self.record.device, slot.frame, error)
+            else:
+                give(slot)
+        self._gate.close()
+
+    def _process(self, slot: Slot, idle_since: float) -> float:
+        """Runs the stage on a slot, writes down what took how long, and returns when it was done."""
+        clock = time.perf_counter
+        began = clock()
+        binding = self._bindings[slot.number]
+        for conversion in binding.receive:
+            conversion.receive()
+        received = clock()
+        self._runner.run(binding.inputs, binding.outputs)
+        computed = clock()
+        for conversion in binding.send:
+            conversion.send()
+        slot.done_s = sent = clock()
+        self.record.add(began - idle_since, received - began + sent - computed, computed - received)
+        return sent

@@ -1,0 +1,109 @@
+"""What is shared and what is converted between two devices that lay tensors out differently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from tests.support.fake_backend import LAYOUTS
+from tvm_pipeline.backend import Array, Port
+from tvm_pipeline.errors import PlanError
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.runtime.slots import Binding, Slot, bind_slot, new_slot, slot_ports
+
+SHAPE = (4, 6)
+GRAPH = OperatorGraph(
+    "pair",
+    (Tensor("x", SHAPE),),
+    (Operator("a", "a", ("x",), (Tensor("t", SHAPE),)), Operator("b", "b", ("t",), (Tensor("y", SHAPE),))),
+    ("y",),
+)
+
+
+@dataclass
+class Ports:
+    """A runner that is asked for nothing but its ports."""
+
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+    scratch: dict[Port, Array] = field(default_factory=dict)
+
+
+def port(name: str, layout: str = "") -> Port:
+    return Port(name, LAYOUTS[layout][0](np.empty(SHAPE)).shape, "float32", layout)
+
+
+def bound(*runners: Ports, slots: int = 1) -> list[tuple[Slot, list[Binding]]]:
+    ports = slot_ports(GRAPH, [[runner] for runner in runners])
+    made = [new_slot(number, ports) for number in range(slots)]
+    return [(slot, [bind_slot(slot, ports, runner, runner.scratch) for runner in runners]) for slot in made]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_devices_that_agree_share_one_aligned_buffer(layout: str) -> None:
+    writer = Ports((port("x"),), (port("t", layout),))
+    ((slot, (first, second)),) = bound(writer, Ports((port("t", layout),), (port("y"),)))
+    assert np.shares_memory(first.outputs[0], second.inputs[0])
+    assert [*first.receive, *first.send, *second.receive, *second.send] == []
+    for buffer in slot.buffers.values():
+        assert buffer.ctypes.data % 64 == 0
+        assert buffer.flags.c_contiguous
+
+
+def test_a_tensor_of_another_logical_shape_is_the_same_memory() -> None:
+    flat = Port("t", (24,), "float32")
+    ((_, (first, second)),) = bound(Ports((port("x"),), (port("t"),)), Ports((flat,), (port("y"),)))
+    assert second.inputs[0].shape == (24,)
+    assert np.shares_memory(first.outputs[0], second.inputs[0])
+    assert not second.receive
+
+
+@pytest.mark.parametrize("written", LAYOUTS)
+@pytest.mark.parametrize("read", LAYOUTS)
+def test_a_reader_with_another_layout_gets_the_same_elements(written: str, read: str) -> None:
+    ((_, (first, second)),) = bound(Ports((port("x"),), (port("t", written),)), Ports((port("t", read),)))
+    logical = np.arange(24, dtype=np.float32).reshape(SHAPE)
+    first.outputs[0][...] = LAYOUTS[written][0](logical)
+    for conversion in second.receive:
+        conversion.receive()
+    np.testing.assert_array_equal(second.inputs[0], LAYOUTS[read][0](logical))
+    assert len(second.receive) == (written != read)
+
+
+@pytest.mark.parametrize("first_layout", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_replica_writes_as_the_first_one_does(first_layout: str, layout: str) -> None:
+    """Readers know one layout, whichever replica a frame went through."""
+    one, other = Ports(outputs=(port("t", first_layout),)), Ports(outputs=(port("t", layout),))
+    ((slot, (_, binding)),) = bound(one, other)
+    logical = np.arange(24, dtype=np.float32).reshape(SHAPE)
+    binding.outputs[0][...] = LAYOUTS[layout][0](logical)
+    for conversion in binding.send:
+        conversion.send()
+    np.testing.assert_array_equal(slot.buffers["t"], LAYOUTS[first_layout][0](logical))
+
+
+def test_frames_have_buffers_of_their_own_and_a_worker_converts_in_one() -> None:
+    reader = Ports((port("t", "AB2a"),), (port("y"),))
+    slots = bound(Ports((port("x"),), (port("t"),)), reader, slots=3)
+    written = [first.outputs[0] for _, (first, _) in slots]
+    assert not any(np.shares_memory(a, b) for a, b in ((written[0], written[1]), (written[1], written[2])))
+    assert len({id(second.inputs[0]) for _, (_, second) in slots}) == 1
+    assert len({id(conversion.slot) for _, (_, second) in slots for conversion in second.receive}) == 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (port("z"), "tensor z is needed by a stage and written by none before"),
+        (Port("t", SHAPE, "float16"), "tensor t is .*float32.* on one device and .*float16.* on another"),
+        (Port("t", (4, 7), "float32"), r"tensor t is .*\(2, 6, 2\).*\(4, 7\)"),
+        (Port("t", (3, 4, 2), "float32", "AB2a"), "tensor t: no way from layout AB2a to AB2a"),
+        (Port("t", (3, 4, 2), "float32", "BA2b"), "tensor t: no way from layout AB2a to BA2b"),
+    ],
+)
+def test_tensors_that_cannot_be_handed_over_are_refused(wanted: Port, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        bound(Ports((port("x"),), (port("t", "AB2a"),)), Ports((wanted,)))
