@@ -13,10 +13,10 @@ This is the one judge of every scheduler: no scheduler's own figure is trusted. 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, replace
 
-from tvm_pipeline.errors import GraphError, PlanError, ProfileError
+from tvm_pipeline.errors import GraphError, PlanError, PlatformError, ProfileError
 from tvm_pipeline.graph import OperatorGraph, crossing_tensors
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.platform import Device, Platform, disjoint_sets
@@ -56,7 +56,7 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     alone = _stage_costs(problem, stages, dict.fromkeys(used, 1.0))
     busy = _stage_costs(problem, stages, {name: busy_factor(problem, name, len(used)) for name in used})
 
-    device_load_s: Counter[str] = Counter()
+    device_load_s: dict[str, float] = defaultdict(float)
     for cost in busy:
         device_load_s[cost.device] += cost.seconds
     rates = [sum(1 / max(device_load_s[name], 1e-12) for name in stage.devices) for stage in stages]
@@ -111,22 +111,21 @@ def _check_devices(graph: OperatorGraph, platform: Platform, stages: tuple[Stage
     used: dict[str, Device] = {}
     for index, stage in enumerate(stages):
         for name in stage.devices:
-            device = platform.device(name)
+            try:
+                device = platform.device(name)
+            except PlatformError as error:
+                raise PlanError(f"stage {index}: {error}") from error
             for other in used.values():
                 if device.overlaps(other) and device != other:
                     raise PlanError(f"devices {name} and {other.name} share cores, one plan cannot use both")
             if name in used and (len(stage.devices) > 1 or _replicated(stages, name)):
-                raise PlanError(
-                    f"device {name} of stage {index} is a replica, and serves another stage as well"
-                )
+                raise PlanError(f"device {name} of stage {index} is a replica, and serves another stage as well")
             used[name] = device
     param_bytes = {operator.name: operator.param_bytes for operator in graph.operators}
     for device in used.values():
         held = sum(param_bytes[o] for s in stages if device.name in s.devices for o in s.operators)
         if device.memory_bytes is not None and held > device.memory_bytes:
-            raise PlanError(
-                f"device {device.name} would hold {held} bytes of parameters and has {device.memory_bytes}"
-            )
+            raise PlanError(f"device {device.name} would hold {held} bytes of parameters and has {device.memory_bytes}")
 
 
 def _replicated(stages: tuple[Stage, ...], device: str) -> bool:

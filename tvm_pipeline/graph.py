@@ -62,8 +62,8 @@ class Operator:
 class OperatorGraph:
     """Operators in a topological order, with the model's inputs and outputs.
 
-    Raises GraphError when a name is not unique, a tensor is read before it is written (a cycle, or a wrong
-    order), or a figure is negative.
+    Raises GraphError when a name is not unique or cannot stand on a line of a plan, a tensor is read before it
+    is written (a cycle, or a wrong order), or a figure is impossible.
     """
 
     name: str
@@ -77,7 +77,14 @@ class OperatorGraph:
             raise GraphError(f"graph {self.name}: two inputs bear the same name")
         if len({operator.name for operator in self.operators}) != len(self.operators):
             raise GraphError(f"graph {self.name}: two operators bear the same name")
+        for tensor in self.inputs:
+            self._check_tensor(tensor)
         for operator in self.operators:
+            if not _fits_a_line(operator.name):
+                raise GraphError(
+                    f"graph {self.name}: an operator cannot be called {operator.name!r}; a name is printable, not "
+                    "empty, and neither begins with # or a blank nor ends with a blank"
+                )
             for read in operator.inputs:
                 if read not in known:
                     raise GraphError(
@@ -89,12 +96,21 @@ class OperatorGraph:
             for tensor in operator.outputs:
                 if tensor.name in known:
                     raise GraphError(f"graph {self.name}: tensor {tensor.name} is written twice")
-                if any(extent < 0 for extent in tensor.shape):
-                    raise GraphError(f"graph {self.name}: tensor {tensor.name} has shape {tensor.shape}")
+                self._check_tensor(tensor)
                 known.add(tensor.name)
         for output in self.outputs:
             if output not in known:
                 raise GraphError(f"graph {self.name}: nothing writes the output {output}")
+
+    def _check_tensor(self, tensor: Tensor) -> None:
+        if any(extent < 0 for extent in tensor.shape):
+            raise GraphError(f"graph {self.name}: tensor {tensor.name} has shape {tensor.shape}")
+        try:
+            np.dtype(tensor.dtype)
+        except TypeError as error:
+            raise GraphError(
+                f"graph {self.name}: tensor {tensor.name} has dtype {tensor.dtype}, which numpy does not know"
+            ) from error
 
     def __len__(self) -> int:
         return len(self.operators)
@@ -109,6 +125,10 @@ class OperatorGraph:
     def fingerprint(self) -> str:
         """Names the structure and sizes, so that a profile or a plan can say which graph it is of."""
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+
+
+def _fits_a_line(name: str) -> bool:
+    return bool(name) and name.isprintable() and name == name.strip() and not name.startswith("#")
 
 
 def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[list[Tensor]]:
@@ -136,9 +156,7 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
         group = group_of[operator.name]
         for read in operator.inputs:
             if written[read] > group + 1:
-                raise GraphError(
-                    f"operator {operator.name} of stage {group} reads {read}, which a later stage writes"
-                )
+                raise GraphError(f"operator {operator.name} of stage {group} reads {read}, which a later stage writes")
             last_read[read] = max(last_read.get(read, 0), group)
     last_read.update(dict.fromkeys(graph.outputs, len(groups)))
     boundaries: list[list[Tensor]] = [[] for _ in range(len(groups) + 1)]
@@ -150,7 +168,8 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
 
 def read_graph(path: Path | str) -> OperatorGraph:
     """Reads an operator graph from its JSON file; raises GraphError naming the file."""
+    content = read_bytes(path, GraphError)
     try:
-        return msgspec.json.decode(read_bytes(path, GraphError), type=OperatorGraph)
+        return msgspec.json.decode(content, type=OperatorGraph)
     except (msgspec.DecodeError, GraphError) as error:
         raise GraphError(f"{path}: {error}") from error

@@ -37,13 +37,9 @@ def to_logical(array: npt.NDArray[Any], layout: str) -> npt.NDArray[Any]:
     if not is_blocked(layout):
         return array
     letters = _letters(layout)
-    order = [
-        position
-        for axis in primal(layout)
-        for position, letter in enumerate(letters)
-        if letter.upper() == axis
-    ]
-    return array.transpose(order).reshape(logical_shape(array.shape, layout))
+    order = [position for axis in primal(layout) for position, letter in enumerate(letters) if letter.upper() == axis]
+    logical: npt.NDArray[Any] = array.transpose(order).reshape(logical_shape(array.shape, layout))
+    return logical
 
 
 def relayout(source: npt.NDArray[Any], layout: str, target: npt.NDArray[Any], target_layout: str) -> None:
@@ -57,10 +53,7 @@ def relayout(source: npt.NDArray[Any], layout: str, target: npt.NDArray[Any], ta
     split = logical.reshape([extent for axis in primal(target_layout) for extent in extents[axis]])
     # Axes of `split` stand as (outer, block) for each logical axis; find where each physical axis is.
     where = [
-        position
-        for axis in primal(target_layout)
-        for position, letter in enumerate(letters)
-        if letter.upper() == axis
+        position for axis in primal(target_layout) for position, letter in enumerate(letters) if letter.upper() == axis
     ]
     np.copyto(target, split.transpose(np.argsort(where)))
 

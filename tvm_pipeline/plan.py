@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from tvm_pipeline.errors import OptionError, PlanError
+from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.platform import Link, Platform, find_link
@@ -54,8 +54,8 @@ class Problem:
         if self.stages is not None and self.stages < 1:
             raise OptionError(f"--stages {self.stages}: a plan has at least one stage")
         if self.stages is not None and self.stages > len(self.graph):
-            raise OptionError(
-                f"--stages {self.stages}: {self.graph.name} has only {len(self.graph)} operators, "
+            raise InfeasibleError(
+                f"{self.stages} stages: {self.graph.name} has only {len(self.graph)} operators, "
                 "and every stage needs one"
             )
         self.profile.check_graph(self.graph)
@@ -138,7 +138,7 @@ class Plan:
     @classmethod
     def parse(cls, text: str) -> Plan:
         """Reads what `str(plan)` printed. Raises PlanError naming the line."""
-        heads: dict[str, list[str]] = {}
+        heads: dict[str, Any] = {}
         stages: list[tuple[tuple[str, ...], list[str]]] = []
         for number, line in enumerate(text.splitlines(), 1):
             words = line.split()
@@ -150,29 +150,43 @@ class Plan:
                 stages[-1][1].append(line.strip())
             elif words[0] == "stage" and len(words) > 1:
                 stages.append((tuple(words[1:]), []))
-            elif words[0] in ("plan", "objective", "status", "bound", "predicted") and len(words) > 1:
-                heads[words[0]] = words[1:]
+            elif words[0] in heads:
+                raise PlanError(f"line {number}: a second line begins with {words[0]!r}")
             else:
-                raise PlanError(f"line {number}: cannot read {line!r} as part of a plan")
-        try:
-            graph, _, scheduler = heads["plan"]
-            (objective,), (status,) = heads["objective"], heads["status"]
-            figures = dict(zip(heads["predicted"][::2], map(float, heads["predicted"][1::2]), strict=True))
-            if objective not in OBJECTIVES or status not in ("optimal", "feasible"):
-                raise ValueError(f"{objective} or {status}")
-            return cls(
-                graph,
-                scheduler,
-                objective,
-                tuple(Stage(devices, tuple(operators)) for devices, operators in stages),
-                Prediction(**figures),
-                status,
-                float(heads["bound"][0]) if "bound" in heads else None,
-            )
-        except KeyError as error:
-            raise PlanError(f"a line beginning with {error.args[0]!r} is missing") from None
-        except (ValueError, TypeError) as error:
-            raise PlanError(f"the lines above the first stage do not make a plan: {error}") from error
+                try:
+                    heads[words[0]] = _head(line, words)
+                except (ValueError, TypeError) as error:
+                    raise PlanError(f"line {number}: cannot read {line!r} as part of a plan") from error
+        for word in ("plan", "objective", "status", "predicted"):
+            if word not in heads:
+                raise PlanError(f"a line beginning with {word!r} is missing")
+        graph, scheduler = heads["plan"]
+        return cls(
+            graph,
+            scheduler,
+            heads["objective"],
+            tuple(Stage(devices, tuple(operators)) for devices, operators in stages),
+            heads["predicted"],
+            heads["status"],
+            heads.get("bound"),
+        )
+
+
+def _head(line: str, words: list[str]) -> Any:
+    """What a line above the stages says; raises ValueError or TypeError where it says nothing of a plan."""
+    match words:
+        case ["plan", *_, "by", scheduler]:
+            # The name of a graph is that of a file, and may hold blanks.
+            return line[len("plan ") : line.rindex(" by ")], scheduler
+        case ["objective", objective] if objective in OBJECTIVES:
+            return objective
+        case ["status", "optimal" | "feasible" as status]:
+            return status
+        case ["bound", figure]:
+            return float(figure)
+        case ["predicted", *figures]:
+            return Prediction(**dict(zip(figures[::2], map(float, figures[1::2]), strict=True)))
+    raise ValueError(line)
 
 
 def objective_value(predicted: Prediction, objective: Objective) -> float | None:
@@ -188,7 +202,8 @@ def objective_value(predicted: Prediction, objective: Objective) -> float | None
 
 def read_plan(path: Path | str) -> Plan:
     """Reads a plan's text from a file; raises PlanError naming the file and the line."""
+    content = read_bytes(path, PlanError)
     try:
-        return Plan.parse(read_bytes(path, PlanError).decode())
+        return Plan.parse(content.decode())
     except (UnicodeDecodeError, PlanError) as error:
         raise PlanError(f"{path}: {error}") from error

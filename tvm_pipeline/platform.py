@@ -108,9 +108,7 @@ class Platform:
             if names.count(name) > 1:
                 raise PlatformError(f"platform {self.name}: two devices are called {name}")
             if name.split() != [name]:
-                raise PlatformError(
-                    f"platform {self.name}: a device is called {name!r}; its name must be one word"
-                )
+                raise PlatformError(f"platform {self.name}: a device is called {name!r}; its name must be one word")
         for device in self.devices:
             for figure in (device.memory_bytes, device.active_w):
                 if figure is not None and not (figure > 0 and math.isfinite(figure)):
@@ -201,9 +199,7 @@ def platform_toml(platform: Platform) -> str:
         for entry in entries:
             lines += ["", f"[[{table}]]"]
             fields = {key: getattr(entry, key) for key in entry.__slots__}
-            lines += [
-                f"{key} = {_toml(value)}" for key, value in fields.items() if value not in (None, "", ())
-            ]
+            lines += [f"{key} = {_toml(value)}" for key, value in fields.items() if value not in (None, "", ())]
     return "\n".join(lines) + "\n"
 
 

@@ -55,9 +55,16 @@ class Profile:
                     raise ProfileError(f"{where}: entry {position} is {figure}; measure again")
             if not (device.busy_factor > 0 and math.isfinite(device.busy_factor)):
                 raise ProfileError(f"{where}: busy_factor is {device.busy_factor}; measure again")
-            if len({len(other.seconds) for other in self.devices.values()}) > 1:
+            lists = (device.seconds, device.spread or device.seconds, device.joules or device.seconds)
+            if len(set(map(len, lists))) > 1:
+                raise ProfileError(f"{where}: seconds, spread and joules list different numbers of operators")
+        if len({len(device.seconds) for device in self.devices.values()}) > 1:
+            raise ProfileError(f"profile of {self.graph}: its devices list different numbers of operators")
+        for link in self.links:
+            if not link.is_possible:
                 raise ProfileError(
-                    f"profile of {self.graph}: its devices list different numbers of operators"
+                    f"profile of {self.graph}, link {link.source} -> {link.destination}: latency_s "
+                    f"{link.latency_s} and bandwidth_bytes_per_s {link.bandwidth_bytes_per_s}; measure again"
                 )
 
     def check_graph(self, graph: OperatorGraph) -> None:
@@ -67,6 +74,12 @@ class Profile:
                 f"this profile was measured on {self.graph} ({self.fingerprint}), not on {graph.name} "
                 f"({graph.fingerprint}); measure it with `tvm-pipeline profile`"
             )
+        for name, device in self.devices.items():
+            if len(device.seconds) != len(graph):
+                raise ProfileError(
+                    f"this profile of {self.graph} lists {len(device.seconds)} operators on device {name}, "
+                    f"the graph has {len(graph)}; measure it with `tvm-pipeline profile`"
+                )
 
     def device(self, name: str) -> DeviceProfile:
         try:
@@ -81,7 +94,8 @@ class Profile:
 
 def read_profile(path: Path | str) -> Profile:
     """Reads a profile from its JSON file; raises ProfileError naming the file."""
+    content = read_bytes(path, ProfileError)
     try:
-        return msgspec.json.decode(read_bytes(path, ProfileError), type=Profile)
+        return msgspec.json.decode(content, type=Profile)
     except (msgspec.DecodeError, ProfileError) as error:
         raise ProfileError(f"{path}: {error}") from error

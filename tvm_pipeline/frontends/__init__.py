@@ -5,6 +5,7 @@ One file a format; each says which file, input or operator is at fault before a 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +26,8 @@ TESTING_NETWORKS = (
     *(f"densenet-{layers}" for layers in (121, 161, 169, 201)),
     *(f"vgg-{layers}" for layers in (11, 13, 16, 19)),
 )
+
+_SHAPE = re.compile(r"([^\s,\[\]]+):\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]", re.ASCII)
 
 
 def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
@@ -63,9 +66,7 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
             params = read_bytes(beside, ModelError) if beside.exists() else b""
             kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
             return Model(path.stem, kind, content, params=params)  # type: ignore[arg-type]
-    raise ModelError(
-        f"{path}: unknown kind of model; it takes .onnx, .tflite, .relay, .txt and .json (Relay)"
-    )
+    raise ModelError(f"{path}: unknown kind of model; it takes .onnx, .tflite, .relay, .txt and .json (Relay)")
 
 
 def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
@@ -73,18 +74,9 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
 
     Raises OptionError where it is something else.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for part in text.replace(" ", "").split("]"):
-        name, colon, extents = part.lstrip(",").rpartition(":[")
-        if not part.strip(","):
-            continue
-        try:
-            shape = tuple(int(extent) for extent in extents.split(","))
-        except ValueError:
-            shape = ()
-        if not (name and colon and shape) or min(shape) < 1:
-            raise OptionError(f'--input-shapes {text!r}: give it as "data:[1,3,224,224]", extents from 1')
-        shapes[name] = shape
-    if not shapes:
-        raise OptionError(f'--input-shapes {text!r}: give it as "data:[1,3,224,224]"')
+    found = _SHAPE.findall(text)
+    shapes = {name: tuple(int(extent) for extent in extents.split(",")) for name, extents in found}
+    rest = _SHAPE.sub("", text).strip(" ,")
+    if not shapes or rest or len(shapes) != len(found) or min(map(min, shapes.values())) < 1:
+        raise OptionError(f'--input-shapes {text!r}: give it as "data:[1,3,224,224]", each input once, extents from 1')
     return shapes

@@ -9,19 +9,29 @@ from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.graph import Tensor
 from tvm_pipeline.model import Model
 
+_DTYPES = {
+    "FLOAT": "float32",
+    "FLOAT16": "float16",
+    "DOUBLE": "float64",
+    "BOOL": "bool",
+    **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
+}
+
 
 def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...]]) -> Model:
     """A checked Model of an ONNX file; raises ModelError where it is damaged or leaves a shape open."""
     try:
         import onnx
     except ImportError as error:
-        raise ModelError(
-            f"{path}: reading ONNX needs the package onnx: pip install 'tvm-pipeline[relay]'"
-        ) from error
+        raise ModelError(f"{path}: reading ONNX needs the package onnx: pip install 'tvm-pipeline[relay]'") from error
     from google.protobuf.message import DecodeError
 
     try:
         proto = onnx.load_from_string(content)
+        if any(constant.data_location == onnx.TensorProto.EXTERNAL for constant in proto.graph.initializer):
+            raise ModelError(
+                f"{path}: its weights lie in another file; make it one with onnx.save(onnx.load(path), new_path)"
+            )
         onnx.checker.check_model(proto)
     except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -37,8 +47,11 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
 
 def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]) -> Tensor:
     kind = value.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).name
-    extents = [extent.dim_value if extent.HasField("dim_value") else 0 for extent in kind.shape.dim]
+    dtypes = {number: _DTYPES.get(name) for name, number in onnx.TensorProto.DataType.items()}
+    dtype = dtypes.get(kind.elem_type)
+    if dtype is None:
+        raise ModelError(f"{path}: input {value.name} is not a tensor of numbers that numpy knows")
+    extents = [max(extent.dim_value, 0) for extent in kind.shape.dim]  # 0 where it is open
     shape = shapes.get(value.name)
     if shape is None:
         if not all(extent > 0 for extent in extents):
@@ -48,16 +61,12 @@ def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]
                 f'fix it with --input-shapes "{value.name}:[{shown.replace("?", "1")}]"'
             )
         shape = tuple(extents)
-    elif extents and len(shape) != len(extents):
-        raise OptionError(
-            f"--input-shapes: {path}: input {value.name} has {len(extents)} dimensions, not {len(shape)}"
-        )
+    elif len(shape) != len(extents):
+        raise OptionError(f"--input-shapes: {path}: input {value.name} has {len(extents)} dimensions, not {len(shape)}")
     return Tensor(value.name, shape, dtype)
 
 
 def _check_names(path: Path, shapes: dict[str, tuple[int, ...]], known: list[str]) -> None:
     for name in shapes:
         if name not in known:
-            raise OptionError(
-                f"--input-shapes: {path} has no input {name}; its inputs are {', '.join(known)}"
-            )
+            raise OptionError(f"--input-shapes: {path} has no input {name}; its inputs are {', '.join(known)}")

@@ -44,17 +44,13 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
     for given, shape in shapes.items():
         if known.get(given) != shape:
             listed = ", ".join(f"{n}:{list(s)}" for n, s in known.items())
-            raise OptionError(
-                f"--input-shapes {given}:{list(shape)}: {path} fixes its inputs itself: {listed}"
-            )
+            raise OptionError(f"--input-shapes {given}:{list(shape)}: {path} fixes its inputs itself: {listed}")
     return Model(name, "tflite", content, inputs)
 
 
 def _inputs(tflite: Any, path: Path, parsed: Any) -> tuple[Tensor, ...]:
     if parsed.SubgraphsLength() != 1:
-        raise ModelError(
-            f"{path}: it has {parsed.SubgraphsLength()} subgraphs; only models with one can be cut"
-        )
+        raise ModelError(f"{path}: it has {parsed.SubgraphsLength()} subgraphs; only models with one can be cut")
     graph = parsed.Subgraphs(0)
     names = {value: key for key, value in vars(tflite.TensorType).items() if not key.startswith("_")}
     # Touching every buffer finds a file that was cut short: weights stand at its end.
@@ -65,28 +61,20 @@ def _inputs(tflite: Any, path: Path, parsed: Any) -> tuple[Tensor, ...]:
     for index in range(graph.TensorsLength()):
         tensor = graph.Tensors(index)
         if tensor.IsVariable():
-            raise ModelError(
-                f"{path}: tensor {tensor.Name().decode()} keeps a state between runs; it cannot be cut"
-            )
+            raise ModelError(f"{path}: tensor {tensor.Name().decode()} keeps a state between runs; it cannot be cut")
     inputs = []
     for position in range(graph.InputsLength()):
         tensor = graph.Tensors(graph.Inputs(position))
         label = tensor.Name().decode()
         shape = tuple(int(extent) for extent in tensor.ShapeAsNumpy())
-        signature = (
-            [int(extent) for extent in tensor.ShapeSignatureAsNumpy()]
-            if tensor.ShapeSignatureLength()
-            else []
-        )
+        signature = [int(extent) for extent in tensor.ShapeSignatureAsNumpy()] if tensor.ShapeSignatureLength() else []
         if any(extent < 1 for extent in shape) or any(extent < 0 for extent in signature[1:]):
             raise ModelError(
                 f"{path}: input {label} has the open shape {signature or shape}; convert it with a fixed one"
             )
         dtype = _DTYPES.get(names[tensor.Type()])
         if dtype is None:
-            raise ModelError(
-                f"{path}: input {label} is of type {names[tensor.Type()]}, which is not supported"
-            )
+            raise ModelError(f"{path}: input {label} is of type {names[tensor.Type()]}, which is not supported")
         inputs.append(Tensor(label, shape, dtype))
     if not inputs or not graph.OperatorsLength():
         raise ModelError(f"{path}: the graph has no inputs or no operators")

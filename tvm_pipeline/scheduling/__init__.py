@@ -40,7 +40,7 @@ def solve(problem: Problem, scheduler: str = "best") -> Decision:
     """Plans `problem` with the scheduler of that name, or with all of them (`best`).
 
     Raises:
-        OptionError: no scheduler has that name.
+        OptionError: no scheduler has that name, or it does not make plans of `problem.stages` stages.
         InfeasibleError: no plan exists; the message gives each scheduler's reason.
     """
     if problem.objective == "energy":
@@ -49,6 +49,11 @@ def solve(problem: Problem, scheduler: str = "best") -> Decision:
         if scheduler not in SCHEDULERS:
             raise OptionError(f"no scheduler is called {scheduler}; there are best, {', '.join(SCHEDULERS)}")
         plan = judged(problem, SCHEDULERS[scheduler](problem))
+        if problem.stages not in (None, len(plan.stages)):
+            raise OptionError(
+                f"--stages {problem.stages}: the plans of scheduler {scheduler} have {len(plan.stages)}; "
+                "leave --stages out, or choose chain or best"
+            )
         return Decision(plan, (plan,), f"it was asked for with --scheduler {scheduler}")
     candidates, reasons = _candidates(problem)
     if not candidates:

@@ -41,12 +41,13 @@ def chain_of(problem: Problem) -> list[Plan]:
     Raises:
         InfeasibleError: there is none.
     """
+    widest = max(map(len, disjoint_sets(problem.platform.devices)))
     if problem.objective == "throughput":
-        most = min(max(map(len, disjoint_sets(problem.platform.devices))), len(problem.graph))
+        most = min(widest, len(problem.graph))
         wanted = range(1, most + 1) if problem.stages is None else [problem.stages]
         found = [_bottleneck(problem, count) for count in wanted if count <= most]
     else:
-        most = 0
+        most = widest if widest == 1 else len(problem.graph)
         found = [_shortest(problem, group) for group in disjoint_sets(problem.platform.devices)]
         found = [min((f for f in found if f), key=lambda f: f.value, default=None)]
     plans = [_plan(problem, stages) for stages in found if stages is not None]
@@ -167,9 +168,7 @@ def _shortest(problem: Problem, devices: tuple[Device, ...]) -> _Chain | None:
     return _Chain(float(value[-1][goal]), _walk(problem, names, choice, goal, layers))
 
 
-def _walk(
-    problem: Problem, names: list[str], choice: list[np.ndarray], device: int, layers: int
-) -> tuple[Stage, ...]:
+def _walk(problem: Problem, names: list[str], choice: list[np.ndarray], device: int, layers: int) -> tuple[Stage, ...]:
     """Follows the choices back from the last operator and groups them into stages."""
     layer, runs = layers - 1, [(device, [len(choice) - 1])]
     for i in range(len(choice) - 1, 0, -1):
@@ -180,16 +179,15 @@ def _walk(
         device = previous
         runs[-1][1].append(i - 1)
     operators = problem.graph.operators
-    return tuple(
-        Stage((names[d],), tuple(operators[i].name for i in reversed(run))) for d, run in reversed(runs)
-    )
+    return tuple(Stage((names[d],), tuple(operators[i].name for i in reversed(run))) for d, run in reversed(runs))
 
 
 def _reason(problem: Problem, most: int) -> str:
     """Why there is no chain, in the user's terms."""
-    if problem.stages is not None and problem.objective == "throughput" and problem.stages > most:
+    if problem.stages is not None and problem.stages > most:
+        needed = "as many" if problem.objective == "throughput" else "two"
         return (
-            f"{problem.stages} stages need as many devices that share no cores; platform "
+            f"{problem.stages} stages need {needed} devices that share no cores; platform "
             f"{problem.platform.name} has {most}"
         )
     for index, operator in enumerate(problem.graph.operators):

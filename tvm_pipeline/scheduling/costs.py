@@ -43,9 +43,7 @@ class ChainCosts:
         """Cost of the operators start..end-1 on `device`; infinite where it cannot run or hold them."""
         cost = self.prefix[device, end] - self.prefix[device, start]
         held = self.param_bytes[end] - self.param_bytes[start]
-        impossible = (self.blocked[device, end] > self.blocked[device, start]) | (
-            held > self.capacity[device]
-        )
+        impossible = (self.blocked[device, end] > self.blocked[device, start]) | (held > self.capacity[device])
         return np.where(impossible, np.inf, cost)
 
 

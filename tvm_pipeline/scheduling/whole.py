@@ -5,7 +5,7 @@ from __future__ import annotations
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.plan import Plan, Problem, Stage, objective_value
-from tvm_pipeline.platform import disjoint_sets
+from tvm_pipeline.platform import Device, disjoint_sets
 
 
 def singles(problem: Problem) -> list[Plan]:
@@ -28,19 +28,22 @@ def replicas(problem: Problem) -> Plan:
     Every maximal set of devices that share no cores is tried, and the best for the objective returned.
 
     Raises:
-        InfeasibleError: the platform has no two such devices, or none of them can run the whole model.
+        InfeasibleError: the platform has no two such devices that can run and hold the whole model.
     """
-    able = [device for device in problem.platform.devices if _runs_all(problem, device.name)]
+    able = [device for device in problem.platform.devices if _takes_all(problem, device)]
     sets = [tuple(d.name for d in group) for group in disjoint_sets(able) if len(group) > 1]
     if not sets:
         raise InfeasibleError(
-            f"platform {problem.platform.name} has no two devices that can run the whole model"
+            f"platform {problem.platform.name} has no two devices that share no cores and can run and hold the "
+            "whole model"
         )
     return _best(_possible(problem, "replicas", sets), problem)
 
 
-def _runs_all(problem: Problem, device: str) -> bool:
-    return None not in problem.profile.device(device).seconds
+def _takes_all(problem: Problem, device: Device) -> bool:
+    held = sum(operator.param_bytes for operator in problem.graph.operators)
+    fits = device.memory_bytes is None or held <= device.memory_bytes
+    return fits and None not in problem.profile.device(device.name).seconds
 
 
 def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -> list[Plan]:

@@ -1,0 +1,151 @@
+"""Small random graphs, platforms and profiles: functions of a `random.Random`, and Hypothesis strategies of them.
+
+Figures are whole milliseconds, bytes and watts, so that ties happen. Devices may share cores, be unable to run
+an operator, hold few parameters, and slow one another down; links may be missing, free, or given twice over
+(by the platform and by the profile, where the platform's counts).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.plan import Objective, Problem
+from tvm_pipeline.platform import Device, Link, Platform
+from tvm_pipeline.profile import DeviceProfile, Profile
+
+DTYPES = ("float32", "int8", "uint8", "float16", "int64")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a random problem may have; all True is the whole world, False makes one thing simple."""
+
+    overlapping: bool = True
+    unsupported: bool = True
+    memory: bool = True
+    busy: bool = True
+    joules: bool = True
+    powerless: bool = False  # some device's power may be unknown
+
+
+def random_tensor(rng: random.Random, name: str) -> Tensor:
+    shape = tuple(rng.randint(1, 8) for _ in range(rng.randint(1, 3)))
+    return Tensor(name, shape, rng.choice(DTYPES))
+
+
+def random_chain(rng: random.Random, length: int) -> OperatorGraph:
+    """Operators in a row, each reading what the one before wrote."""
+    operators = tuple(
+        Operator(f"op{i}", "kind", (f"t{i}",), (random_tensor(rng, f"t{i + 1}"),), rng.randint(0, 9), rng.randint(0, 9))
+        for i in range(length)
+    )
+    return OperatorGraph("chain", (random_tensor(rng, "t0"),), operators, (f"t{length}",))
+
+
+def random_dag(rng: random.Random, length: int) -> OperatorGraph:
+    """Skips, several inputs and outputs, operators of two outputs, tensors never read, inputs handed through."""
+    inputs = tuple(random_tensor(rng, f"in{i}") for i in range(rng.randint(1, 2)))
+    known = [tensor.name for tensor in inputs]
+    operators = []
+    for i in range(length):
+        reads = tuple(rng.sample(known, min(len(known), rng.randint(1, 3))))
+        writes = tuple(random_tensor(rng, f"t{i}.{j}") for j in range(rng.choice((1, 1, 1, 2))))
+        operators.append(Operator(f"op{i}", "kind", reads, writes, rng.randint(0, 9), rng.randint(0, 9)))
+        known.extend(tensor.name for tensor in writes)
+    outputs = tuple(rng.sample(known, rng.randint(1, min(3, len(known)))))
+    return OperatorGraph("dag", inputs, tuple(operators), outputs)
+
+
+def random_platform(rng: random.Random, graph: OperatorGraph, count: int, traits: Traits) -> Platform:
+    """`count` devices: clusters of cores, accelerators without cores, and some that share cores with others."""
+    devices = []
+    for index in range(count):
+        kind = rng.choice(("own", "own", "accelerator", "shared"))
+        cores: tuple[int, ...] = () if kind == "accelerator" else (2 * index, 2 * index + 1)
+        if kind == "shared" and traits.overlapping and index:
+            cores = tuple(sorted({*cores, *(2 * i for i in range(index) if rng.random() < 0.7)}))
+        held = sum(operator.param_bytes for operator in graph.operators)
+        memory = rng.randint(1, held + 1) if traits.memory and rng.random() < 0.4 else None
+        active_w = None if traits.powerless and rng.random() < 0.5 else float(rng.randint(1, 5))
+        devices.append(Device(f"dev{index}", "host", cores, "", memory, active_w))
+    return Platform("box", tuple(devices), random_links(rng, devices))
+
+
+def random_links(rng: random.Random, devices: list[Device] | tuple[Device, ...]) -> tuple[Link, ...]:
+    links = []
+    for source in devices:
+        for destination in devices:
+            if source != destination and rng.random() < 0.6:
+                bandwidth = rng.choice((None, 1e4, 1e5, 1e6))
+                links.append(Link(source.name, destination.name, rng.randint(0, 3) / 1000, bandwidth))
+    return tuple(links)
+
+
+def random_profile(rng: random.Random, graph: OperatorGraph, platform: Platform, traits: Traits) -> Profile:
+    devices = {}
+    for device in platform.devices:
+        fragile = traits.unsupported and rng.random() < 0.4
+        seconds = tuple(None if fragile and rng.random() < 0.3 else rng.randint(1, 20) / 1000 for _ in graph.operators)
+        measured = traits.joules and rng.random() < 0.4
+        devices[device.name] = DeviceProfile(
+            seconds,
+            busy_factor=rng.choice((1.0, 1.25, 2.0)) if traits.busy else 1.0,
+            joules=tuple(float(rng.randint(0, 9)) for _ in graph.operators) if measured else None,
+        )
+    return Profile(graph.name, graph.fingerprint, devices, random_links(rng, platform.devices))
+
+
+def random_problem(
+    rng: random.Random,
+    objective: Objective = "throughput",
+    *,
+    operators: tuple[int, int] = (1, 6),
+    devices: tuple[int, int] = (1, 3),
+    traits: Traits | None = None,
+    choose_stages: bool = True,
+) -> Problem:
+    """A problem with a graph, a platform and a profile of the given sizes (least and most)."""
+    traits = traits or Traits()
+    make = rng.choice((random_chain, random_dag))
+    graph = make(rng, rng.randint(*operators))
+    platform = random_platform(rng, graph, rng.randint(*devices), traits)
+    profile = random_profile(rng, graph, platform, traits)
+    stages = (
+        rng.randint(1, min(len(graph), len(platform.devices) + 1)) if choose_stages and rng.random() < 0.4 else None
+    )
+    return Problem(graph, platform, profile, objective, stages)
+
+
+def randoms() -> st.SearchStrategy[random.Random]:
+    """A source of chance that Hypothesis controls and shrinks."""
+    return st.randoms(use_true_random=False)
+
+
+@st.composite
+def graphs(draw: st.DrawFn, least: int = 1, most: int = 7) -> OperatorGraph:
+    rng = draw(randoms())
+    return rng.choice((random_chain, random_dag))(rng, rng.randint(least, most))
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn,
+    objective: Objective = "throughput",
+    *,
+    operators: tuple[int, int] = (1, 6),
+    devices: tuple[int, int] = (1, 3),
+    traits: Traits | None = None,
+    choose_stages: bool = True,
+) -> Problem:
+    return random_problem(
+        draw(randoms()),
+        objective,
+        operators=operators,
+        devices=devices,
+        traits=traits,
+        choose_stages=choose_stages,
+    )

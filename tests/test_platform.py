@@ -1,0 +1,140 @@
+"""Platforms: TOML files, links, and the sets of devices that can work at the same time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from tests.support.graphs import Traits, random_chain, random_platform, randoms
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.platform import Device, Link, Platform, disjoint_sets, find_link, read_platform
+
+GOOD = """
+name = "tx2"
+
+[[device]]
+name = "denver"
+cores = [1, 2]
+target = "llvm -mcpu=cortex-a57"
+memory_bytes = 1000000
+active_w = 4
+
+[[device]]
+name = "a57"
+backend = "jetson"
+
+[[link]]
+source = "denver"
+destination = "a57"
+latency_s = 2e-5
+bandwidth_bytes_per_s = 4e9
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "platform.toml"
+    path.write_bytes(text.encode("latin-1"))
+    return path
+
+
+def test_a_file_says_devices_and_links(tmp_path: Path) -> None:
+    platform = read_platform(write(tmp_path, GOOD))
+    assert platform == Platform(
+        "tx2",
+        (Device("denver", "host", (1, 2), "llvm -mcpu=cortex-a57", 1_000_000, 4.0), Device("a57", "jetson")),
+        (Link("denver", "a57", 2e-5, 4e9),),
+    )
+    assert platform.device("a57").backend == "jetson"
+    with pytest.raises(PlatformError, match="tx2 has no device gpu; it has denver, a57"):
+        platform.device("gpu")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('name = "tx2"\n', "", "missing required field `name`"),
+        ('name = "tx2"', 'name = tx2"', "Invalid value"),
+        ('name = "tx2"', 'name = "tx2"\nnmae = 1', "unknown field `nmae`"),
+        ("memory_bytes", "memroy_bytes", r"\[\[device\]\] has no key memroy_bytes; it takes name, backend, cores"),
+        ("latency_s", "latency_ms", r"\[\[link\]\] has no key latency_ms; it takes source, destination"),
+        ('"a57"\nbackend', '"denver"\nbackend', "platform tx2: two devices are called denver"),
+        ('destination = "a57"', 'destination = "gpu"', "a link names gpu, which is not a device"),
+        ('source = "denver"', 'source = "cpu"', "a link names cpu, which is not a device"),
+        ("1000000", "0", "device denver: memory_bytes and active_w must be positive"),
+        ("1000000", '"1 MB"', "Expected `int | null`, got `str`"),
+        ("active_w = 4", "active_w = -4", "device denver: memory_bytes and active_w must be positive"),
+        ("active_w = 4", "active_w = nan", "device denver: memory_bytes and active_w must be positive"),
+        ("active_w = 4", "active_w = inf", "device denver: memory_bytes and active_w must be positive"),
+        ("[1, 2]", "[1, 1]", r"device denver: cores \[1, 1\]"),
+        ("[1, 2]", "[-1]", r"device denver: cores \[-1\]"),
+        ("[1, 2]", '["1"]', "Expected `int`, got `str`"),
+        ("2e-5", "-1.0", "link denver -> a57: latency_s must not be negative"),
+        ("2e-5", "nan", "link denver -> a57: latency_s"),
+        ("2e-5", "inf", "link denver -> a57: latency_s"),
+        ("4e9", "0", "bandwidth_bytes_per_s must be positive"),
+        ("4e9", "nan", "bandwidth_bytes_per_s must be positive"),
+        ("[[device]]", "[device]", "platform.toml"),
+        ('"a57"\nbackend', '"a 57"\nbackend', "called 'a 57'; its name must be one word"),
+        ('"a57"\nbackend', '""\nbackend', "called ''; its name must be one word"),
+        ('"a57"\nbackend', '"caf\xe9"\nbackend', "utf-8"),
+        ("4e9", '4e9\n[[link]]\nsource="denver"\ndestination="a57"', "two links join the same"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said_with_its_name(tmp_path: Path, before: str, after: str, message: str) -> None:
+    assert before in GOOD
+    path = write(tmp_path, GOOD.replace(before, after, 1))
+    with pytest.raises(PlatformError, match=message) as raised:
+        read_platform(path)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "missing required field `name`"),
+        ('name = "bare"', "missing required field `device`"),
+        ('name = "bare"\ndevice = []', "platform bare has no devices; give it at least one"),
+        ('name = "bare"\ndevice = ["cpu"]', "Expected `object`, got `str`"),
+    ],
+)
+def test_an_empty_platform_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PlatformError, match=message):
+        read_platform(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
+    with pytest.raises(PlatformError, match=r"cannot read .*: No such file") as raised:
+        read_platform(tmp_path / "absent.toml")
+    assert str(raised.value).count("absent.toml") == 1
+
+
+def test_a_transfer_costs_latency_and_bytes() -> None:
+    link = Link("a", "b", 0.5, 100.0)
+    assert link.seconds(25) == pytest.approx(0.75)
+    assert Link("a", "b", 0.5).seconds(10**9) == 0.5
+
+
+def test_links_have_a_direction_and_none_is_free() -> None:
+    links = (Link("a", "b", 1.0), Link("a", "b", 2.0), Link("a", "a", 3.0))
+    assert find_link(links, "a", "b").latency_s == 1.0
+    assert find_link(links, "b", "a").seconds(100) == 0.0
+    assert find_link(links, "a", "a").seconds(100) == 0.0
+
+
+@given(randoms())
+def test_disjoint_sets_are_all_maximal_sets_without_shared_cores(rng: random.Random) -> None:
+    devices = random_platform(rng, random_chain(rng, 1), rng.randint(1, 6), Traits()).devices
+    legal = [
+        {device.name for device in group}
+        for size in range(1, len(devices) + 1)
+        for group in itertools.combinations(devices, size)
+        if not any(set(a.cores) & set(b.cores) for a, b in itertools.combinations(group, 2))
+    ]
+    maximal = {frozenset(group) for group in legal if not any(group < other for other in legal)}
+    found = [frozenset(device.name for device in group) for group in disjoint_sets(devices)]
+    assert len(found) == len(set(found))
+    assert set(found) == maximal
