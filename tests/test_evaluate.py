@@ -151,6 +151,24 @@ def test_the_model_s_own_input_costs_no_transfer_and_skipped_tensors_pay_at_ever
     assert received == pytest.approx([0.0, 1.010, 1.020])  # nothing; x and y; x, y and z
 
 
+def test_a_receiver_pays_for_each_upstream_replica_as_often_as_that_sends() -> None:
+    """a sends three frames while b sends one, and only b is far away: 40 ms / 4 for the mean frame, 30 ms of work."""
+    graph = OperatorGraph(
+        "net",
+        (Tensor("x", (1,)),),
+        (Operator("front", "k", ("x",), (Tensor("y", (1,)),)), Operator("back", "k", ("y",), (Tensor("z", (1,)),))),
+        ("z",),
+    )
+    seconds = {"a": DeviceProfile((0.01, 1.0)), "b": DeviceProfile((0.03, 1.0)), "c": DeviceProfile((1.0, 0.03))}
+    platform = Platform("box", tuple(map(Device, seconds)), (Link("b", "c", 0.04),))
+    problem = Problem(graph, platform, Profile("net", graph.fingerprint, seconds))
+    stages = (Stage(("a", "b"), ("front",)), Stage(("c",), ("back",)))
+    found = evaluate(problem, stages)
+    assert found.costs[-1].transfer_s == pytest.approx(0.01)
+    assert found.predicted.throughput_fps == pytest.approx(25.0)
+    assert push_frames(problem, stages, 400).steady_fps == pytest.approx(25.0, rel=0.02)
+
+
 def test_energy_is_unknown_where_no_power_is() -> None:
     problem = two_devices()
     assert evaluate(problem, (Stage(("all",), ("op0", "op1", "op2")),)).predicted.energy_j is None

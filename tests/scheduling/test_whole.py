@@ -34,7 +34,7 @@ def test_single_is_the_best_device(objective: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(data=st.data())
-def test_replicas_are_the_best_of_the_largest_sets_that_can(objective: str, data: st.DataObject) -> None:
+def test_replicas_are_the_best_of_all_sets_that_can(objective: str, data: st.DataObject) -> None:
     problem = data.draw(problems(objective, devices=(1, 4), choose_stages=False))  # type: ignore[arg-type]
     best = least(problem, every_replication(problem))
     if best is None:

@@ -34,18 +34,13 @@ def every_chain(problem: Problem, stages: int | None, *, again: bool) -> Iterato
 
 
 def every_replication(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    """The whole model on every set of two or more devices to which no further able device can be added."""
+    """The whole model on every set of two or more devices that may work together."""
     names = tuple(operator.name for operator in problem.graph.operators)
     devices = [device.name for device in problem.platform.devices]
-    legal = [
-        set(group)
-        for size in range(1, len(devices) + 1)
-        for group in itertools.combinations(devices, size)
-        if verdict(problem, (Stage(group, names),)) is not None
-    ]
-    for group in legal:
-        if len(group) > 1 and not any(group < other for other in legal):
-            yield (Stage(tuple(sorted(group)), names),)
+    for size in range(2, len(devices) + 1):
+        for group in itertools.combinations(devices, size):
+            if verdict(problem, (Stage(group, names),)) is not None:
+                yield (Stage(group, names),)
 
 
 def verdict(problem: Problem, stages: tuple[Stage, ...]) -> Prediction | None:

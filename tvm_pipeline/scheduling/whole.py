@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.plan import Plan, Problem, Stage, objective_value
@@ -25,13 +27,16 @@ def single(problem: Problem) -> Plan:
 def replicas(problem: Problem) -> Plan:
     """The whole model on several devices at once, each taking the next frame when it is free.
 
-    Every maximal set of devices that share no cores is tried, and the best for the objective returned.
+    Every set of two or more devices that share no cores is tried, and the best for the objective returned: with busy
+    factors, or for latency, fewer can be better than all.
 
     Raises:
         InfeasibleError: the platform has no two such devices that can run and hold the whole model.
     """
     able = [device for device in problem.platform.devices if _takes_all(problem, device)]
-    sets = [tuple(d.name for d in group) for group in disjoint_sets(able) if len(group) > 1]
+    widest = list(disjoint_sets(able))
+    subsets = (c for group in widest for size in range(2, len(group) + 1) for c in combinations(group, size))
+    sets = list(dict.fromkeys(tuple(device.name for device in subset) for subset in subsets))
     if not sets:
         raise InfeasibleError(
             f"platform {problem.platform.name} has no two devices that share no cores and can run and hold the "
