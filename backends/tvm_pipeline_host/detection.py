@@ -59,13 +59,18 @@ def host_target() -> str:
 
 
 def missing_features(target: str) -> list[str]:
-    """Vector extensions that code for `target` may use and this processor does not have (x86 only)."""
+    """Vector extensions that code for `target` may use and this processor does not have (x86 only).
+
+    Raises ValueError where TVM or LLVM does not know the target.
+    """
     import tvm
     from tvm.target import codegen
 
     parsed = tvm.target.Target(target)
     if parsed.kind.name != "llvm" or not parsed.mcpu:
         return []
+    if str(parsed.mcpu) not in map(str, codegen.llvm_get_cpu_archlist(parsed)):
+        raise ValueError(f"LLVM knows no processor {parsed.mcpu}")  # it would compile for some default
     present = _x86_flags()
     if not present:
         return []

@@ -37,9 +37,7 @@ class HostBackend:
         try:
             missing = missing_features(device.target)
         except ValueError as error:
-            raise PlatformError(
-                f"device {device.name}: TVM does not know the target {device.target!r}"
-            ) from error
+            raise PlatformError(f"device {device.name}: TVM does not know the target {device.target!r}") from error
         if missing:
             raise PlatformError(
                 f"device {device.name} is for {device.target!r}, whose code may use {', '.join(missing)}; this "

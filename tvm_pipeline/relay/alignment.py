@@ -58,7 +58,9 @@ def align(
     labels = _labels(libraries[0], runs)
     values = [_values(kernels) for kernels in libraries]
     reference = libraries[0]
-    head_values = [values[0][k][i] if k >= 0 else (-1, i) for k, i in heads[0]]
+    head_values = [_value(values[0], entry) for entry in heads[0]]
+    if len(set(head_values)) < len(set(heads[0])):
+        raise ModelError(f"{name}: two of its outputs are one tensor under different shapes; keep one of them")
 
     run_of = {ordinal: index for index, (start, end) in enumerate(runs) for ordinal in range(start, end)}
     crossing = _crossing(libraries, values, starts, run_of, head_values)

@@ -16,16 +16,17 @@ from typing import Any
 
 import msgspec
 import tvm
+from tvm import relay
 
 from tvm_pipeline.errors import BundleError, ModelError
 from tvm_pipeline.files import cache_folder, replacing
 from tvm_pipeline.graph import Tensor
 from tvm_pipeline.model import Model
-from tvm_pipeline.relay.fold import fast_build
-from tvm_pipeline.relay.importer import import_model
+from tvm_pipeline.relay.fold import fast_build, fast_context
+from tvm_pipeline.relay.importer import import_model, reason
 from tvm_pipeline.relay.kernels import Kernel, kernels_of_library
 
-FORMAT = 1  # raise it when a saved library must not be read any more
+FORMAT = 3  # raise it when a saved library must not be read any more
 
 
 @dataclass(slots=True)
@@ -102,15 +103,26 @@ def build_library(model: Model, target: str, progress: Callable[[str], None] = l
         mod, params = import_model(model)
         progress(f"compiling {model.name} for {target}")
         try:
-            factory = fast_build(mod, target, params)
-        except Exception as error:
-            line = next((li for li in reversed(str(error).splitlines()) if li.strip()), type(error).__name__)
-            raise ModelError(f"{model.name}: TVM cannot compile it for {target}: {line.strip()}") from error
+            factory = _compile(mod, target, params)
+        except Exception as error:  # TVM's passes raise whatever their author had at hand
+            raise ModelError(f"{model.name}: TVM cannot compile it for {target}: {reason(error)}") from error
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder) as temporary:
             temporary.mkdir()
             _write(temporary, factory, mod, params, target)
     return load_library(folder)
+
+
+def _compile(mod: tvm.IRModule, target: str, params: dict[str, Any]) -> Any:
+    try:
+        return fast_build(mod, target, params)
+    except tvm.TVMError as error:
+        if "#dbg_declare" not in str(error):
+            raise
+    # TVM 0.19 writes debug information for a vector that its elimination of common subexpressions has named, and
+    # LLVM 22 refuses it: space_to_depth and group_norm meet that. Without the elimination they compile.
+    with fast_context(config={"tir.disable_cse_tir": True}):
+        return relay.build(mod, target, params=params)
 
 
 def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any], target: str) -> None:
@@ -119,8 +131,6 @@ def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any]
         for p in mod["main"].params
         if p.name_hint not in params
     )
-    if not inputs:
-        raise ModelError("the model has no inputs besides its parameters, so no frame could go through it")
     metadata = factory.function_metadata
     functions = {
         str(name): next(iter(info.relay_primfuncs.values()))
@@ -133,25 +143,26 @@ def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any]
         factory.lib.export_library(str(folder / "kernels.so"))
     except (RuntimeError, OSError) as error:
         raise ModelError(
-            f"cannot link the compiled kernels: {str(error).splitlines()[0]}; a C compiler (gcc or clang) must be "
-            "on the PATH"
+            f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
         ) from error
     (folder / "graph.json").write_text(graph_json)
     (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
-    (folder / "kernels.json").write_bytes(msgspec.json.encode((target, inputs, kernels)))
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    (folder / "kernels.json").write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
 
 
 def load_library(folder: Path) -> Library:
     """Reads what `build_library` wrote; raises BundleError where it is damaged."""
     try:
-        target, inputs, kernels = msgspec.json.decode(
-            (folder / "kernels.json").read_bytes(), type=tuple[str, tuple[Tensor, ...], list[Kernel]]
+        target, inputs, kernels, sizes = msgspec.json.decode(
+            (folder / "kernels.json").read_bytes(), type=tuple[str, tuple[Tensor, ...], list[Kernel], dict[str, int]]
         )
+        for name, size in sizes.items():  # to run code that was cut short would end the process
+            if (folder / name).stat().st_size != size:
+                raise ValueError(f"{name} is not as long as it was")
         graph = json.loads((folder / "graph.json").read_text())
         params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
         module = tvm.runtime.load_module(str(folder / "kernels.so"))
     except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
-        raise BundleError(
-            f"{folder}: damaged compiled model ({str(error).splitlines()[0]}); compile it again"
-        ) from error
+        raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
     return Library(target, inputs, graph, kernels, module, params, folder)

@@ -85,18 +85,16 @@ class RelayModel:
         except OSError as error:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again") from error
         places = sorted(
-            (place for place in folder.iterdir() if place.is_dir()), key=lambda place: int(place.name)
+            (place for place in folder.iterdir() if place.name.isdigit()), key=lambda place: int(place.name)
         )
+        if not places:
+            raise BundleError(f"{folder}: the compiled model is missing; compile it again")
         return cls(name, [load_library(place) for place in places], bind)
 
     @classmethod
-    def compile(
-        cls, model: Model, targets: Sequence[str], bind: Bind, progress: Callable[[str], None]
-    ) -> RelayModel:
+    def compile(cls, model: Model, targets: Sequence[str], bind: Bind, progress: Callable[[str], None]) -> RelayModel:
         """Compiles once for each distinct target, in the order given."""
-        return cls(
-            model.name, [build_library(model, target, progress) for target in dict.fromkeys(targets)], bind
-        )
+        return cls(model.name, [build_library(model, target, progress) for target in dict.fromkeys(targets)], bind)
 
     def _library(self, device: Device) -> tuple[Library, Alignment]:
         library = self.libraries.get(device.target)

@@ -31,9 +31,7 @@ class Slice:
         self._views: dict[int, Array] = {}
         kind = "graph_executor_debug" if debug else "graph_executor"
         create = tvm.get_global_func(f"tvm.{kind}.create")
-        self.executor = create(
-            part.graph_json, library.module, self._storage_of, device.device_type, device.device_id
-        )
+        self.executor = create(part.graph_json, library.module, self._storage_of, device.device_type, device.device_id)
         self._run = self.executor["run"]
         self._set_input = self.executor["set_input_zero_copy"]
         self._set_output = self.executor["set_output_zero_copy"]

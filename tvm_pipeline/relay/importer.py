@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,10 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     except ModelError:
         raise
     except Exception as error:  # TVM's importers raise whatever their author had at hand
-        raise ModelError(f"{model.name}: TVM cannot import it: {_reason(error)}") from error
+        raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}") from error
     _check_static(model, mod)
+    if all(parameter.name_hint in params for parameter in mod["main"].params):
+        raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
     return mod, params
 
 
@@ -43,9 +46,7 @@ def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
 
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
-    mod, params = relay.frontend.from_onnx(
-        onnx.load_from_string(model.content), shapes, dtypes, freeze_params=True
-    )
+    mod, params = relay.frontend.from_onnx(onnx.load_from_string(model.content), shapes, dtypes, freeze_params=True)
     return relay.transform.DynamicToStatic()(mod), params
 
 
@@ -86,21 +87,35 @@ def _from_testing(model: Model) -> tuple[tvm.IRModule, Params]:
 
 
 def _check_static(model: Model, mod: tvm.IRModule) -> None:
-    for op in relay.analysis.list_op_freqs(mod):
-        if op.startswith("dyn."):
-            raise ModelError(
-                f"{model.name}: operator {op.removeprefix('dyn.')} has a shape that depends on its data; export "
-                "the model with fixed shapes, or give --input-shapes and fold its constants first"
-            )
     for parameter in mod["main"].params:
-        if any(not isinstance(extent, tvm.tir.IntImm) for extent in parameter.checked_type.shape):
-            raise ModelError(
-                f"{model.name}: input {parameter.name_hint} has no fixed shape; give --input-shapes"
-            )
+        if isinstance(parameter.checked_type, relay.TupleType):
+            raise ModelError(f"{model.name}: input {parameter.name_hint} is a tuple; make an input of each tensor")
+        if _is_open(parameter.checked_type):
+            raise ModelError(f"{model.name}: input {parameter.name_hint} has no fixed shape; give --input-shapes")
+    open_: list[str] = []
+
+    def visit(expr: relay.Expr) -> None:
+        if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op) and _is_open(expr.checked_type):
+            open_.append(expr.op.name.removeprefix("dyn."))
+
+    relay.analysis.post_order_visit(mod["main"], visit)
+    if open_:
+        raise ModelError(
+            f"{model.name}: operator {open_[0]} has a shape that depends on its data; export "
+            "the model with fixed shapes, or give --input-shapes and fold its constants first"
+        )
 
 
-def _reason(error: BaseException) -> str:
-    """The line of TVM's message that says something: the last one of its stack of frames."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not line.startswith(("File", "[", "Stack trace", "0:", "1:"))]
-    return (telling or lines or [type(error).__name__])[-1][:300]
+def _is_open(type_: Any) -> bool:
+    if isinstance(type_, relay.TupleType):
+        return any(_is_open(field) for field in type_.fields)
+    return any(not isinstance(extent, tvm.tir.IntImm) for extent in type_.shape)
+
+
+def reason(error: BaseException) -> str:
+    """What TVM's message says, without its stack of frames: the line that names an error, and what it announces."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    named = [index for index, line in enumerate(lines) if re.match(r"\w*(Error|Exception): ", line)]
+    telling = [index for index, line in enumerate(lines) if not line.startswith(("File", "[", "Stack trace"))]
+    where = (named or telling or [0])[-1]
+    return " ".join(lines[where : where + (2 if lines[where].endswith(":") else 1)])[:300]

@@ -8,9 +8,11 @@ is glue; a slice takes in whatever glue it needs, and no cut or plan ever names 
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
@@ -37,6 +39,9 @@ class Source:
 
     operator: int | None
     index: int
+
+
+_WEIGHT = Source(None, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +94,15 @@ class _Walk:
         elif isinstance(expr, relay.TupleGetItem):
             self.values[expr] = [self.values[expr.tuple_value][expr.index]]
         elif isinstance(expr, relay.Constant):
-            self.values[expr] = [(Source(None, -1), "")]
+            self.values[expr] = [(_WEIGHT, "")]
 
     def _call(self, call: relay.Call) -> list[tuple[Source, str]]:
         if not isinstance(call.op, tvm.ir.Op):
-            raise ModelError(
-                f"a fused function calls {type(call.op).__name__}; only operators can stand there"
-            )
+            raise ModelError(f"a fused function calls {type(call.op).__name__}; only operators can stand there")
         name = call.op.name
         arguments = [value for argument in call.args for value in self.values[argument]]
         if name in _RESHAPES:
-            return [(arguments[0][0], "")]
+            return [(arguments[0][0], _layout(call, call.checked_type, arguments) if name == "squeeze" else "")]
         if name == "layout_transform":
             source, target = str(call.attrs.src_layout), str(call.attrs.dst_layout)
             if primal(source) == primal(target):
@@ -108,9 +111,7 @@ class _Walk:
         self.operators.append((short_name(name), elements(call.checked_type)))
         ordinal = len(self.operators) - 1
         types = _fields(call.checked_type)
-        return [
-            (Source(ordinal, index), _layout(call, type_, arguments)) for index, type_ in enumerate(types)
-        ]
+        return [(Source(ordinal, index), _layout(call, type_, arguments)) for index, type_ in enumerate(types)]
 
 
 def _fields(type_: Any) -> Sequence[Any]:
@@ -125,16 +126,35 @@ def _layout(call: relay.Call, type_: Any, arguments: list[tuple[Source, str]]) -
         if key in names and str(attributes[key]):
             layout = str(attributes[key])
             return layout if is_blocked(layout) else ""
-    letters = [layout for _, layout in arguments if sum(map(str.isalpha, layout)) == len(type_.shape)]
-    return next((layout for layout in letters if is_blocked(layout)), "")
+    inherited = [layout for _, layout in arguments if is_blocked(layout)]
+    if inherited and ("keepdims" in names or call.op.name == "squeeze"):
+        inherited = [_without_dropped(inherited[0], call)]
+    return next((layout for layout in inherited if sum(map(str.isalpha, layout)) == len(type_.shape)), "")
 
 
-def _analyse(function: relay.Function, layouts: Sequence[str]) -> _Walk:
-    """Walks a fused function whose parameters arrive in the given layouts (empty for constants)."""
+def _without_dropped(layout: str, call: relay.Call) -> str:
+    """The layout of what a reduction or squeeze leaves of its blocked input: NCH8c for a mean over W of NCHW8c."""
+    axes, attributes = re.findall(r"\d*[A-Za-z]", layout), call.attrs
+    if "keepdims" in attributes.keys() and attributes.keepdims:  # noqa: SIM118 - no mapping
+        return layout
+    named = attributes.axis if isinstance(attributes.axis, (tvm.ir.Array, type(None))) else [attributes.axis]
+    if named is None:
+        extents = [int(extent) for extent in call.args[0].checked_type.shape]
+        dropped = {i for i, extent in enumerate(extents) if call.op.name != "squeeze" or extent == 1}
+    else:
+        dropped = {int(axis) % len(axes) for axis in named}
+    if "exclude" in attributes.keys() and attributes.exclude:  # noqa: SIM118
+        dropped = set(range(len(axes))) - dropped
+    left = "".join(axis for index, axis in enumerate(axes) if index not in dropped)
+    return left if is_blocked(left) else ""
+
+
+def _analyse(function: relay.Function, arguments: Sequence[tuple[Source, str]]) -> _Walk:
+    """Walks a fused function; an argument is where a tensor comes from and its layout, fields of tuples one by one."""
     walk = _Walk()
-    for index, (parameter, layout) in enumerate(zip(function.params, layouts, strict=True)):
-        fields = _fields(parameter.checked_type)
-        walk.values[parameter] = [(Source(None, index), layout) for _ in fields]
+    rest = iter(arguments)
+    for parameter in function.params:
+        walk.values[parameter] = list(itertools.islice(rest, len(_fields(parameter.checked_type))))
     relay.analysis.post_order_visit(function.body, walk.visit)
     return walk
 
@@ -147,9 +167,7 @@ def _outputs(function: relay.Function, walk: _Walk) -> list[Output]:
     ]
 
 
-def kernels_of_library(
-    graph_json: str, functions: Mapping[str, relay.Function], inputs: Sequence[str]
-) -> list[Kernel]:
+def kernels_of_library(graph_json: str, functions: Mapping[str, relay.Function], inputs: Sequence[str]) -> list[Kernel]:
     """The kernels of a compiled library in the order of its graph JSON, `__nop` reshapes among them as glue.
 
     Args:
@@ -220,7 +238,8 @@ def kernels_of_module(
         elif isinstance(expr, relay.Call):
             reads = [entry for argument in expr.args for entry in known[argument]]
             layouts = [kernels[k].outputs[i].layout if k >= 0 else "" for k, i in reads]
-            weights = [argument.checked_type for argument in expr.args if known[argument] == [(-2, 0)]]
+            types = [type_ for argument in expr.args for type_ in _fields(argument.checked_type)]
+            weights = [type_ for type_, (kernel, _) in zip(types, reads, strict=True) if kernel == -2]
             param_bytes = sum(tensor_bytes(type_.shape, type_.dtype) for type_ in weights)
             kernels.append(_kernel(_as_function(expr), reads, layouts, param_bytes, None))
             calls.append(expr)
@@ -274,16 +293,14 @@ def _kernel(
     param_bytes: int,
     node: int | None,
 ) -> Kernel:
-    walk = _analyse(function, layouts)
-    # An output that passes an input through names it by its place among all; keep only activations.
-    kept = [index for index, (kernel, _) in enumerate(reads) if kernel != -2]
-    outputs = tuple(
-        output
-        if output.source.operator is not None or output.source.index not in kept
-        else Output(output.shape, output.dtype, output.layout, Source(None, kept.index(output.source.index)))
-        for output in _outputs(function, walk)
-    )
-    return Kernel(tuple(walk.operators), _activations(reads), outputs, param_bytes, walk.macs, node)
+    count = itertools.count()
+    sources = [_WEIGHT if kernel == -2 else Source(None, next(count)) for kernel, _ in reads]
+    walk = _analyse(function, list(zip(sources, layouts, strict=True)))
+    activations, outputs = _activations(reads), tuple(_outputs(function, walk))
+    if not walk.operators and not activations:  # a weight that was not folded: here it is a value of its own
+        walk.operators.append((short_name(function.body.op.name), elements(function.body.checked_type)))
+        outputs = tuple(replace(output, source=Source(0, index)) for index, output in enumerate(outputs))
+    return Kernel(tuple(walk.operators), activations, outputs, param_bytes, walk.macs, node)
 
 
 def _activations(reads: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

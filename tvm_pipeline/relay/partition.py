@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relay
 
-from tvm_pipeline.errors import PlanError
+from tvm_pipeline.errors import GraphError, PlanError
 from tvm_pipeline.graph import crossing_tensors
 from tvm_pipeline.plan import Plan, Stage
 from tvm_pipeline.relay.extraction import Analysis, analyse
@@ -104,10 +104,13 @@ def _check_fit(plan: Plan, analysis: Analysis) -> None:
         if name not in known:
             raise PlanError(f"the plan names operator {name}, which the module does not have")
     if len(planned) != len(set(planned)) or len(planned) != len(known):
-        raise PlanError(
-            f"the plan holds {len(planned)} operators, the module {len(known)}; each must stand in it once"
-        )
-    crossing_tensors(analysis.graph, [stage.operators for stage in plan.stages])
+        raise PlanError(f"the plan holds {len(planned)} operators, the module {len(known)}; each must stand in it once")
+    if not all(stage.operators for stage in plan.stages):
+        raise PlanError("a stage of the plan holds no operators")
+    try:
+        crossing_tensors(analysis.graph, [stage.operators for stage in plan.stages])
+    except GraphError as error:
+        raise PlanError(f"the stages form a cycle or stand in the wrong order: {error}") from error
 
 
 def _fields(expr: relay.Expr) -> list[Value]:
@@ -126,9 +129,7 @@ def _type(value: Value) -> relay.Type:
     return type_.fields[value[1]] if isinstance(type_, relay.TupleType) else type_
 
 
-def _root_owner(
-    value: Value, index_of: dict[relay.Call, int], analysis: Analysis, owner: dict[int, _Stage]
-) -> _Stage:
+def _root_owner(value: Value, index_of: dict[relay.Call, int], analysis: Analysis, owner: dict[int, _Stage]) -> _Stage:
     """The stage that computes a result of `main`, behind whatever glue stands in front of it."""
     expr = value[0]
     while isinstance(expr, relay.Call) and analysis.kernels[index_of[expr]].is_glue:
@@ -155,9 +156,7 @@ def _outside(value: Value, part: _Stage, index_of: dict[relay.Call, int]) -> boo
     return isinstance(expr, relay.Var)
 
 
-def _function(
-    part: _Stage, number: int, index_of: dict[relay.Call, int], analysis: Analysis
-) -> relay.Function:
+def _function(part: _Stage, number: int, index_of: dict[relay.Call, int], analysis: Analysis) -> relay.Function:
     """The stage as a Relay function of its imports."""
     rebuilt: dict[relay.Expr, relay.Expr] = {}
 
@@ -176,9 +175,8 @@ def _function(
 
     for kernel in sorted(part.kernels):
         call = analysis.calls[kernel]
-        rebuilt[call] = relay.Call(
-            call.op, [argument(a) for a in call.args], call.attrs, call.type_args, call.span
-        )
+        op = _copy(call.op) if analysis.kernels[kernel].is_glue else call.op
+        rebuilt[call] = relay.Call(op, [argument(a) for a in call.args], call.attrs, call.type_args, call.span)
     outputs = [tensor(value) for value in part.exports]
     types = [_type(value) for value in part.exports]
     function = relay.Function(
@@ -191,3 +189,11 @@ def _function(
         .with_attr("device", " ".join(part.stage.devices))
         .with_attr("pipeline_stage", tvm.tir.IntImm("int32", number))
     )
+
+
+def _copy(op: relay.Expr) -> relay.Expr:
+    """A fused function with variables of its own: two stages may need the same glue, and no variable binds twice."""
+    if not isinstance(op, relay.Function):
+        return op
+    fresh = {parameter: relay.Var(parameter.name_hint, parameter.checked_type) for parameter in op.params}
+    return relay.Function(list(fresh.values()), relay.bind(op.body, fresh), op.ret_type, op.type_params, op.attrs)

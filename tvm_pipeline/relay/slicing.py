@@ -33,7 +33,7 @@ class SliceGraph:
         inputs, outputs: what crosses, in the order in which a run is given it.
         head_shapes: the shape under which each output is computed; its port may show another.
         copied: outputs (by index) that must be copied out of their entry instead of being written in place.
-        params: name of the library's parameter for each entry that is one.
+        params: name of the library's parameter for each entry that is, or shows, one.
         shapes, dtypes: of every entry.
         offsets: place in the arena of each activation; `activation_bytes` is the arena's size.
         operator_nodes: for each node that runs a kernel, the operator whose time it counts to.
@@ -95,19 +95,14 @@ class _Selection:
         return entry, shape
 
 
-def slice_graph(
-    library: Library, alignment: Alignment, graph: OperatorGraph, operators: Sequence[str]
-) -> SliceGraph:
+def slice_graph(library: Library, alignment: Alignment, graph: OperatorGraph, operators: Sequence[str]) -> SliceGraph:
     """Cuts `operators` out of the library's graph.
 
     Raises:
-        PlanError: an operator is not in the graph, or two wanted tensors cannot be told apart.
+        PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or two wanted
+            tensors cannot be told apart.
     """
-    for name in operators:
-        if name not in alignment.kernels:
-            raise PlanError(
-                f"the compiled model has no operator {name}; the plan is of another model or target"
-            )
+    _check_legal(graph, set(operators))
     chosen = _Selection(library, alignment, operators)
     exports = _exports(chosen, graph, set(operators))
     for entry, _ in exports.values():
@@ -115,35 +110,41 @@ def slice_graph(
     return _Assembly(chosen, exports, operators).finish()
 
 
+def _check_legal(graph: OperatorGraph, operators: set[str]) -> None:
+    if not operators:
+        raise PlanError(f"a stage of {graph.name} holds no operators")
+    unknown = operators - {operator.name for operator in graph.operators}
+    if unknown:
+        raise PlanError(
+            f"the compiled model {graph.name} has no operator {min(unknown)}; the plan is of another model or target"
+        )
+    written: set[str] = set()
+    beyond: set[str] = set()  # tensors made outside from what the slice writes
+    for operator in graph.operators:
+        outputs = {tensor.name for tensor in operator.outputs}
+        if operator.name in operators:
+            if not beyond.isdisjoint(operator.inputs):
+                raise PlanError(f"no stage of {graph.name}: a path leaves it and comes back at {operator.name}")
+            written |= outputs
+        elif not (written.isdisjoint(operator.inputs) and beyond.isdisjoint(operator.inputs)):
+            beyond |= outputs
+
+
 def _exports(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> dict[str, tuple[Entry, Entry]]:
     """For each tensor wanted outside: the entry that shows it and the entry whose bytes it shares."""
-    library, alignment = chosen.library, chosen.alignment
-    read_outside = {
-        read for operator in graph.operators if operator.name not in operators for read in operator.inputs
-    }
-    heads = dict(zip(graph.outputs, library.heads, strict=True))
-    exports: dict[str, tuple[Entry, Entry]] = {}
-    for operator in graph.operators:
-        if operator.name not in operators:
-            continue
-        for tensor in operator.outputs:
-            if tensor.name in heads:
-                entry = heads[tensor.name]
-            elif tensor.name in read_outside:
-                entry = _writer(chosen, tensor.name)
-            else:
-                continue
-            exports[tensor.name] = entry, chosen.origin(entry)[0]
-    return exports
-
-
-def _writer(chosen: _Selection, tensor: str) -> Entry:
-    """The output of the slice's own kernels that computes `tensor`."""
+    heads = dict(zip(graph.outputs, chosen.library.heads, strict=True))
+    written: dict[str | None, Entry] = {}
     for kernel in sorted(chosen.own):
         for index, value in enumerate(chosen.alignment.values[kernel]):
-            if chosen.alignment.names.get(value) == tensor:
-                return kernel, index
-    raise PlanError(f"tensor {tensor} does not exist in the library for {chosen.library.target}")
+            written.setdefault(chosen.alignment.names.get(value), (kernel, index))
+    read_outside = {read for operator in graph.operators if operator.name not in operators for read in operator.inputs}
+    exports: dict[str, tuple[Entry, Entry]] = {}
+    for operator in graph.operators:
+        for tensor in operator.outputs if operator.name in operators else ():
+            if tensor.name in heads or tensor.name in read_outside:
+                entry = heads[tensor.name] if tensor.name in heads else written[tensor.name]
+                exports[tensor.name] = entry, chosen.origin(entry)[0]
+    return exports
 
 
 @dataclass(slots=True)
@@ -261,26 +262,30 @@ class _Assembly:
                 written[entry] = step
         for entry in copied.values():
             last[entry] = len(self.nodes)
-        outside = (
-            imported | (exported.keys() - set(copied.values())) | self.params.keys() | self.same_bytes.keys()
-        )
+        outside = imported | (exported.keys() - set(copied.values())) | self.params.keys() | self.same_bytes.keys()
         kept = [entry for entry in range(len(self.shapes)) if entry not in outside]
-        offsets, arena_bytes = plan_arena(
+        places, arena_bytes = plan_arena(
             [
                 Lifetime(
-                    written[e],
-                    max(last.get(e, written[e]), written[e]),
-                    tensor_bytes(self.shapes[e], self.dtypes[e]),
+                    written[entry],
+                    max(last.get(entry, 0), written[entry]),
+                    tensor_bytes(self.shapes[entry], self.dtypes[entry]),
                 )
-                for e in kept
+                for entry in kept
             ]
         )
+        offsets = dict(zip(kept, places, strict=True))
+        for entry, below in self.same_bytes.items():
+            if below in self.params:
+                self.params[entry] = self.params[below]
+            else:
+                offsets[entry] = offsets[below]
         entries = len(self.shapes)
         attributes = {
             "shape": ["list_shape", self.shapes],
             "dltype": ["list_str", self.dtypes],
             "device_index": ["list_int", [self.chosen.library.device_type] * entries],
-            "storage_id": ["list_int", [self.same_bytes.get(entry, entry) for entry in range(entries)]],
+            "storage_id": ["list_int", list(range(entries))],
         }
         graph = {
             "nodes": self.nodes,
@@ -296,7 +301,7 @@ class _Assembly:
             tuple(self.shapes[self.rows[node] + index] for node, index in heads),
             copied,
             self.params,
-            dict(zip(kept, offsets, strict=True)),
+            offsets,
             self.shapes,
             self.dtypes,
             arena_bytes,

@@ -8,9 +8,7 @@ from typing import Any
 
 from tvm import relay
 
-_NAME = re.compile(
-    r"^(?:nn\.|contrib\.|image\.|vision\.)?(?:contrib_)?(.*?)(?:_NCHWc|_NHWC|_int8|_packed?)?$"
-)
+_NAME = re.compile(r"^(?:nn\.|contrib\.|image\.|vision\.)?(?:contrib_)?(.*?)(?:_NCHWc|_NHWC|_int8|_packed?)?$")
 _SAME_OPERATOR = {
     "depthwise_conv2d": "conv2d",
     "dense_pack": "dense",
