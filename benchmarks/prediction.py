@@ -13,7 +13,7 @@ import json
 import statistics
 from pathlib import Path
 
-from networks import MODELS, load_network
+from networks import MODELS, load
 from rich.console import Console
 from rich.table import Table
 
@@ -37,11 +37,7 @@ def main() -> None:
     backend, platform = settle_platform(detect_platform())
     rows: list[tuple[str, Measured]] = []
     for name in arguments.models:
-        model = load_network(name)
-        if model is None:
-            console.print(f"{name}: not here, left out")
-            continue
-        compiled = backend.compile(model, platform.devices, lambda _: None)
+        compiled = backend.compile(load(name), platform.devices, lambda _: None)
         profile = profile_model(backend, compiled, platform)
         candidates = solve(Problem(compiled.graph, platform, profile)).candidates
         for warning in profile.warnings:

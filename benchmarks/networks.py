@@ -1,0 +1,70 @@
+"""The networks that benchmarks measure: built-in ones, those that the onnx package carries, and files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from tvm_pipeline import frontends
+from tvm_pipeline.model import Model
+from tvm_pipeline.relay.importer import import_model
+
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+GAIN = {"light_shufflenet": 0.6}  # its sums of linear convolutions grow where others with ReLU do not
+CENTERFACE = {"input.1": (1, 3, 288, 640)}
+
+
+def load(name: str) -> Model:
+    """A name that `frontends.load` knows, `light_NAME` of the onnx package, or a file (CenterFace at 640 x 288)."""
+    if name.startswith("light_"):
+        return light(name)
+    if name == "mobilenet":
+        return mobilenet()
+    return frontends.load(name, CENTERFACE if Path(name).stem == "centerface" else None)
+
+
+def light(name: str, seed: int = 0) -> Model:
+    """A model of the onnx package with seeded random weights.
+
+    As they come, all weights of a tensor are one number, so that every channel and every output is the same and
+    a mistake would not show.
+    """
+    proto = onnx.load(LIGHT / f"{name}.onnx")
+    graph, draw = proto.graph, np.random.default_rng(seed)
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    near_one = {node.input[place] for node in graph.node if node.op_type == "BatchNormalization" for place in (1, 4)}
+    fills = [node for node in graph.node if node.op_type == "ConstantOfShape"]
+    shapes = {node.output[0]: tuple(constants.pop(node.input[0])) for node in fills}
+    shapes.update({key: value.shape for key, value in constants.items() if value.dtype == np.float32})
+    for key, shape in shapes.items():
+        if len(shape) > 1:
+            values = draw.standard_normal(shape) * GAIN.get(name, 1) * np.sqrt(2 / np.prod(shape[1:]))
+        elif key in near_one or "/sc_w" in key:
+            values = draw.uniform(0.8, 1.2, shape)
+        else:
+            values = draw.standard_normal(shape) * 0.1
+        constants[key] = values.astype(np.float32)
+    nodes = [node for node in graph.node if node.op_type != "ConstantOfShape"]
+    inputs = [value for value in graph.input if value.name in ("data_0", "gpu_0/data_0")]
+    made = onnx.helper.make_graph(
+        nodes, name, inputs, graph.output, [numpy_helper.from_array(value, key) for key, value in constants.items()]
+    )
+    made_model = onnx.helper.make_model(made, opset_imports=proto.opset_import, ir_version=8)
+    return frontends.onnx.read(name, LIGHT / f"{name}.onnx", made_model.SerializeToString(), {})
+
+
+def mobilenet(seed: int = 0) -> Model:
+    """The built-in network with weights under which values do not vanish: its own leave 1e-18 before the last layer."""
+    import tvm
+
+    mod, params = import_model(frontends.load("mobilenet"))
+    draw = np.random.default_rng(seed)
+    for key, array in params.items():
+        if len(array.shape) > 1:
+            values = draw.standard_normal(array.shape) * np.sqrt(2 / np.prod(array.shape[1:]))
+            params[key] = tvm.nd.array(values.astype("float32"))
+    content = tvm.ir.save_json(mod).encode()
+    return Model("mobilenet", "relay.json", content, params=bytes(tvm.runtime.save_param_dict(params)))
