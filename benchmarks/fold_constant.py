@@ -86,13 +86,9 @@ def compare(name: str, target: str, repeat: int) -> dict[str, Any]:
 
 def main() -> None:
     x86 = platform.machine() == "x86_64"
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = ["squeezenet", "mobilenet", "resnet18", "densenet121", "inception_v3"]
-    parser.add_argument(
-        "--models", nargs="+", default=default, help="names in relay.testing, or .tflite files"
-    )
+    parser.add_argument("--models", nargs="+", default=default, help="names in relay.testing, or .tflite files")
     parser.add_argument("--target", default="llvm -mcpu=x86-64-v3" if x86 else "llvm")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--short", action="store_true", help="squeezenet, once")

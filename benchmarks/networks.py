@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +13,27 @@ from tvm_pipeline import frontends
 from tvm_pipeline.model import Model
 from tvm_pipeline.relay.importer import import_model
 
+MODELS = (
+    *("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3"),
+    *("light_inception_v1", "light_inception_v2", "light_shufflenet"),
+    "centerface",
+)
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
 GAIN = {"light_shufflenet": 0.6}  # its sums of linear convolutions grow where others with ReLU do not
-CENTERFACE = {"input.1": (1, 3, 288, 640)}
 
 
 def load(name: str) -> Model:
-    """A name that `frontends.load` knows, `light_NAME` of the onnx package, or a file (CenterFace at 640 x 288)."""
+    """A name that `frontends.load` knows, `light_NAME` of the onnx package, `centerface` (downloaded), or a file."""
     if name.startswith("light_"):
         return light(name)
     if name == "mobilenet":
         return mobilenet()
-    return frontends.load(name, CENTERFACE if Path(name).stem == "centerface" else None)
+    if name == "centerface":
+        sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "face_detector"))
+        from assets import MODEL, fetch
+
+        return frontends.load(fetch(MODEL), {"input.1": (1, 3, 288, 640)})
+    return frontends.load(name)
 
 
 def light(name: str, seed: int = 0) -> Model:

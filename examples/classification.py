@@ -29,7 +29,9 @@ def decode(outputs: Mapping[str, NDArray[Any]], _: Transform) -> list[Annotation
         scores /= scores.sum()
     names = labels()
     best = np.argsort(-scores)[:BEST].tolist()
-    return [Annotation(names[index] if index < len(names) else f"class {index}", float(scores[index])) for index in best]
+    return [
+        Annotation(names[index] if index < len(names) else f"class {index}", float(scores[index])) for index in best
+    ]
 
 
 @cache

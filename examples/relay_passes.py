@@ -4,8 +4,6 @@ python examples/relay_passes.py
 """
 
 import numpy as np
-
-import tvm_pipeline.relay  # before TVM is imported: it keeps TVM off the network
 import tvm
 from tvm import relay
 from tvm.contrib import graph_executor

@@ -1,8 +1,8 @@
 """The contract of a backend: a plug-in that knows one hardware family.
 
-A backend finds devices, compiles a model for them, and gives runnable stages of what it compiled. It is a module or an object
-named by an entry point of the group `tvm_pipeline.backends`; the core imports none. `tests/support/fake_backend.py`
-is one without hardware.
+A backend finds devices, compiles a model for them, and gives runnable stages of what it compiled. It is an object
+named by an entry point of the group `tvm_pipeline.backends`; the core imports none. One without hardware is
+`tests/support/fake_backend.py`.
 
 Tensors cross stages as contiguous host arrays, 64-byte aligned. A backend may keep them in a layout of its own;
 `Port.layout` says which, and two ports with equal `shape` and `layout` hand arrays over as they are.

@@ -101,7 +101,8 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         for name, version in backend.versions().items():
             if manifest.versions.get(name) != version:
                 raise BundleError(
-                    f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; compile the model again"
+                    f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; "
+                    "compile the model again"
                 )
         graph = _read(path, root / "graph.json", OperatorGraph)
         try:
@@ -129,9 +130,7 @@ def _unpack(path: Path, root: Path) -> Manifest:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 content = _member(path, tar, name)
                 if hashlib.sha256(content).hexdigest() != expected:
-                    raise BundleError(
-                        f"{path}: {name} is damaged (its checksum differs); compile the model again"
-                    )
+                    raise BundleError(f"{path}: {name} is damaged (its checksum differs); compile the model again")
                 target.write_bytes(content)
             return manifest
     except tarfile.TarError as error:
@@ -157,9 +156,7 @@ def _safe(path: Path, name: str) -> PurePosixPath:
     """The name as a path below the bundle's folder."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise BundleError(
-            f"{path}: its manifest names {name}, which lies outside of the bundle; do not trust it"
-        )
+        raise BundleError(f"{path}: its manifest names {name}, which lies outside of the bundle; do not trust it")
     return pure
 
 

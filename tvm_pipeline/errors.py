@@ -75,9 +75,7 @@ class StageError(RunError):
     """
 
     def __init__(self, stage: int, device: str, frame: int, cause: BaseException) -> None:
-        super().__init__(
-            f"stage {stage} on {device} failed at frame {frame}: {type(cause).__name__}: {cause}"
-        )
+        super().__init__(f"stage {stage} on {device} failed at frame {frame}: {type(cause).__name__}: {cause}")
         self.stage = stage
         self.device = device
         self.frame = frame

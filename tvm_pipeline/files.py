@@ -25,9 +25,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
         yield temporary
         os.replace(temporary, path)
     except OSError as error:
-        raise PipelineError(
-            f"cannot write {path}: {error.strerror or error}; choose another place"
-        ) from error
+        raise PipelineError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)

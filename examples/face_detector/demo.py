@@ -17,8 +17,18 @@ from assets import MODEL, VIDEO, fetch
 from centerface import decode
 from rich.console import Console
 
-from tvm_pipeline import Bundle, Pipeline, Problem, detect_platform, evaluate, load, profile_model, settle_platform
-from tvm_pipeline import solve, write_bundle
+from tvm_pipeline import (
+    Bundle,
+    Pipeline,
+    Problem,
+    detect_platform,
+    evaluate,
+    load,
+    profile_model,
+    settle_platform,
+    solve,
+    write_bundle,
+)
 from tvm_pipeline.report import candidates_table, draw_gantt, draw_graph, statistics_table, write_report
 from tvm_pipeline.runtime.comparison import compare
 from tvm_pipeline.video import JsonLines, VideoFile, draw, open_source, preprocessing_for, stream

@@ -61,9 +61,7 @@ def test_integer_inputs_are_rounded_clipped_and_quantised(picture: Any) -> None:
     signed = preprocess(picture, Preprocessing(dtype="int8", layout="NHWC", mean=(128,)))
     assert np.array_equal(signed[0], picture.astype(np.int16) - 128)
     # A TFLite input of real values from -1 to 1: stored = value / 0.0078125 + 128.
-    form = Preprocessing(
-        dtype="uint8", scale=1 / 127.5, mean=(1,), quantization=(0.0078125, 128), layout="NHWC"
-    )
+    form = Preprocessing(dtype="uint8", scale=1 / 127.5, mean=(1,), quantization=(0.0078125, 128), layout="NHWC")
     wanted = np.clip(np.rint((picture / 127.5 - 1) / 0.0078125 + 128), 0, 255)
     assert np.array_equal(preprocess(picture, form)[0], wanted)
 

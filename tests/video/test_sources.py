@@ -125,9 +125,7 @@ def test_a_file_cut_short_gives_the_sound_frames_then_says_where_it_broke(
 
 
 @pytest.mark.parametrize("name", ["clip.ts", "clip.avi", "clip.mp4"])
-def test_damage_in_the_middle_is_counted_and_does_not_stop_the_video(
-    clips: Path, tmp_path: Path, name: str
-) -> None:
+def test_damage_in_the_middle_is_counted_and_does_not_stop_the_video(clips: Path, tmp_path: Path, name: str) -> None:
     content = bytearray((clips / name).read_bytes())
     middle = int(len(content) * 0.4)
     content[middle : middle + 1500] = np.random.default_rng(1).bytes(1500)
@@ -347,9 +345,7 @@ def test_synthetic_sources_without_a_count_are_endless() -> None:
         assert source.frames is None
 
 
-@pytest.mark.parametrize(
-    "spec", ["synthetic:", "synthetic:0x4", "synthetic:8x8@0", "synthetic:8x8:0", "synthetic:a"]
-)
+@pytest.mark.parametrize("spec", ["synthetic:", "synthetic:0x4", "synthetic:8x8@0", "synthetic:8x8:0", "synthetic:a"])
 def test_a_malformed_synthetic_source_shows_the_form(spec: str) -> None:
     assert "WIDTHxHEIGHT@FPS:FRAMES" in failure(spec)
 

@@ -1,6 +1,7 @@
 """The command line, in tvmc's manner: one file a command, each thin.
 
-Exit codes: 0, 2 for wrong usage, 1 for a failure with its reason in one line (`--traceback` for the rest), 130 after Ctrl-C.
+Exit codes: 0, 2 for wrong usage, 1 for a failure with its reason in one line (`--traceback` for the rest), 130 after
+a second Ctrl-C.
 """
 
 from __future__ import annotations
@@ -52,7 +53,5 @@ def main() -> None:
         reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
         hint = "" if isinstance(error, PipelineError) or wants_traceback else " (--traceback shows where)"
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
-        errors.print(
-            f"error: {' '.join(lines[:2])}{hint}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
+        errors.print(f"error: {' '.join(lines[:2])}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, OptionError) else 1)

@@ -49,9 +49,7 @@ def command(
     with progress() as tell:
         if model.endswith(".tar"):
             if platform or input_shapes:
-                raise OptionError(
-                    "a bundle has its own platform and shapes: leave --platform and --input-shapes out"
-                )
+                raise OptionError("a bundle has its own platform and shapes: leave --platform and --input-shapes out")
             with open_bundle(Path(model)) as bundle:
                 problem = Problem(bundle.graph, bundle.platform, bundle.profile, wanted)
                 candidates = solve(problem).candidates
@@ -69,9 +67,7 @@ def command(
             for warning in measured.warnings:
                 errors.print(f"warning: {warning}", style="yellow", markup=False)
             candidates = solve(Problem(made.compiled.graph, made.platform, measured, wanted)).candidates
-            results = compare(
-                made.compiled, made.platform, candidates, seconds=seconds, rounds=rounds, progress=tell
-            )
+            results = compare(made.compiled, made.platform, candidates, seconds=seconds, rounds=rounds, progress=tell)
     if json:
         print_json({"candidates": [measured_json(result) for result in results]})
     else:

@@ -38,15 +38,11 @@ ProfileOption = Annotated[
     Path | None, typer.Option("--profile", help="Measured before with `profile`; measured now without it.")
 ]
 ObjectiveOption = Annotated[str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")]
-StagesOption = Annotated[
-    int | None, typer.Option("--stages", help="Exactly so many stages; else the planner chooses.")
-]
+StagesOption = Annotated[int | None, typer.Option("--stages", help="Exactly so many stages; else the planner chooses.")]
 SchedulerOption = Annotated[
     str, typer.Option("--scheduler", help="best (of all), single, replicas, two-stage or chain.")
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 
 
 def show(renderable: Any, as_json: bool) -> None:
@@ -83,9 +79,7 @@ class Compiled:
     platform: Platform
 
 
-def compile_source(
-    source: str, shapes: str | None, platform: Path | None, tell: Callable[[str], None]
-) -> Compiled:
+def compile_source(source: str, shapes: str | None, platform: Path | None, tell: Callable[[str], None]) -> Compiled:
     """Reads a model and compiles it for the platform of a file, or for this machine."""
     model = load(source, parse_shapes(shapes) if shapes else None)
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform())
@@ -130,9 +124,7 @@ def planned(
             )
         elif source.endswith(".json") and profile:
             graph = read_graph(source)
-            yield Planned(
-                graph, read_platform(platform) if platform else detect_platform(), read_profile(profile)
-            )
+            yield Planned(graph, read_platform(platform) if platform else detect_platform(), read_profile(profile))
         else:
             made = compile_source(source, shapes, platform, tell)
             yield Planned(made.compiled.graph, made.platform, measured_profile(made, profile, tell))

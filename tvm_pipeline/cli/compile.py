@@ -33,9 +33,7 @@ from tvm_pipeline.scheduling import Decision, solve
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")
-    ],
+    model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The bundle to write, such as model.tar.")],
     plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan instead of solving.")] = None,
     objective: ObjectiveOption = "throughput",
@@ -59,9 +57,7 @@ def command(
     settings = preprocessing or (beside if beside.exists() else None)
     with progress() as tell:
         made = compile_source(model, input_shapes, platform, tell)
-        prepared = (
-            video_room().preprocessing_for(made.compiled.graph, settings).to_dict() if settings else None
-        )
+        prepared = video_room().preprocessing_for(made.compiled.graph, settings).to_dict() if settings else None
         measured = measured_profile(made, profile, tell)
         problem = Problem(made.compiled.graph, made.platform, measured, wanted, stages)
         if plan:

@@ -25,15 +25,9 @@ from tvm_pipeline.report import devices_table
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")
-    ],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Where the profile goes, as JSON.")
-    ] = None,
-    graph: Annotated[
-        Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")
-    ] = None,
+    model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the profile goes, as JSON.")] = None,
+    graph: Annotated[Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")] = None,
     repeats: Annotated[int, typer.Option(help="Passes over the model for each device.")] = 24,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,

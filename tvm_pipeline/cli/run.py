@@ -27,17 +27,11 @@ REFRESH_EVERY = 10  # frames between two drawings of the live table
 
 def command(
     bundle: Annotated[Path, typer.Argument(help="A bundle of `compile`.")],
-    source: Annotated[
-        str, typer.Option(help="File, folder of pictures, http/rtsp URL, camera:0, synthetic:640x480.")
-    ],
+    source: Annotated[str, typer.Option(help="File, folder of pictures, http/rtsp URL, camera:0, synthetic:640x480.")],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Annotated video to write.")] = None,
-    results: Annotated[
-        str | None, typer.Option(help="JSON lines to write, one a frame; - is standard output.")
-    ] = None,
+    results: Annotated[str | None, typer.Option(help="JSON lines to write, one a frame; - is standard output.")] = None,
     decoder: Annotated[str | None, typer.Option(help="What reads the outputs: file.py:function.")] = None,
-    plan: Annotated[
-        Path | None, typer.Option("--plan", help="Run this plan instead of the bundle's own.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Run this plan instead of the bundle's own.")] = None,
     preprocessing: Annotated[Path | None, typer.Option(help="TOML instead of the bundle's own.")] = None,
     limit: Annotated[int | None, typer.Option(help="Stop after so many frames.")] = None,
     json: JsonOption = False,
@@ -56,9 +50,7 @@ def command(
         chosen = judged(problem, read_plan(plan) if plan else opened.plan)
         settings = video.preprocessing_for(opened.graph, preprocessing or opened.preprocessing)
         decode = video.find_decoder(decoder) if decoder else None
-        statistics, broken = _run(
-            video, opened, chosen, source, settings, decode, output, results, limit, json
-        )
+        statistics, broken = _run(video, opened, chosen, source, settings, decode, output, results, limit, json)
     if json:
         print_json({**plan_json(chosen), "source": source, "measured": measured_json(statistics)})
     else:
@@ -96,9 +88,7 @@ def _run(
                     file.write(video.draw(seen.frame.image, seen.annotations))
                 if not quiet and seen.frame.index % REFRESH_EVERY == 0:
                     title = Text(f"{bundle.graph.name} on {frames.name}: frame {seen.frame.index}")
-                    live.update(
-                        Group(title, statistics_table(plan.predicted, pipeline.statistics())), refresh=True
-                    )
+                    live.update(Group(title, statistics_table(plan.predicted, pipeline.statistics())), refresh=True)
         except VideoError as error:
             broken = error
         if frames.damaged:

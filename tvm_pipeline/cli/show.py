@@ -20,9 +20,7 @@ def command(
     bundle: Annotated[Path, typer.Argument(help="A bundle of `compile`.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder for gantt and graph.")] = Path("out"),
     format: Annotated[str, typer.Option(help="png or svg.")] = "png",
-    plan: Annotated[
-        Path | None, typer.Option("--plan", help="Show this plan instead of the bundle's own.")
-    ] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Show this plan instead of the bundle's own.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Draws the Gantt chart of the first frames, and the operator graph coloured by stage.

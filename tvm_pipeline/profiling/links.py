@@ -79,6 +79,4 @@ def fit_link(source: str, destination: str, sizes: list[int], seconds: list[floa
     slope, intercept = max(float(slope), 0.0), max(float(intercept), 0.0)
     rest = float(((y - (intercept + slope * x)) ** 2).sum())
     total = float(((y - y.mean()) ** 2).sum())
-    return Link(
-        source, destination, intercept, 1 / slope if slope else None, 1 - rest / total if total else None
-    )
+    return Link(source, destination, intercept, 1 / slope if slope else None, 1 - rest / total if total else None)

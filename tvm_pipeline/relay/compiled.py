@@ -18,6 +18,7 @@ from tvm_pipeline.platform import Device
 from tvm_pipeline.relay.alignment import Alignment, align
 from tvm_pipeline.relay.build import Library, build_library, load_library
 from tvm_pipeline.relay.executor import Slice
+from tvm_pipeline.relay.placement import PLACE_OF_NODE, placed
 from tvm_pipeline.relay.slicing import SliceGraph, slice_graph
 
 Bind = Callable[[Device], None]
@@ -54,7 +55,7 @@ class RelayModel:
         whole = Slice(library, part, tvm.device(library.device_type, 0), debug=True)
         whole.set_buffers([noise(port) for port in part.inputs], [port.buffer() for port in part.outputs])
         column = {name: index for index, name in enumerate(names)}
-        execute = whole.executor["execute_node"]
+        execute = placed(whole.executor["execute_node"], PLACE_OF_NODE)
         seconds = np.zeros((repeats, len(names)))
         clock = time.perf_counter
         for row in seconds:

@@ -15,6 +15,7 @@ import tvm
 from tvm_pipeline.backend import Array, aligned_empty
 from tvm_pipeline.relay.build import Library
 from tvm_pipeline.relay.kernels import tensor_bytes
+from tvm_pipeline.relay.placement import placed
 from tvm_pipeline.relay.slicing import SliceGraph
 
 
@@ -32,7 +33,7 @@ class Slice:
         kind = "graph_executor_debug" if debug else "graph_executor"
         create = tvm.get_global_func(f"tvm.{kind}.create")
         self.executor = create(part.graph_json, library.module, self._storage_of, device.device_type, device.device_id)
-        self._run = self.executor["run"]
+        self._run = placed(self.executor["run"])
         self._set_input = self.executor["set_input_zero_copy"]
         self._set_output = self.executor["set_output_zero_copy"]
         self._set: dict[tuple[bool, int], Array] = {}

@@ -29,6 +29,7 @@ from tvm_pipeline.runtime.comparison import Measured
 from tvm_pipeline.runtime.statistics import RunStatistics
 from tvm_pipeline.scheduling import Decision, describe
 
+
 def write_report(
     path: Path | str,
     *,

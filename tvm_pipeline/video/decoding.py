@@ -72,9 +72,7 @@ def open_container(
     if not container.streams.video:
         kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
         container.close()
-        raise VideoError(
-            f"{name} has no video stream, only {kinds}; give a file or address with pictures in it"
-        )
+        raise VideoError(f"{name} has no video stream, only {kinds}; give a file or address with pictures in it")
     stream = container.streams.video[0]
     stream.thread_type = "AUTO"
     stream.thread_count = thread_count  # the stages of the pipeline own the cores
@@ -97,9 +95,7 @@ def decode(
     held: list[av.VideoFrame] = []  # damaged pictures that no sound one has followed yet
     start_s: float | None = None
     rate = float(stream.average_rate or 25)
-    clockless = (
-        container.format.name == "avi"
-    )  # AVI keeps no times, and FFmpeg's are out of order with B-frames
+    clockless = container.format.name == "avi"  # AVI keeps no times, and FFmpeg's are out of order with B-frames
     with container:
         for packet in packets:
             try:
@@ -126,11 +122,7 @@ def decode(
                 held.clear()
     broken = packets.failure or broken or ("the data is incomplete" if held else "")
     if broken:
-        before = (
-            f"the {delivered} frames before it are sound"
-            if delivered
-            else "nothing before it could be decoded"
-        )
+        before = f"the {delivered} frames before it are sound" if delivered else "nothing before it could be decoded"
         raise VideoError(
             f"{name} breaks off at frame {delivered}: {broken}; {before}. "
             "Copy or record it again, check the connection, or stop before it with a frame limit"

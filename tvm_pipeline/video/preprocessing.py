@@ -104,8 +104,7 @@ class Preprocessing:
             "mean": len(self.mean) in lengths and bool(np.isfinite(self.mean).all()),
             "std": len(self.std) in lengths and min(self.std) > 0 and bool(np.isfinite(self.std).all()),
             "scale": 0 < self.scale < float("inf"),
-            "quantization": self.quantization is None
-            or (self.quantization[0] > 0 and self.dtype != "float32"),
+            "quantization": self.quantization is None or (self.quantization[0] > 0 and self.dtype != "float32"),
         }
         for key in (key for key, is_right in right.items() if not is_right):
             raise OptionError(f"preprocessing: {key} = {getattr(self, key)!r}; it must be {_ALLOWED[key]}")
@@ -123,9 +122,7 @@ class Preprocessing:
         try:
             values = tomllib.loads(read_bytes(path, OptionError).decode())
         except ValueError as error:  # not TOML, or not UTF-8
-            raise OptionError(
-                f'{path} is not a TOML file: {error}; a line looks like fit = "letterbox"'
-            ) from error
+            raise OptionError(f'{path} is not a TOML file: {error}; a line looks like fit = "letterbox"') from error
         try:
             return cls.from_dict(values, defaults)
         except OptionError as error:
@@ -157,9 +154,7 @@ class Preprocessing:
     def input_shape(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Shape of the tensor for a picture of this size; the same for all once `size` is set."""
         width, height = self.size or (width, height)
-        return (
-            (1, self.channels, height, width) if self.layout == "NCHW" else (1, height, width, self.channels)
-        )
+        return (1, self.channels, height, width) if self.layout == "NCHW" else (1, height, width, self.channels)
 
     def _place(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """The size that a picture is scaled to, and where its top left lies in the input (< 0: cut off)."""
@@ -201,9 +196,7 @@ def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
     return replace(base, dtype="uint8") if dtype == "uint8" else replace(base, dtype="int8", mean=(128.0,))
 
 
-def preprocess(
-    image: NDArray[np.uint8], settings: Preprocessing, out: NDArray[Any] | None = None
-) -> NDArray[Any]:
+def preprocess(image: NDArray[np.uint8], settings: Preprocessing, out: NDArray[Any] | None = None) -> NDArray[Any]:
     """A picture as the tensor that the model takes.
 
     Args:
@@ -216,9 +209,7 @@ def preprocess(
         OptionError: `out` has another shape or type.
     """
     if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or image.size == 0:
-        raise VideoError(
-            f"a frame of {image.dtype} {image.shape} is not a picture; give uint8 (height, width, 3) RGB"
-        )
+        raise VideoError(f"a frame of {image.dtype} {image.shape} is not a picture; give uint8 (height, width, 3) RGB")
     height, width = image.shape[:2]
     shape = settings.input_shape(width, height)
     if out is None:
@@ -290,9 +281,7 @@ class _Scaler(threading.local):
         self._reformatter = VideoReformatter()
         self._memory = np.empty(0, np.uint8)
 
-    def planes(
-        self, image: NDArray[np.uint8], width: int, height: int, color: Color
-    ) -> list[NDArray[np.uint8]]:
+    def planes(self, image: NDArray[np.uint8], width: int, height: int, color: Color) -> list[NDArray[np.uint8]]:
         """The picture at another size, one array for each channel in the order of `color`."""
         if self._memory.size < image.size + self._slack_bytes:
             self._memory = np.empty(image.size + self._slack_bytes, np.uint8)
@@ -301,14 +290,10 @@ class _Scaler(threading.local):
         pixel_format = "gray" if color == "gray" else "gbrp"
         try:
             frame = av.VideoFrame.from_numpy_buffer(copy, "rgb24")
-            scaled = self._reformatter.reformat(
-                frame, width, height, pixel_format, interpolation=self._how, threads=1
-            )
+            scaled = self._reformatter.reformat(frame, width, height, pixel_format, interpolation=self._how, threads=1)
         except av.error.FFmpegError as error:
             sizes = f"{image.shape[1]}x{image.shape[0]} to {width}x{height}"
-            raise VideoError(
-                f"cannot resize a frame from {sizes}: {error}; choose another size or fit"
-            ) from error
+            raise VideoError(f"cannot resize a frame from {sizes}: {error}; choose another size or fit") from error
         planes = [
             # A plane is a buffer, though PyAV's types do not say so.
             np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[:height, :width]  # type: ignore[call-overload]

@@ -75,9 +75,7 @@ class Source:
         self._lock = threading.Lock()
         self._first = next(pictures, None)
         if self._first is None:
-            raise VideoError(
-                f"{name} holds no picture; check that it was recorded whole, or choose another source"
-            )
+            raise VideoError(f"{name} holds no picture; check that it was recorded whole, or choose another source")
         self.height, self.width = self._first.image.shape[:2]
 
     def __iter__(self) -> Source:
@@ -107,9 +105,7 @@ class Source:
         self.close()
 
 
-def open_source(
-    spec: str, *, limit: int | None = None, timeout_s: float = 10.0, thread_count: int = 1
-) -> Source:
+def open_source(spec: str, *, limit: int | None = None, timeout_s: float = 10.0, thread_count: int = 1) -> Source:
     """Opens a source of frames.
 
     Args:
@@ -126,9 +122,7 @@ def open_source(
     """
     for option, value in (("limit", limit), ("timeout_s", timeout_s), ("thread_count", thread_count)):
         if value is not None and value <= 0:
-            raise OptionError(
-                f"{option} is {value} for source {without_password(spec)}; give a number above 0"
-            )
+            raise OptionError(f"{option} is {value} for source {without_password(spec)}; give a number above 0")
     if spec.partition(":")[0] == "synthetic":
         return _synthetic(spec, limit)
     if re.fullmatch(r"camera:\d+|/dev/video\d+", spec) or Path(spec).is_char_device():
@@ -164,12 +158,8 @@ def _address(spec: str, limit: int | None, timeout_s: float, thread_count: int) 
     name = without_password(spec)
     scheme = spec.partition("://")[0].lower()
     if scheme not in SCHEMES:
-        raise OptionError(
-            f"cannot read {name}: {scheme}:// is not supported; give one of {', '.join(SCHEMES)}"
-        )
-    advice = (
-        "check the address, that its server is sending, and the network; a slow one needs a longer timeout"
-    )
+        raise OptionError(f"cannot read {name}: {scheme}:// is not supported; give one of {', '.join(SCHEMES)}")
+    advice = "check the address, that its server is sending, and the network; a slow one needs a longer timeout"
     container, stream = open_container(spec, name, advice, timeout_s=timeout_s, thread_count=thread_count)
     return _stream(name, container, stream, limit, timeout_s)
 
