@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tvm_pipeline import __version__
-from tvm_pipeline.backend import CompiledModel, find_backend
-from tvm_pipeline.errors import BundleError, PlanError
+from tvm_pipeline.backend import CompiledModel, find_backend, settle_platform
+from tvm_pipeline.errors import BundleError, PlanError, PlatformError
 from tvm_pipeline.files import replacing
 from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.plan import Plan
@@ -92,7 +92,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     """Unpacks a bundle into a temporary folder for as long as the block lasts.
 
     Raises:
-        BundleError: it is cut short, unsafe, damaged, or made by another version; the message says which.
+        BundleError: it is cut short, unsafe, damaged, or made by another version or for another machine.
     """
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         root = Path(folder)
@@ -109,9 +109,13 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             plan = Plan.parse((root / "plan.txt").read_text())
         except (OSError, PlanError) as error:
             raise BundleError(f"{path}: plan.txt: {error}") from error
+        try:  # before any of its code is loaded: another machine may lack the cores or the instructions
+            _, platform = settle_platform(_read(path, root / "platform.json", Platform))
+        except PlatformError as error:
+            raise BundleError(f"{path} was made for another machine: {error}") from error
         yield Bundle(
             graph,
-            _read(path, root / "platform.json", Platform),
+            platform,
             _read(path, root / "profile.json", Profile),
             plan,
             backend.load(root / "compiled"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -114,6 +115,25 @@ def test_a_manifest_with_a_path_outside(cli, bundle, tmp_path):
 
     fails(cli("plan", rewritten(bundle, tmp_path / "evil.tar", escape)), "outside")
     assert not (tmp_path.parent / "evil").exists()
+
+
+def test_a_bundle_of_another_machine(cli, bundle, tmp_path):
+    """Its cores are not here: nothing of its code is loaded."""
+    other = tmp_path / "other.tar"
+    with tarfile.open(bundle) as old, tarfile.open(other, "w") as new:
+        contents = {member.name: old.extractfile(member).read() for member in old.getmembers()}
+        platform = json.loads(contents["platform.json"])
+        for device in platform["devices"]:
+            device["cores"] = [core + 4096 for core in device["cores"]]
+        contents["platform.json"] = json.dumps(platform).encode()
+        manifest = json.loads(contents["manifest.json"])
+        manifest["sha256"]["platform.json"] = hashlib.sha256(contents["platform.json"]).hexdigest()
+        contents["manifest.json"] = json.dumps(manifest).encode()
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            new.addfile(member, io.BytesIO(content))
+    fails(cli("run", other, "--source", "synthetic:64x48@30:3"), "other.tar", "another machine", "4096")
 
 
 def test_damaged_and_truncated_bundles(cli, bundle, tmp_path):
