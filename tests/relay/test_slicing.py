@@ -120,7 +120,7 @@ def test_parameters_are_shared_by_all_slices(compiled: Compiled, cpu: Device, ta
     seen = set()
     for operators in (names(model), names(model)[:4], names(model)[4:]):
         part = model.cut(operators, cpu)
-        running = Slice(library, part, tvm.cpu())
+        running = Slice(library, part)
         for name in part.params.values():
             array = running.executor["get_input"](name)
             assert array.handle.contents.data == held[name]

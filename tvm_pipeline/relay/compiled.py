@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm
 
 from tvm_pipeline.backend import noise
 from tvm_pipeline.errors import BundleError, PlatformError
@@ -52,7 +51,7 @@ class RelayModel:
         library, _ = self._library(device)
         names = [operator.name for operator in self.graph.operators]
         part = self.cut(names, device)
-        whole = Slice(library, part, tvm.device(library.device_type, 0), debug=True)
+        whole = Slice(library, part, debug=True)
         whole.set_buffers([noise(port) for port in part.inputs], [port.buffer() for port in part.outputs])
         column = {name: index for index, name in enumerate(names)}
         execute = placed(whole.executor["execute_node"], PLACE_OF_NODE)
@@ -111,7 +110,7 @@ class RelayStage:
     """A slice on a device: the StageRunner of TVM backends."""
 
     def __init__(self, library: Library, part: SliceGraph, device: Device, bind: Bind) -> None:
-        self._slice = Slice(library, part, tvm.device(library.device_type, 0))
+        self._slice = Slice(library, part)
         self.inputs, self.outputs = part.inputs, part.outputs
         self.activation_bytes = part.activation_bytes
         self.run = self._slice.run

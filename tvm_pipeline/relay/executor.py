@@ -22,7 +22,7 @@ from tvm_pipeline.relay.slicing import SliceGraph
 class Slice:
     """A runnable slice. Not thread-safe: one thread runs it."""
 
-    def __init__(self, library: Library, part: SliceGraph, device: Any, *, debug: bool = False) -> None:
+    def __init__(self, library: Library, part: SliceGraph, *, debug: bool = False) -> None:
         self.inputs, self.outputs, self.graph = part.inputs, part.outputs, part
         ports = [*part.inputs, *part.outputs]
         largest = max(tensor_bytes(port.shape, port.dtype) for port in ports)
@@ -32,7 +32,7 @@ class Slice:
         self._views: dict[int, Array] = {}
         kind = "graph_executor_debug" if debug else "graph_executor"
         create = tvm.get_global_func(f"tvm.{kind}.create")
-        self.executor = create(part.graph_json, library.module, self._storage_of, device.device_type, device.device_id)
+        self.executor = create(part.graph_json, library.module, self._storage_of, library.device_type, 0)
         self._run = placed(self.executor["run"])
         self._set_input = self.executor["set_input_zero_copy"]
         self._set_output = self.executor["set_output_zero_copy"]
