@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tvm_pipeline.bundle import open_bundle
 from tvm_pipeline.cli.common import (
     JsonOption,
     ObjectiveOption,
     PlatformOption,
     ShapesOption,
     checked_objective,
-    compile_source,
-    errors,
-    measured_profile,
     plan_json,
+    planned,
     print_json,
     progress,
     show,
 )
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.plan import Problem
 from tvm_pipeline.report import comparison_table
 from tvm_pipeline.runtime.comparison import Measured, compare
 from tvm_pipeline.scheduling import solve
@@ -46,28 +41,13 @@ def command(
     wanted = checked_objective(objective)
     if not seconds > 0 or rounds < 1:
         raise OptionError("--seconds must be positive and --rounds at least 1")
-    with progress() as tell:
-        if model.endswith(".tar"):
-            if platform or input_shapes:
-                raise OptionError("a bundle has its own platform and shapes: leave --platform and --input-shapes out")
-            with open_bundle(Path(model)) as bundle:
-                problem = Problem(bundle.graph, bundle.platform, bundle.profile, wanted)
-                candidates = solve(problem).candidates
-                results = compare(
-                    bundle.compiled,
-                    bundle.platform,
-                    candidates,
-                    seconds=seconds,
-                    rounds=rounds,
-                    progress=tell,
-                )
-        else:
-            made = compile_source(model, input_shapes, platform, tell)
-            measured = measured_profile(made, None, tell)
-            for warning in measured.warnings:
-                errors.print(f"warning: {warning}", style="yellow", markup=False)
-            candidates = solve(Problem(made.compiled.graph, made.platform, measured, wanted)).candidates
-            results = compare(made.compiled, made.platform, candidates, seconds=seconds, rounds=rounds, progress=tell)
+    if model.endswith(".tar") and (platform or input_shapes):
+        raise OptionError("a bundle has its own platform and shapes: leave --platform and --input-shapes out")
+    with progress() as tell, planned(model, input_shapes, platform, None, tell) as what:
+        if what.compiled is None:
+            raise OptionError(f"{model} holds an operator graph alone, and nothing that could run")
+        candidates = solve(what.problem(wanted)).candidates
+        results = compare(what.compiled, what.platform, candidates, seconds=seconds, rounds=rounds, progress=tell)
     if json:
         print_json({"candidates": [measured_json(result) for result in results]})
     else:

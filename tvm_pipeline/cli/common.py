@@ -16,9 +16,10 @@ from rich.console import Console
 from tvm_pipeline.backend import Backend, CompiledModel, detect_platform, settle_platform
 from tvm_pipeline.bundle import Bundle, open_bundle
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.evaluate import judged
 from tvm_pipeline.frontends import load, parse_shapes
 from tvm_pipeline.graph import OperatorGraph, read_graph
-from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem
+from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem, read_plan
 from tvm_pipeline.platform import Platform, read_platform
 from tvm_pipeline.profile import Profile, read_profile
 from tvm_pipeline.profiling import profile_model
@@ -89,20 +90,24 @@ def compile_source(source: str, shapes: str | None, platform: Path | None, tell:
 def measured_profile(
     compiled: Compiled, profile: Path | None, tell: Callable[[str], None], repeats: int = 24
 ) -> Profile:
-    """The profile of a file, else measured now."""
+    """The profile of a file, else measured now; what made it doubtful is said."""
     if profile:
-        return read_profile(profile)
-    return profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell)
+        found = read_profile(profile)
+    else:
+        found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell)
+    for warning in found.warnings:
+        errors.print(f"warning: {warning}", style="yellow", markup=False)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What can be planned: `bundle` is None where nothing was compiled."""
+    """What can be planned, and run where `compiled` is not None."""
 
     graph: OperatorGraph
     platform: Platform
     profile: Profile
-    bundle: Bundle | None = None
+    compiled: CompiledModel | None = None
 
     def problem(self, objective: Objective = "throughput", stages: int | None = None) -> Problem:
         return Problem(self.graph, self.platform, self.profile, objective, stages)
@@ -120,14 +125,20 @@ def planned(
                 bundle.graph,
                 read_platform(platform) if platform else bundle.platform,
                 read_profile(profile) if profile else bundle.profile,
-                bundle,
+                bundle.compiled,
             )
         elif source.endswith(".json") and profile:
             graph = read_graph(source)
             yield Planned(graph, read_platform(platform) if platform else detect_platform(), read_profile(profile))
         else:
             made = compile_source(source, shapes, platform, tell)
-            yield Planned(made.compiled.graph, made.platform, measured_profile(made, profile, tell))
+            yield Planned(made.compiled.graph, made.platform, measured_profile(made, profile, tell), made.compiled)
+
+
+def chosen_plan(bundle: Bundle, plan: Path | None) -> tuple[Problem, Plan]:
+    """The bundle's problem and its plan, or the plan of a file, judged anew."""
+    problem = Problem(bundle.graph, bundle.platform, bundle.profile, bundle.plan.objective)
+    return problem, judged(problem, read_plan(plan) if plan else bundle.plan)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from tvm_pipeline.cli.common import (
     checked_objective,
     compile_source,
     decision_json,
-    errors,
     measured_profile,
     print_json,
     progress,
@@ -68,8 +67,6 @@ def command(
         tell(f"writing {output}")
         bundle = Bundle(made.compiled.graph, made.platform, measured, decision.plan, made.compiled, prepared)
         write_bundle(output, bundle)
-    for warning in measured.warnings:
-        errors.print(f"warning: {warning}", style="yellow", markup=False)
     if json:
         print_json({"output": str(output), **decision_json(decision)})
     else:

@@ -13,7 +13,6 @@ from tvm_pipeline.cli.common import (
     PlatformOption,
     ShapesOption,
     compile_source,
-    errors,
     measured_profile,
     print_json,
     progress,
@@ -42,8 +41,6 @@ def command(
     with progress() as tell:
         made = compile_source(model, input_shapes, platform, tell)
         measured = measured_profile(made, None, tell, repeats)
-    for warning in measured.warnings:
-        errors.print(f"warning: {warning}", style="yellow", markup=False)
     if output:
         write_bytes(output, msgspec.json.format(msgspec.json.encode(measured)))
     if graph:

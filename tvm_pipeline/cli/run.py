@@ -15,10 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from tvm_pipeline.bundle import Bundle, open_bundle
-from tvm_pipeline.cli.common import JsonOption, errors, plan_json, print_json, show, video_room
+from tvm_pipeline.cli.common import JsonOption, chosen_plan, errors, plan_json, print_json, show, video_room
 from tvm_pipeline.errors import OptionError, VideoError
-from tvm_pipeline.evaluate import judged
-from tvm_pipeline.plan import Plan, Problem, read_plan
+from tvm_pipeline.plan import Plan
 from tvm_pipeline.report import statistics_table
 from tvm_pipeline.runtime import Pipeline, RunStatistics
 
@@ -46,8 +45,7 @@ def command(
         raise OptionError("--json and --results - both want standard output; write the results to a file")
     video = video_room()
     with open_bundle(bundle) as opened:
-        problem = Problem(opened.graph, opened.platform, opened.profile, opened.plan.objective)
-        chosen = judged(problem, read_plan(plan) if plan else opened.plan)
+        _, chosen = chosen_plan(opened, plan)
         settings = video.preprocessing_for(opened.graph, preprocessing or opened.preprocessing)
         decode = video.find_decoder(decoder) if decoder else None
         statistics, broken = _run(video, opened, chosen, source, settings, decode, output, results, limit, json)

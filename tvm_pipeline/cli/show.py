@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.bundle import open_bundle
-from tvm_pipeline.cli.common import JsonOption, plan_json, print_json
+from tvm_pipeline.cli.common import JsonOption, chosen_plan, plan_json, print_json
 from tvm_pipeline.cli.common import show as show_table
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.evaluate import evaluate, judged
-from tvm_pipeline.plan import Problem, read_plan
+from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.report import draw_gantt, draw_graph, stages_table
 
 
@@ -30,8 +29,7 @@ def command(
     if format not in ("png", "svg"):
         raise OptionError(f"--format {format!r} is neither png nor svg")
     with open_bundle(bundle) as opened:
-        problem = Problem(opened.graph, opened.platform, opened.profile, opened.plan.objective)
-        chosen = judged(problem, read_plan(plan) if plan else opened.plan)
+        problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
     output.mkdir(parents=True, exist_ok=True)
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
