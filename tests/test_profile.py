@@ -14,11 +14,11 @@ import msgspec
 import pytest
 from hypothesis import given
 
-from tests.support.graphs import Traits, random_chain, random_platform, random_profile, randoms
+from tests.support.graphs import LEXICOGRAPHIC, Traits, random_chain, random_platform, random_profile, randoms
 from tvm_pipeline.errors import InfeasibleError, OptionError, PipelineError, ProfileError
 from tvm_pipeline.plan import Problem
-from tvm_pipeline.platform import Device, Link, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile, read_profile
+from tvm_pipeline.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.profile import DeviceProfile, Profile, read_profile, unmeasured
 
 GRAPH = random_chain(random.Random(0), 3)
 PROFILE = {
@@ -126,13 +126,50 @@ def test_the_platform_s_links_go_before_the_measured_ones(tmp_path: Path) -> Non
     assert Problem(GRAPH, platform, good(tmp_path)).link("a", "b") == Link("a", "b", 5.0)
 
 
+def test_what_is_not_measured_needs_a_model_or_an_objective_of_bytes() -> None:
+    nothing = unmeasured(GRAPH)
+    real, modelled = Device("real"), Device("modelled", model=DeviceModel(call_s=0.001))
+    with pytest.raises(ProfileError, match=r"the profile of chain has no device real .*measure it"):
+        Problem(GRAPH, Platform("box", (modelled, real)), nothing)
+    assert Problem(GRAPH, Platform("box", (modelled,)), nothing).measured("modelled") is None
+    for objective in LEXICOGRAPHIC:
+        assert Problem(GRAPH, Platform("box", (real,)), nothing, objective).measured("real") is None
+    other = random_chain(random.Random(1), 3)
+    with pytest.raises(ProfileError, match="this profile was measured on chain"):
+        Problem(other, Platform("box", (modelled,)), nothing)
+
+
+def test_a_time_limit_may_be_zero(tmp_path: Path) -> None:
+    assert Problem(GRAPH, Platform("box", (Device("a"),)), good(tmp_path), time_limit_s=0).time_limit_s == 0
+
+
 @pytest.mark.parametrize(
     ("figures", "error", "message"),
     [
         ({"stages": 0}, OptionError, "--stages 0: a plan has at least one stage"),
         ({"stages": -2}, OptionError, "--stages -2: a plan has at least one stage"),
         ({"stages": 4}, InfeasibleError, "4 stages: chain has only 3 operators, and every stage needs one"),
-        ({"objective": "speed"}, OptionError, "objective 'speed' is none of throughput, latency, energy"),
+        (
+            {"objective": "speed"},
+            OptionError,
+            "--objective 'speed' is none of throughput latency energy memory,communication",
+        ),
+        ({"min_throughput_fps": 0, "objective": "energy"}, OptionError, "--min-throughput 0: it must be positive"),
+        ({"min_throughput_fps": math.nan, "objective": "energy"}, OptionError, "--min-throughput nan: it must be"),
+        ({"max_latency_s": -1.0}, OptionError, "--max-latency -1.0: it must be positive"),
+        ({"max_latency_s": 0.0}, OptionError, "--max-latency 0.0: it must be positive"),
+        ({"time_limit_s": -1.0}, OptionError, "--time-limit -1.0: it must be positive"),
+        ({"time_limit_s": math.nan}, OptionError, "--time-limit nan: it must be positive"),
+        (
+            {"min_throughput_fps": 9},
+            OptionError,
+            "--min-throughput goes with objective latency or energy, not with throughput",
+        ),
+        (
+            {"max_latency_s": 9, "objective": "memory,communication"},
+            OptionError,
+            "--max-latency goes with objective throughput, not with memory,communication",
+        ),
     ],
 )
 def test_an_impossible_wish_is_refused(

@@ -8,6 +8,7 @@
     ├── ProfileError               a profile with impossible figures, or of another graph
     ├── PlanError                  a plan that does not fit the graph or the platform
     │   └── InfeasibleError        no plan exists; carries the reason
+    │       └── LimitMissedError   one may exist, but this search cannot say
     ├── BundleError                a bundle that is damaged, unsafe or of another version
     ├── VideoError                 a source or a sink of frames
     └── RunError                   a running pipeline
@@ -51,6 +52,10 @@ class PlanError(PipelineError):
 
 class InfeasibleError(PlanError):
     """No plan satisfies the problem; the message names what is in conflict."""
+
+
+class LimitMissedError(InfeasibleError):
+    """What was found misses a limit that the search does not count; another plan may keep it."""
 
 
 class BundleError(PipelineError):

@@ -2,10 +2,13 @@
 
 This is the one judge of every scheduler: no scheduler's own figure is trusted. The model of the runtime:
 
-- A stage takes the sum of its operators' seconds on its device, and before that receives every tensor that
-  crosses the boundary in front of it, hop by hop, at the price of the link; the receiver pays.
+- A stage takes the sum of its operators' measured seconds on its device, or what the device's model says of the
+  whole set, and before that receives every tensor that crosses the boundary in front of it, hop by hop, at the
+  price of the link; the receiver pays.
 - Replicas take frames as they become free, so a stage's rate is the sum of its replicas' rates. A device that
-  serves several stages gives each frame the sum of their times.
+  serves several stages gives each frame the sum of their times. Frames are handed on in order: one that a fast
+  replica finished waits for those before it, so the slowest replica is the latency and the rest is jitter.
+- What several links or devices do over one bus takes turns there: the sum a frame needs of a bus is a pace, too.
 - While n of the devices that can work at the same time do, each is slower by its measured `busy_factor`,
   in proportion to how many of the others work. A single frame (latency, energy) meets idle devices.
 """
@@ -14,10 +17,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from tvm_pipeline.errors import GraphError, PlanError, PlatformError, ProfileError
-from tvm_pipeline.graph import OperatorGraph, crossing_tensors
+from tvm_pipeline.errors import GraphError, OptionError, PlanError, PlatformError, ProfileError
+from tvm_pipeline.graph import OperatorGraph, Tensor, crossing_tensors, handed_on_bytes, readers_of
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.platform import Device, Platform, disjoint_sets
 
@@ -38,35 +41,94 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The prediction, and what it is made of; `bottleneck` is the index of the stage that sets the pace."""
+    """The prediction, and what it is made of.
+
+    Attributes:
+        bottleneck: index of the slowest stage.
+        bus_s: seconds a frame needs of each bus; one may be slower than every stage, and then sets the pace.
+        overtaking: for each stage, how many frames may be done there before one that came earlier is.
+    """
 
     predicted: Prediction
     costs: tuple[StageCost, ...]
     bottleneck: int
+    bus_s: dict[str, float] = field(default_factory=dict)
+    overtaking: tuple[int, ...] = ()
 
 
 def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     """Judges `stages` as a plan for `problem`.
 
     Raises:
-        PlanError: the stages do not fit the graph or the platform; the message names the operator or device.
+        PlanError: the stages do not fit the graph, the platform or a limit of the problem; the message names the
+            operator, device or limit.
     """
-    check_stages(problem.graph, problem.platform, stages)
+    boundaries = check_stages(problem.graph, problem.platform, stages)
+    if problem.children_together:
+        _check_children(problem.graph, stages)
+    predicted = _predicted_bytes(problem, stages)
     used = tuple(dict.fromkeys(name for stage in stages for name in stage.devices))
-    alone = _stage_costs(problem, stages, dict.fromkeys(used, 1.0))
-    busy = _stage_costs(problem, stages, {name: busy_factor(problem, name, len(used)) for name in used})
+    if any(problem.measured(name) is None and problem.platform.device(name).model is None for name in used):
+        return Evaluation(predicted, (), 0)
+    _check_caches(problem, stages, used)
+    alone = _stage_costs(problem, stages, boundaries, dict.fromkeys(used, 1.0))
+    busy = _stage_costs(problem, stages, boundaries, {name: busy_factor(problem, name, len(used)) for name in used})
 
     device_load_s: dict[str, float] = defaultdict(float)
     for cost in busy:
         device_load_s[cost.device] += cost.seconds
     rates = [sum(1 / max(device_load_s[name], 1e-12) for name in stage.devices) for stage in stages]
     bottleneck = min(range(len(stages)), key=rates.__getitem__)
-    predicted = Prediction(
-        throughput_fps=rates[bottleneck],
-        latency_s=sum(max(c.seconds for c in alone if c.stage == i) for i in range(len(stages))),
+    bus_s = _bus_seconds(problem, stages, boundaries, busy)
+    slowest = [max(c.seconds for c in alone if c.stage == i) for i in range(len(stages))]
+    fastest = [min(c.seconds for c in alone if c.stage == i) for i in range(len(stages))]
+    predicted = replace(
+        predicted,
+        throughput_fps=min(rates[bottleneck], 1 / max(max(bus_s.values(), default=0.0), 1e-12)),
+        latency_s=sum(slowest),
+        jitter_s=sum(slowest) - sum(fastest),
         energy_j=_energy_j(problem, stages, alone),
     )
-    return Evaluation(predicted, tuple(busy), bottleneck)
+    _check_limits(problem, predicted)
+    return Evaluation(predicted, tuple(busy), bottleneck, bus_s, _overtaking(stages, busy))
+
+
+def _check_caches(problem: Problem, stages: tuple[Stage, ...], used: tuple[str, ...]) -> None:
+    for name in used:
+        model = problem.platform.device(name).model
+        cached = problem.measured(name) is None and model is not None and model.cached_bytes is not None
+        if cached and sum(name in stage.devices for stage in stages) > 1:
+            raise PlanError(f"device {name} serves two stages, and its model does not say how they share its cache")
+
+
+def _check_limits(problem: Problem, predicted: Prediction) -> None:
+    # A millionth of a millionth is the rounding of another order of summation.
+    fps, latency_s = predicted.throughput_fps, predicted.latency_s
+    floor_fps, most_s = problem.min_throughput_fps, problem.max_latency_s
+    if floor_fps is not None and fps is not None and fps < floor_fps * (1 - 1e-9):
+        raise PlanError(f"the plan makes {fps:.6g} frames a second, --min-throughput asks for {floor_fps:.6g}")
+    if most_s is not None and latency_s is not None and latency_s > most_s * (1 + 1e-9):
+        raise PlanError(f"a frame takes {latency_s:.6g} s, --max-latency allows {most_s:.6g}")
+
+
+def _check_children(graph: OperatorGraph, stages: tuple[Stage, ...]) -> None:
+    stage_of = {name: index for index, stage in enumerate(stages) for name in stage.operators}
+    for name, readers in readers_of(graph).items():
+        if len({stage_of[reader] for reader in readers}) > 1:
+            raise PlanError(f"the operators that read {name} stand in several stages, --children-together forbids it")
+
+
+def _predicted_bytes(problem: Problem, stages: tuple[Stage, ...]) -> Prediction:
+    param_bytes = {operator.name: operator.param_bytes for operator in problem.graph.operators}
+    held = [sum(param_bytes[name] for name in stage.operators) for stage in stages]
+    caches = [[problem.platform.device(name).cache_bytes or math.inf for name in stage.devices] for stage in stages]
+    beyond = [max(0, size - min(row)) for size, row in zip(held, caches, strict=True)]
+    stated = all(problem.platform.device(name).cache_bytes for stage in stages for name in stage.devices)
+    return Prediction(
+        memory_bytes=max(held),
+        dram_bytes=int(sum(beyond)) if stated else None,
+        communication_bytes=max(handed_on_bytes(problem.graph, [stage.operators for stage in stages]), default=0),
+    )
 
 
 def judged(problem: Problem, plan: Plan) -> Plan:
@@ -76,14 +138,21 @@ def judged(problem: Problem, plan: Plan) -> Plan:
 
 def busy_factor(problem: Problem, name: str, working: int) -> float:
     """How much slower device `name` is while `working` devices, itself among them, work at the same time."""
+    measured = problem.measured(name)
+    if measured is None:
+        return 1.0
     device = problem.platform.device(name)
     others = max(len(group) for group in disjoint_sets(problem.platform.devices) if device in group) - 1
     share = min((working - 1) / others, 1.0) if others else 0.0
-    return 1 + (problem.profile.device(name).busy_factor - 1) * share
+    return 1 + (measured.busy_factor - 1) * share
 
 
-def check_stages(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, ...]) -> None:
-    """Raises PlanError unless the stages hold every operator once, in a legal order, on devices that exist."""
+def check_stages(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, ...]) -> list[list[Tensor]]:
+    """The tensors that cross each boundary, see `crossing_tensors`.
+
+    Raises:
+        PlanError: the stages do not hold every operator once, in a legal order, on devices that exist.
+    """
     if not stages:
         raise PlanError("the plan has no stages; it needs at least one")
     known = {operator.name for operator in graph.operators}
@@ -101,10 +170,11 @@ def check_stages(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, 
     if missing:
         raise PlanError(f"operator {missing[0]} is in no stage ({len(missing)} missing in all)")
     try:
-        crossing_tensors(graph, [stage.operators for stage in stages])
+        boundaries = crossing_tensors(graph, [stage.operators for stage in stages])
     except GraphError as error:
         raise PlanError(f"the stages form a cycle or stand in the wrong order: {error}") from error
     _check_devices(graph, platform, stages)
+    return boundaries
 
 
 def _check_devices(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, ...]) -> None:
@@ -132,30 +202,81 @@ def _replicated(stages: tuple[Stage, ...], device: str) -> bool:
     return any(device in stage.devices and len(stage.devices) > 1 for stage in stages)
 
 
-def _stage_costs(problem: Problem, stages: tuple[Stage, ...], factors: dict[str, float]) -> list[StageCost]:
+def _stage_costs(
+    problem: Problem, stages: tuple[Stage, ...], boundaries: list[list[Tensor]], factors: dict[str, float]
+) -> list[StageCost]:
     """Compute and transfer seconds of each stage on each of its devices, each slowed by its factor."""
     position = {operator.name: index for index, operator in enumerate(problem.graph.operators)}
-    boundaries = crossing_tensors(problem.graph, [stage.operators for stage in stages])
+    crossing = [sum(tensor.bytes for tensor in boundary) for boundary in boundaries]
     costs: list[StageCost] = []
     for index, stage in enumerate(stages):
-        received = sum(tensor.bytes for tensor in boundaries[index])
         upstream = [cost for cost in costs if cost.stage == index - 1]
+        places = [position[name] for name in stage.operators]
         for name in stage.devices:
-            seconds = problem.profile.device(name).seconds
-            compute_s = 0.0
-            for operator in stage.operators:
-                operator_s = seconds[position[operator]]
-                if operator_s is None:
-                    raise PlanError(f"device {name} cannot run operator {operator} of stage {index}")
-                compute_s += operator_s * factors[name]
             # A frame comes from each upstream replica as often as that replica takes one.
-            rates = [1 / max(cost.seconds, 1e-12) for cost in upstream]
             transfer_s = sum(
-                problem.link(cost.device, name).seconds(received) * rate / sum(rates)
-                for cost, rate in zip(upstream, rates, strict=True)
+                problem.link(cost.device, name).seconds(crossing[index]) * share
+                for cost, share in zip(upstream, _shares(upstream), strict=True)
             )
-            costs.append(StageCost(index, name, compute_s, transfer_s * factors[name]))
+            model = problem.platform.device(name).model
+            if model and problem.measured(name) is None:
+                transfer_s += model.transfer_s(crossing[index], crossing[index + 1])
+            compute_s = _compute_s(problem, name, places, index)
+            costs.append(StageCost(index, name, compute_s * factors[name], transfer_s * factors[name]))
     return costs
+
+
+def _compute_s(problem: Problem, name: str, places: list[int], stage: int) -> float:
+    """Seconds of the operators at `places` of the graph on an idle device."""
+    operators = problem.graph.operators
+    measured, model = problem.measured(name), problem.platform.device(name).model
+    if measured is None and model is not None:
+        chosen = [operators[place] for place in places]
+        return model.seconds(len(chosen), sum(o.macs for o in chosen), sum(o.param_bytes for o in chosen))
+    seconds = problem.profile.device(name).seconds
+    for place in places:
+        if seconds[place] is None:
+            raise PlanError(f"device {name} cannot run operator {operators[place].name} of stage {stage}")
+    return sum(seconds[place] or 0.0 for place in places)
+
+
+def _shares(costs: list[StageCost]) -> list[float]:
+    """The part of the frames that each replica of a stage takes: as it is fast."""
+    rates = [1 / max(cost.seconds, 1e-12) for cost in costs]
+    return [rate / sum(rates) for rate in rates]
+
+
+def _bus_seconds(
+    problem: Problem, stages: tuple[Stage, ...], boundaries: list[list[Tensor]], busy: list[StageCost]
+) -> dict[str, float]:
+    """Seconds a frame needs of each bus: the links that name it, and the overflow of the devices that do."""
+    needs: dict[str, float] = defaultdict(float)
+    param_bytes = {operator.name: operator.param_bytes for operator in problem.graph.operators}
+    upstream: list[tuple[str, float]] = []
+    for index, stage in enumerate(stages):
+        received = sum(tensor.bytes for tensor in boundaries[index])
+        held = sum(param_bytes[name] for name in stage.operators)
+        costs = [cost for cost in busy if cost.stage == index]
+        here = [(cost.device, share) for cost, share in zip(costs, _shares(costs), strict=True)]
+        for name, share in here:
+            for source, source_share in upstream:
+                link = problem.link(source, name)
+                if link.bus:
+                    needs[link.bus] += link.seconds(received) * share * source_share
+            device = problem.platform.device(name)
+            if device.bus and device.model and problem.measured(name) is None:
+                needs[device.bus] += device.model.spill_s(held) * share
+        upstream = here
+    return dict(needs)
+
+
+def _overtaking(stages: tuple[Stage, ...], busy: list[StageCost]) -> tuple[int, ...]:
+    """For each stage, the frames its other replicas finish while the slowest is at one."""
+    counts = []
+    for index in range(len(stages)):
+        seconds = sorted(max(cost.seconds, 1e-12) for cost in busy if cost.stage == index)
+        counts.append(sum(math.ceil(seconds[-1] / other) - 1 for other in seconds[:-1]))
+    return tuple(counts)
 
 
 def _energy_j(problem: Problem, stages: tuple[Stage, ...], alone: list[StageCost]) -> float | None:
@@ -163,18 +284,18 @@ def _energy_j(problem: Problem, stages: tuple[Stage, ...], alone: list[StageCost
     total = 0.0
     for index, stage in enumerate(stages):
         costs = [cost for cost in alone if cost.stage == index]
-        rates = [1 / max(cost.seconds, 1e-12) for cost in costs]
-        for cost, rate in zip(costs, rates, strict=True):
+        for cost, share in zip(costs, _shares(costs), strict=True):
             joules = _operators_j(problem, stage, cost)
             if joules is None:
                 return None
-            total += joules * rate / sum(rates)
+            total += joules * share
     return total
 
 
 def _operators_j(problem: Problem, stage: Stage, cost: StageCost) -> float | None:
     active_w = problem.platform.device(cost.device).active_w
-    measured = problem.profile.device(cost.device).joules
+    profile = problem.measured(cost.device)
+    measured = profile.joules if profile else None
     if measured is None:
         return None if active_w is None else active_w * cost.seconds
     names = set(stage.operators)
@@ -182,10 +303,21 @@ def _operators_j(problem: Problem, stage: Stage, cost: StageCost) -> float | Non
     return math.fsum(measured[index] for index in position) + (active_w or 0.0) * cost.transfer_s
 
 
+def require_caches(problem: Problem) -> None:
+    """Raises OptionError where overflow is asked for and a device does not say how much it keeps."""
+    for device in problem.platform.devices:
+        if device.cache_bytes is None:
+            raise OptionError(
+                f"--objective {problem.objective}: how many bytes of parameters device {device.name} keeps is "
+                "not known; give `cache_bytes` in the platform file"
+            )
+
+
 def require_energy(problem: Problem) -> None:
     """Raises ProfileError where energy is asked for and nothing says what a device draws."""
     for device in problem.platform.devices:
-        if device.active_w is None and problem.profile.device(device.name).joules is None:
+        profile = problem.measured(device.name)
+        if device.active_w is None and (profile is None or profile.joules is None):
             raise ProfileError(
                 f"objective energy: nothing is known of the power of device {device.name}; give `active_w` in "
                 "the platform file, or profile on a machine with a power sensor"

@@ -1,8 +1,9 @@
 """The operator graph: what a model computes, seen by the planner.
 
 An OperatorGraph is a DAG of operators (one fused kernel each, or one operator of the source format) and of the
-tensors between them. It holds sizes and work, never weights or code. Next: `profile.py` (how long each operator
-takes on each device) and `plan.py` (which device runs which operators).
+tensors between them. It holds sizes and work, never weights or code. Next: `graph_sources.py` (graphs from files and
+from networkx), `profile.py` (how long each operator takes on each device) and `plan.py` (which device runs which
+operators).
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 
 import msgspec
 import numpy as np
 
 from tvm_pipeline.errors import GraphError
-from tvm_pipeline.files import read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +166,33 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
     return boundaries
 
 
-def read_graph(path: Path | str) -> OperatorGraph:
-    """Reads an operator graph from its JSON file; raises GraphError naming the file."""
-    content = read_bytes(path, GraphError)
-    try:
-        return msgspec.json.decode(content, type=OperatorGraph)
-    except (msgspec.DecodeError, GraphError) as error:
-        raise GraphError(f"{path}: {error}") from error
+def readers_of(graph: OperatorGraph) -> dict[str, tuple[str, ...]]:
+    """For each operator the operators that read what it writes, each once, in the graph's order."""
+    writer = {tensor.name: operator.name for operator in graph.operators for tensor in operator.outputs}
+    readers: dict[str, dict[str, None]] = {operator.name: {} for operator in graph.operators}
+    for operator in graph.operators:
+        for read in operator.inputs:
+            if read in writer:
+                readers[writer[read]][operator.name] = None
+    return {name: tuple(found) for name, found in readers.items()}
+
+
+def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[int]:
+    """Bytes that operators hand on across each of the `len(groups) - 1` boundaries between groups.
+
+    A tensor counts once at every boundary between its writer and its last reader, however many readers it has; the
+    model's own inputs and outputs do not count (objective (3) of Yin et al., SEC 2022). `groups` are in a legal order.
+    """
+    group_of = {name: index for index, names in enumerate(groups) for name in names}
+    last_read: dict[str, int] = {}
+    for operator in graph.operators:
+        for read in operator.inputs:
+            last_read[read] = max(last_read.get(read, 0), group_of[operator.name])
+    change = [0] * (len(groups) + 1)
+    for operator in graph.operators:
+        written = group_of[operator.name]
+        for tensor in operator.outputs:
+            size = tensor.bytes
+            change[written] += size
+            change[max(last_read.get(tensor.name, written), written)] -= size
+    return list(accumulate(change))[: len(groups) - 1]

@@ -21,6 +21,9 @@ A Platform is detected (`backend.detect_platform`) or read from a TOML file:
 
 Devices may share cores: `cpu` with all cores beside `cpu0` and `cpu1` with half each. A plan never uses two
 that do. Links that the file does not give are measured.
+
+A device that is not here to be measured may carry a `[device.model]` instead, see DeviceModel; what is planned
+from it is called modelled. `profiles/platforms/` holds such files.
 """
 
 from __future__ import annotations
@@ -43,6 +46,52 @@ else:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """How long a device takes for a set of operators, where nothing was measured.
+
+    `call_s + operators * operator_s + input/input_rate + output/output_rate + max(macs/rate, spilled/refill_rate)`,
+    where `spilled` are the parameters beyond `cached_bytes`, fetched anew for every frame. A rate of None is free.
+    """
+
+    macs_per_s: float | None = None
+    call_s: float = 0.0
+    operator_s: float = 0.0
+    input_bytes_per_s: float | None = None
+    output_bytes_per_s: float | None = None
+    cached_bytes: int | None = None
+    refill_bytes_per_s: float | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        rates = (self.macs_per_s, self.input_bytes_per_s, self.output_bytes_per_s, self.refill_bytes_per_s)
+        times = (self.call_s, self.operator_s, self.cached_bytes or 0)
+        return all(rate is None or 0 < rate < math.inf for rate in rates) and all(0 <= t < math.inf for t in times)
+
+    @property
+    def spill_s_per_byte(self) -> float:
+        """Seconds for each byte of parameters beyond the cache; 0 where nothing is ever fetched anew."""
+        return 0.0 if self.cached_bytes is None else per_unit(self.refill_bytes_per_s)
+
+    def spill_s(self, param_bytes: int) -> float:
+        """Seconds a frame for fetching the parameters that the cache does not hold."""
+        return self.spill_s_per_byte * max(0, param_bytes - (self.cached_bytes or 0))
+
+    def seconds(self, operators: int, macs: int, param_bytes: int) -> float:
+        """What a stage of so many operators computes for, its inputs and outputs apart."""
+        work_s = max(macs * per_unit(self.macs_per_s), self.spill_s(param_bytes))
+        return self.call_s + operators * self.operator_s + work_s
+
+    def transfer_s(self, input_bytes: int, output_bytes: int) -> float:
+        """Seconds in which a stage takes its inputs from the host and hands its outputs back."""
+        return input_bytes * per_unit(self.input_bytes_per_s) + output_bytes * per_unit(self.output_bytes_per_s)
+
+
+def per_unit(rate: float | None) -> float:
+    """Seconds a unit at so many units a second; None is free."""
+    return 0.0 if rate is None else 1 / rate
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One processor that can run a stage.
 
@@ -53,6 +102,10 @@ class Device:
         target: what the backend compiles for (for TVM a target string); empty lets the backend choose.
         memory_bytes: capacity for parameters, or None where it need not be watched.
         active_w: power drawn while it computes, above idle, or None where unknown.
+        cache_bytes: memory of its own in which parameters stay from frame to frame; what a stage holds beyond it is
+            its DRAM overflow. Nothing but the objective `dram` looks at it.
+        bus: name of what carries its overflow, where several devices share that; empty for a path of its own.
+        model: how fast it is, where it cannot be measured.
     """
 
     name: str
@@ -61,6 +114,9 @@ class Device:
     target: str = ""
     memory_bytes: int | None = None
     active_w: float | None = None
+    cache_bytes: int | None = None
+    bus: str = ""
+    model: DeviceModel | None = None
 
     def overlaps(self, other: Device) -> bool:
         """Whether the two cannot work at the same time: the same device, or shared cores."""
@@ -71,7 +127,8 @@ class Device:
 class Link:
     """A transfer from one device to another takes `latency_s + bytes / bandwidth_bytes_per_s`.
 
-    A bandwidth of None costs nothing a byte; `r2` is the quality of the fit where the link was measured.
+    A bandwidth of None costs nothing a byte; `r2` is the quality of the fit where the link was measured. Links and
+    devices that name the same `bus` take turns on it: the sum of what a frame needs of it bounds the throughput.
     """
 
     source: str
@@ -79,6 +136,7 @@ class Link:
     latency_s: float = 0.0
     bandwidth_bytes_per_s: float | None = None
     r2: float | None = None
+    bus: str = ""
 
     @property
     def is_possible(self) -> bool:
@@ -110,11 +168,17 @@ class Platform:
             if name.split() != [name]:
                 raise PlatformError(f"platform {self.name}: a device is called {name!r}; its name must be one word")
         for device in self.devices:
-            for figure in (device.memory_bytes, device.active_w):
+            for figure in (device.memory_bytes, device.active_w, device.cache_bytes):
                 if figure is not None and not (figure > 0 and math.isfinite(figure)):
                     raise PlatformError(
-                        f"platform {self.name}, device {device.name}: memory_bytes and active_w must be positive"
+                        f"platform {self.name}, device {device.name}: memory_bytes, active_w and cache_bytes must be "
+                        "positive"
                     )
+            if device.model is not None and not device.model.is_possible:
+                raise PlatformError(
+                    f"platform {self.name}, device {device.name}: in its model a time is negative, or a rate not "
+                    f"positive: {device.model}"
+                )
             if len(set(device.cores)) != len(device.cores) or any(core < 0 for core in device.cores):
                 raise PlatformError(f"platform {self.name}, device {device.name}: cores {list(device.cores)}")
         for link in self.links:
@@ -165,7 +229,7 @@ def disjoint_sets(devices: Iterable[Device]) -> Iterator[tuple[Device, ...]]:
 
 class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    device: list[Device]
+    device: list[Device] = []
     link: list[Link] = []
 
 
@@ -181,15 +245,22 @@ def read_platform(path: Path | str) -> Platform:
         raise PlatformError(f"{path}: {error}") from error
 
 
+_MODEL_KEYS = tuple(DeviceModel.__slots__)
+
+
 def _forbid_unknown(tables: dict[str, object]) -> None:
     """msgspec ignores unknown keys of dataclasses; a misspelt key of a user must not pass in silence."""
+
+    def check(table: str, entry: object, known: tuple[str, ...]) -> None:
+        unknown = set(entry if isinstance(entry, dict) else ()) - set(known)
+        if unknown:
+            raise PlatformError(f"{table} has no key {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
+
     for table, kind in (("device", Device), ("link", Link)):
         entries = tables.get(table)
         for entry in entries if isinstance(entries, list) else ():
-            unknown = set(entry if isinstance(entry, dict) else ()) - set(kind.__slots__)
-            if unknown:
-                known = ", ".join(kind.__slots__)
-                raise PlatformError(f"[[{table}]] has no key {', '.join(sorted(unknown))}; it takes {known}")
+            check(f"[[{table}]]", entry, tuple(kind.__slots__))
+            check("[device.model]", entry.get("model") if isinstance(entry, dict) else None, _MODEL_KEYS)
 
 
 def platform_toml(platform: Platform) -> str:
@@ -204,5 +275,10 @@ def platform_toml(platform: Platform) -> str:
 
 
 def _toml(value: object) -> str:
-    # JSON's strings, numbers and flat lists are TOML's too.
+    if isinstance(value, DeviceModel):
+        figures = {key: getattr(value, key) for key in _MODEL_KEYS}
+        return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in figures.items() if v is not None) + " }"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # JSON's strings, finite numbers and flat lists are TOML's too.
     return msgspec.json.encode(value).decode()

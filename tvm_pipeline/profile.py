@@ -92,6 +92,11 @@ class Profile:
             ) from None
 
 
+def unmeasured(graph: OperatorGraph) -> Profile:
+    """A profile without a measurement: enough where the devices have models, or only bytes are planned."""
+    return Profile(graph.name, graph.fingerprint, {})
+
+
 def read_profile(path: Path | str) -> Profile:
     """Reads a profile from its JSON file; raises ProfileError naming the file."""
     content = read_bytes(path, ProfileError)

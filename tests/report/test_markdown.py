@@ -96,7 +96,7 @@ def test_a_plan_that_lost_is_not_praised(tmp_path: Path) -> None:
 
 def test_a_run_too_short_to_measure_and_an_unproven_plan(tmp_path: Path) -> None:
     decision = solve(PROBLEM)
-    plan = replace(decision.plan, status="feasible", bound=decision.plan.predicted.throughput_fps / 0.9)
+    plan = replace(decision.plan, status="feasible", bound=(decision.plan.predicted.throughput_fps / 0.9,))
     write_report(
         tmp_path / "report.md",
         model="net.onnx",

@@ -28,10 +28,10 @@ PIPELINE = Plan(
     (Stage(("big",), ("a", "b")), Stage(("little",), ("c",))),
     Prediction(50.0, 0.036),
     "optimal",
-    50.0,
+    (50.0,),
 )
 SINGLE = Plan(
-    "net", "single", "throughput", (Stage(("big",), ("a", "b", "c")),), Prediction(40.0, 0.025), "feasible", 50.0
+    "net", "single", "throughput", (Stage(("big",), ("a", "b", "c")),), Prediction(40.0, 0.025), "feasible", (50.0,)
 )
 STATISTICS = RunStatistics(
     200, 48.0, 0.045, 0.050, 0.055, 0.060, (StageStatistics(0, "big", 200, 0.0205, 0.0, 0.00031, 0.015),)
@@ -68,13 +68,25 @@ def test_candidates_say_how_far_the_chosen_is_ahead() -> None:
 
 
 def test_candidates_for_latency_and_energy() -> None:
-    fast = Plan("net", "single", "latency", SINGLE.stages, Prediction(40.0, 0.020, 0.4), "optimal", 0.020)
-    slow = Plan("net", "chain", "latency", PIPELINE.stages, Prediction(50.0, 0.025), "optimal", 0.025)
+    fast = Plan("net", "single", "latency", SINGLE.stages, Prediction(40.0, 0.020, 0.4), "optimal", (0.020,))
+    slow = Plan("net", "chain", "latency", PIPELINE.stages, Prediction(50.0, 0.025), "optimal", (0.025,))
     table = candidates_table(Decision(fast, (fast, slow), ""))
     assert cells(table, 0)["J/frame"] == "400 mJ"
     assert cells(table, 0)["bound"] == "20.0 ms"
     assert cells(table, 1)["J/frame"] == "-"
     assert cells(table, 1)["chosen is ahead by"] == "+20.0%"
+
+
+def test_candidates_for_bytes_show_every_part_and_no_column_of_unknowns() -> None:
+    def plan(stages: tuple[Stage, ...], memory: int, communication: int) -> Plan:
+        figures = Prediction(memory_bytes=memory, communication_bytes=communication)
+        return Plan("net", "exact", "memory,communication", stages, figures, "optimal", (4_000_000, 1000))
+
+    even, uneven = plan(PIPELINE.stages, 4_000_000, 1000), plan(SINGLE.stages, 8_000_000, 0)
+    table = candidates_table(Decision(even, (even, uneven), ""))
+    assert table.columns == ("plan", "memory", "communication", "bound", "gap", "status", "chosen is ahead by")
+    assert table.rows[0][1:5] == ("4.00 MB", "1.00 kB", "4.00 MB, 1.00 kB", "0.0%")
+    assert table.rows[1][1:] == ("8.00 MB", "0 B", "4.00 MB, 1.00 kB", "100.0%", "optimal", "+50.0%")
 
 
 def test_devices_with_and_without_a_profile() -> None:

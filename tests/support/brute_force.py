@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.evaluate import evaluate
+from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.plan import Prediction, Problem, Stage
+from tvm_pipeline.platform import Platform
 
 
 def every_chain(problem: Problem, stages: int | None, *, again: bool) -> Iterator[tuple[Stage, ...]]:
@@ -33,6 +36,77 @@ def every_chain(problem: Problem, stages: int | None, *, again: bool) -> Iterato
                 )
 
 
+def every_plan(
+    problem: Problem, stages: int | None = None, *, again: bool = False, replicas: bool = False
+) -> Iterator[tuple[Stage, ...]]:
+    """Every way to share the operators out to stages that every edge respects, on every choice of devices.
+
+    Stages need not be consecutive in the graph's order; inside one, operators stand in it. No two devices share cores.
+
+    Args:
+        stages: how many; None for any number.
+        again: whether a device may come again (not in consecutive stages, and not as a replica).
+        replicas: whether a stage may stand on several devices.
+    """
+    names = [operator.name for operator in problem.graph.operators]
+    most = len(names) if again else min(len(names), len(problem.platform.devices))
+    chosen: dict[int, list[tuple[tuple[str, ...], ...]]] = {}
+    for groups in every_cut(problem.graph, most):
+        count = len(groups)
+        if stages not in (None, count):
+            continue
+        if count not in chosen:
+            chosen[count] = list(every_choice(problem.platform, count, again=again, replicas=replicas))
+        for devices in chosen[count]:
+            yield tuple(map(Stage, devices, groups))
+
+
+def every_cut(graph: OperatorGraph, most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """The operators in 1 to `most` groups, none empty, so that none reads what a later group writes."""
+    names = [operator.name for operator in graph.operators]
+    writer = {tensor.name: i for i, operator in enumerate(graph.operators) for tensor in operator.outputs}
+    reads = [sum({1 << writer[t] for t in operator.inputs if t in writer}) for operator in graph.operators]
+    # Sets of operators are bits; legal as the operators of the first groups where all that they read is in them.
+    downsets = [s for s in range(1 << len(names)) if all(reads[i] & ~s == 0 for i in range(len(names)) if s >> i & 1)]
+
+    def extend(groups: tuple[tuple[str, ...], ...], done: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+        if done == (1 << len(names)) - 1:
+            yield groups
+        elif len(groups) < most:
+            for following in downsets:
+                if following != done and following & done == done:
+                    new = following & ~done
+                    yield from extend((*groups, tuple(n for i, n in enumerate(names) if new >> i & 1)), following)
+
+    return extend((), 0)
+
+
+def every_choice(
+    platform: Platform, count: int, *, again: bool, replicas: bool
+) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """The devices of each of `count` stages in every way, as `every_plan` says."""
+    cores = {device.name: set(device.cores) for device in platform.devices}
+    widest = len(cores) if replicas else 1
+    sets = [group for size in range(1, widest + 1) for group in itertools.combinations(cores, size)]
+
+    def extend(chosen: tuple[tuple[str, ...], ...]) -> Iterator[tuple[tuple[str, ...], ...]]:
+        if len(chosen) == count:
+            yield chosen
+            return
+        used = {name for group in chosen for name in group}
+        for group in sets:
+            repeats = again and len(group) == 1 and group in chosen and group != chosen[-1]
+            fresh = all(name not in used for name in group)
+            if (fresh or repeats) and _apart([cores[name] for name in used.union(group)]):
+                yield from extend((*chosen, group))
+
+    return extend(())
+
+
+def _apart(cores: list[set[int]]) -> bool:
+    return sum(map(len, cores)) == len(set().union(*cores))
+
+
 def every_replication(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     """The whole model on every set of two or more devices that may work together."""
     names = tuple(operator.name for operator in problem.graph.operators)
@@ -51,19 +125,27 @@ def verdict(problem: Problem, stages: tuple[Stage, ...]) -> Prediction | None:
         return None
 
 
-def figure(problem: Problem, predicted: Prediction) -> float:
-    """The objective's figure, signed so that less is better."""
+def figure(problem: Problem, predicted: Prediction) -> Any:
+    """The objective's figure, signed so that less is better; a tuple of bytes where the objective is lexicographic."""
     match problem.objective:
         case "throughput":
+            assert predicted.throughput_fps is not None
             return -predicted.throughput_fps
         case "latency":
+            assert predicted.latency_s is not None
             return predicted.latency_s
         case "energy":
             assert predicted.energy_j is not None
             return predicted.energy_j
+    known = {
+        "memory": predicted.memory_bytes,
+        "dram": predicted.dram_bytes,
+        "communication": predicted.communication_bytes,
+    }
+    return tuple(known[part] for part in problem.objective.split(","))
 
 
-def least(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> float | None:
+def least(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> Any:
     """The best figure of all plans that `evaluate` allows; None where it allows none."""
     allowed = (verdict(problem, stages) for stages in plans)
     return min((figure(problem, predicted) for predicted in allowed if predicted is not None), default=None)

@@ -2,34 +2,53 @@
 
 Figures are whole milliseconds, bytes and watts, so that ties happen. Devices may share cores, be unable to run
 an operator, hold few parameters, and slow one another down; links may be missing, free, or given twice over
-(by the platform and by the profile, where the platform's counts).
+(by the platform and by the profile, where the platform's counts). What Traits leaves out by default (modelled devices,
+buses, caches) takes nothing from the source of chance, so that the other problems stay what they are.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.plan import Objective, Problem
-from tvm_pipeline.platform import Device, Link, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.profile import DeviceProfile, Profile, unmeasured
 
+# The objectives of seconds and joules, and those of bytes.
+TIMED: tuple[Objective, ...] = ("throughput", "latency", "energy")
+LEXICOGRAPHIC: tuple[Objective, ...] = (
+    "memory,communication",
+    "memory,dram,communication",
+    "dram,memory,communication",
+)
+BUSES = ("", "usb", "pcie")
 DTYPES = ("float32", "int8", "uint8", "float16", "int64")
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What a random problem may have; all True is the whole world, False makes one thing simple."""
+    """What a random problem may have; False makes one thing simple.
+
+    Attributes:
+        powerless: the power of some device may be unknown.
+        modelled: some devices have a model, most of them instead of measurements.
+        buses: some links, and some modelled devices, share a bus.
+        caches: every device states a cache.
+    """
 
     overlapping: bool = True
     unsupported: bool = True
     memory: bool = True
     busy: bool = True
     joules: bool = True
-    powerless: bool = False  # some device's power may be unknown
+    powerless: bool = False
+    modelled: bool = False
+    buses: bool = False
+    caches: bool = False
 
 
 def random_tensor(rng: random.Random, name: str) -> Tensor:
@@ -71,23 +90,46 @@ def random_platform(rng: random.Random, graph: OperatorGraph, count: int, traits
         held = sum(operator.param_bytes for operator in graph.operators)
         memory = rng.randint(1, held + 1) if traits.memory and rng.random() < 0.4 else None
         active_w = None if traits.powerless and rng.random() < 0.5 else float(rng.randint(1, 5))
-        devices.append(Device(f"dev{index}", "host", cores, "", memory, active_w))
-    return Platform("box", tuple(devices), random_links(rng, devices))
+        cache = rng.randint(1, held + 1) if traits.caches else None
+        model = random_model(rng, held) if traits.modelled and rng.random() < 0.6 else None
+        bus = rng.choice(BUSES) if traits.buses and model else ""
+        devices.append(Device(f"dev{index}", "host", cores, "", memory, active_w, cache, bus, model))
+    return Platform("box", tuple(devices), random_links(rng, devices, buses=traits.buses))
 
 
-def random_links(rng: random.Random, devices: list[Device] | tuple[Device, ...]) -> tuple[Link, ...]:
+def random_model(rng: random.Random, held: int) -> DeviceModel:
+    """A model of a device for a graph that holds so many bytes of parameters."""
+    return DeviceModel(
+        macs_per_s=rng.choice((None, 250.0, 1000.0)),
+        call_s=rng.randint(1, 3) / 1000,
+        operator_s=rng.randint(0, 3) / 1000,
+        input_bytes_per_s=rng.choice((None, 1e5)),
+        output_bytes_per_s=rng.choice((None, 1e5)),
+        cached_bytes=rng.choice((None, rng.randint(0, held))),
+        refill_bytes_per_s=rng.choice((None, 500.0)),
+    )
+
+
+def random_links(
+    rng: random.Random, devices: list[Device] | tuple[Device, ...], *, buses: bool = False
+) -> tuple[Link, ...]:
     links = []
     for source in devices:
         for destination in devices:
             if source != destination and rng.random() < 0.6:
                 bandwidth = rng.choice((None, 1e4, 1e5, 1e6))
-                links.append(Link(source.name, destination.name, rng.randint(0, 3) / 1000, bandwidth))
+                latency_s = rng.randint(0, 3) / 1000
+                bus = rng.choice(BUSES) if buses else ""
+                links.append(Link(source.name, destination.name, latency_s, bandwidth, bus=bus))
     return tuple(links)
 
 
 def random_profile(rng: random.Random, graph: OperatorGraph, platform: Platform, traits: Traits) -> Profile:
     devices = {}
     for device in platform.devices:
+        # Where a device is measured and has a model, the measurement counts.
+        if device.model and rng.random() < 0.8:
+            continue
         fragile = traits.unsupported and rng.random() < 0.4
         seconds = tuple(None if fragile and rng.random() < 0.3 else rng.randint(1, 20) / 1000 for _ in graph.operators)
         measured = traits.joules and rng.random() < 0.4
@@ -96,7 +138,8 @@ def random_profile(rng: random.Random, graph: OperatorGraph, platform: Platform,
             busy_factor=rng.choice((1.0, 1.25, 2.0)) if traits.busy else 1.0,
             joules=tuple(float(rng.randint(0, 9)) for _ in graph.operators) if measured else None,
         )
-    return Profile(graph.name, graph.fingerprint, devices, random_links(rng, platform.devices))
+    links = random_links(rng, platform.devices, buses=traits.buses)
+    return Profile(graph.name, graph.fingerprint, devices, links)
 
 
 def random_problem(
@@ -107,6 +150,7 @@ def random_problem(
     devices: tuple[int, int] = (1, 3),
     traits: Traits | None = None,
     choose_stages: bool = True,
+    children_together: bool = False,
 ) -> Problem:
     """A problem with a graph, a platform and a profile of the given sizes (least and most)."""
     traits = traits or Traits()
@@ -117,7 +161,38 @@ def random_problem(
     stages = (
         rng.randint(1, min(len(graph), len(platform.devices) + 1)) if choose_stages and rng.random() < 0.4 else None
     )
-    return Problem(graph, platform, profile, objective, stages)
+    return Problem(graph, platform, profile, objective, stages, children_together)
+
+
+def lexicographic_problem(
+    rng: random.Random,
+    objective: Objective = "memory,dram,communication",
+    *,
+    operators: tuple[int, int] = (2, 8),
+    devices: tuple[int, int] = (1, 4),
+    children_together: bool = False,
+) -> Problem:
+    """A problem of bytes alone: equal devices, nothing measured, and sizes so small that ties are frequent."""
+    graph = small_sizes(rng, rng.choice((random_chain, random_dag, random_dag))(rng, rng.randint(*operators)))
+    held = sum(operator.param_bytes for operator in graph.operators)
+    cache = rng.randint(1, max(1, held * 2 // 3))
+    equal = tuple(Device(f"dev{index}", cache_bytes=cache) for index in range(rng.randint(*devices)))
+    stages = rng.randint(1, min(len(graph), len(equal)))
+    return Problem(graph, Platform("box", equal), unmeasured(graph), objective, stages, children_together)
+
+
+def small_sizes(rng: random.Random, graph: OperatorGraph) -> OperatorGraph:
+    """The graph with tensors of at most four bytes, and operators of at most six, half of them of none."""
+    resized = {name: Tensor(name, (rng.randint(1, 4),), "int8") for name in graph.tensors}
+    operators = tuple(
+        replace(
+            operator,
+            outputs=tuple(resized[tensor.name] for tensor in operator.outputs),
+            param_bytes=rng.choice((0, rng.randint(1, 6))),
+        )
+        for operator in graph.operators
+    )
+    return OperatorGraph(graph.name, tuple(resized[t.name] for t in graph.inputs), operators, graph.outputs)
 
 
 def randoms() -> st.SearchStrategy[random.Random]:
@@ -140,6 +215,7 @@ def problems(
     devices: tuple[int, int] = (1, 3),
     traits: Traits | None = None,
     choose_stages: bool = True,
+    children_together: bool = False,
 ) -> Problem:
     return random_problem(
         draw(randoms()),
@@ -148,4 +224,23 @@ def problems(
         devices=devices,
         traits=traits,
         choose_stages=choose_stages,
+        children_together=children_together,
+    )
+
+
+@st.composite
+def lexicographic_problems(
+    draw: st.DrawFn,
+    objectives: tuple[Objective, ...] = LEXICOGRAPHIC,
+    *,
+    operators: tuple[int, int] = (2, 8),
+    devices: tuple[int, int] = (1, 4),
+    children_together: bool = False,
+) -> Problem:
+    return lexicographic_problem(
+        draw(randoms()),
+        draw(st.sampled_from(objectives)),
+        operators=operators,
+        devices=devices,
+        children_together=children_together,
     )

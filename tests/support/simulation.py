@@ -1,32 +1,54 @@
 """A plan as a queue of frames in front of devices that do one thing at a time: an independent judge of `evaluate`.
 
-It shares no code with the product: what crosses a boundary, what a link costs and how much busy devices slow each
-other down are worked out again here, the naive way.
+It shares no code with the product: what crosses a boundary, what a link or a modelled device costs and how much busy
+devices slow each other down are worked out again here, the naive way. A bus serves one device after another.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from tvm_pipeline.graph import OperatorGraph, Tensor
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.plan import Problem, Stage
+from tvm_pipeline.platform import Device, Link
 
 
 @dataclass(frozen=True)
 class Run:
-    """When each frame came out (in the order of completion), and the joules all frames took."""
+    """When each frame came out (in the order of completion), and the joules all frames took.
+
+    Attributes:
+        order: for each stage, the frames in the order in which they were done there.
+    """
 
     done_s: tuple[float, ...]
     joules: float
+    order: tuple[tuple[int, ...], ...]
 
     @property
     def steady_fps(self) -> float:
         """Frames a second between the first and the third quarter of the run."""
         first, last = len(self.done_s) // 4, 3 * len(self.done_s) // 4
         return (last - first) / (self.done_s[last] - self.done_s[first])
+
+    def overtaken(self, stage: int) -> int:
+        """The most frames that were done at a stage before an earlier one was."""
+        order = self.order[stage]
+        return max(sum(other > frame for other in order[:place]) for place, frame in enumerate(order))
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of what a device does for a frame; it starts when the bus is free, and keeps that for `bus_s`."""
+
+    seconds: float
+    bus: str = ""
+    bus_s: float = 0.0
 
 
 def naive_crossing(graph: OperatorGraph, groups: Sequence[Sequence[str]], boundary: int) -> set[str]:
@@ -46,15 +68,17 @@ def _bytes(tensor: Tensor) -> int:
     return size
 
 
-def link_s(problem: Problem, source: str, destination: str, size: int) -> float:
-    """Seconds of a transfer: the platform's word before the profile's; free within a device or where unknown."""
-    if source == destination:
-        return 0.0
+def find_link(problem: Problem, source: str, destination: str) -> Link:
+    """The link between two devices: the platform's word before the profile's; free within one or where unknown."""
     for links in (problem.platform.links, problem.profile.links):
         for link in links:
-            if link.source == source and link.destination == destination:
-                return link.latency_s + (size / link.bandwidth_bytes_per_s if link.bandwidth_bytes_per_s else 0.0)
-    return 0.0
+            if link.source == source != destination == link.destination:
+                return link
+    return Link(source, destination)
+
+
+def link_s(link: Link, size: int) -> float:
+    return link.latency_s + (size / link.bandwidth_bytes_per_s if link.bandwidth_bytes_per_s else 0.0)
 
 
 def slowdown(problem: Problem, name: str, working: int) -> float:
@@ -66,8 +90,58 @@ def slowdown(problem: Problem, name: str, working: int) -> float:
             clash = any(set(a.cores) & set(b.cores) for a, b in itertools.combinations(group, 2))
             if not clash and name in [device.name for device in group]:
                 largest = size
-    factor = problem.profile.devices[name].busy_factor
+    factor = problem.profile.devices[name].busy_factor if name in problem.profile.devices else 1.0
     return 1 + (factor - 1) * (working - 1) / (largest - 1) if largest > 1 else 1.0
+
+
+def model_phases(
+    device: Device, operators: Sequence[Operator], input_bytes: int, output_bytes: int
+) -> tuple[Phase, Phase]:
+    """A frame on a device that was not measured: calls and copies, then the work, with parameters fetched beside it."""
+    model = device.model
+    assert model is not None
+    copied = model.call_s + model.operator_s * len(operators)
+    copied += input_bytes / model.input_bytes_per_s if model.input_bytes_per_s else 0.0
+    copied += output_bytes / model.output_bytes_per_s if model.output_bytes_per_s else 0.0
+    worked = sum(operator.macs for operator in operators) / model.macs_per_s if model.macs_per_s else 0.0
+    fetched = 0.0
+    if model.cached_bytes is not None and model.refill_bytes_per_s:
+        held = sum(operator.param_bytes for operator in operators)
+        fetched = max(held - model.cached_bytes, 0) / model.refill_bytes_per_s
+    return Phase(copied), Phase(max(worked, fetched), device.bus, fetched)
+
+
+class Service:
+    """What each device does, and takes, for a frame of each stage."""
+
+    def __init__(self, problem: Problem, stages: Sequence[Stage], *, busy: bool) -> None:
+        graph, groups = problem.graph, [stage.operators for stage in stages]
+        sizes = {t.name: _bytes(t) for t in (*graph.inputs, *(t for o in graph.operators for t in o.outputs))}
+        self.crossing = [sum(sizes[t] for t in naive_crossing(graph, groups, k)) for k in range(len(stages) + 1)]
+        self.problem, self.groups = problem, groups
+        self.used = sorted({name for stage in stages for name in stage.devices})
+        self.factor = {name: slowdown(problem, name, len(self.used)) if busy else 1.0 for name in self.used}
+
+    def of(self, stage: int, name: str, came_from: str | None) -> tuple[list[Phase], float]:
+        """The phases of one frame, and its joules."""
+        problem, factor = self.problem, self.factor[name]
+        (device,) = (device for device in problem.platform.devices if device.name == name)
+        phases = []
+        if came_from:
+            link = find_link(problem, came_from, name)
+            seconds = link_s(link, self.crossing[stage])
+            phases.append(Phase(seconds * factor, link.bus, seconds))
+        places = [p for p, operator in enumerate(problem.graph.operators) if operator.name in self.groups[stage]]
+        profile = problem.profile.devices.get(name)
+        if profile is None:
+            operators = [problem.graph.operators[place] for place in places]
+            phases += model_phases(device, operators, self.crossing[stage], self.crossing[stage + 1])
+        elif profile.joules is not None:
+            joules = sum(profile.joules[p] for p in places) + sum(p.seconds for p in phases) * (device.active_w or 0.0)
+            return [*phases, Phase(sum(profile.seconds[p] or 0.0 for p in places) * factor)], joules
+        else:
+            phases.append(Phase(sum(profile.seconds[p] or 0.0 for p in places) * factor))
+        return phases, sum(phase.seconds for phase in phases) * (device.active_w or 0.0)
 
 
 def push_frames(
@@ -84,34 +158,51 @@ def push_frames(
         busy: whether the devices slow each other down.
         taking: the replica that takes the frames of a stage, where it is forced.
     """
-    graph, groups = problem.graph, [stage.operators for stage in stages]
-    sizes = {
-        tensor.name: _bytes(tensor) for tensor in (*graph.inputs, *(t for o in graph.operators for t in o.outputs))
-    }
-    received = [sum(sizes[name] for name in naive_crossing(graph, groups, k)) for k in range(len(stages))]
-    place = {operator.name: index for index, operator in enumerate(graph.operators)}
-    used = {name for stage in stages for name in stage.devices}
-    watts = {device.name: device.active_w for device in problem.platform.devices}
-
-    def service(stage: int, device: str, came_from: str | None) -> tuple[float, float]:
-        """Seconds and joules of one frame."""
-        profile = problem.profile.devices[device]
-        factor = slowdown(problem, device, len(used)) if busy else 1.0
-        compute = sum(profile.seconds[place[name]] for name in groups[stage]) * factor
-        transfer = link_s(problem, came_from, device, received[stage]) * factor if came_from else 0.0
-        if profile.joules is None:
-            return compute + transfer, (compute + transfer) * (watts[device] or 0.0)
-        return compute + transfer, sum(profile.joules[place[n]] for n in groups[stage]) + transfer * (
-            watts[device] or 0.0
-        )
-
+    service = Service(problem, stages, busy=busy)
     waiting: list[list[tuple[int, str | None]]] = [[] for _ in stages]  # heaps of (frame, where it lies)
     waiting[0] = [(frame, None) for frame in range(frames)]
-    idle = sorted(used)
-    events: list[tuple[float, int, str, int, int]] = []  # (end, sequence, device, stage, frame)
-    order = itertools.count()
+    idle = list(service.used)
+    ticket = itertools.count()
+    events: list[tuple[float, int, Callable[[], None]]] = []
+    wanting: dict[str, deque[tuple[Phase, Callable[[], None]]]] = defaultdict(deque)
+    taken: set[str] = set()
     done: list[float] = []
+    order: list[list[int]] = [[] for _ in stages]
     now = joules = 0.0
+
+    def after(seconds: float, action: Callable[[], None]) -> None:
+        heapq.heappush(events, (now + seconds, next(ticket), action))
+
+    def release(bus: str) -> None:
+        taken.discard(bus)
+        grant(bus)
+
+    def grant(bus: str) -> None:
+        if bus not in taken and wanting[bus]:
+            phase, proceed = wanting[bus].popleft()
+            taken.add(bus)
+            after(phase.bus_s, partial(release, bus))
+            after(phase.seconds, proceed)
+
+    def proceed(device: str, stage: int, frame: int, phases: list[Phase]) -> None:
+        if not phases:
+            finish(device, stage, frame)
+            return
+        phase, rest = phases[0], partial(proceed, device, stage, frame, phases[1:])
+        if phase.bus and phase.bus_s:
+            wanting[phase.bus].append((phase, rest))
+            grant(phase.bus)
+        else:
+            after(phase.seconds, rest)
+
+    def finish(device: str, stage: int, frame: int) -> None:
+        idle.append(device)
+        order[stage].append(frame)
+        if stage + 1 == len(stages):
+            done.append(now)
+        else:
+            heapq.heappush(waiting[stage + 1], (frame, device))
+
     while len(done) < frames:
         for device in list(idle):
             may = [
@@ -122,24 +213,24 @@ def push_frames(
             if may:
                 frame, stage = min(may)
                 _, came_from = heapq.heappop(waiting[stage])
-                seconds, energy = service(stage, device, came_from)
+                phases, energy = service.of(stage, device, came_from)
                 joules += energy
-                heapq.heappush(events, (now + seconds, next(order), device, stage, frame))
                 idle.remove(device)
-        now, _, device, stage, frame = heapq.heappop(events)
-        idle.append(device)
-        if stage + 1 == len(stages):
-            done.append(now)
-        else:
-            heapq.heappush(waiting[stage + 1], (frame, device))
-    return Run(tuple(done), joules)
+                proceed(device, stage, frame, phases)
+        now, _, action = heapq.heappop(events)
+        action()
+    return Run(tuple(done), joules, tuple(map(tuple, order)))
+
+
+def single_frames(problem: Problem, stages: Sequence[Stage]) -> list[Run]:
+    """A frame that meets an empty pipeline, by each way through the replicas."""
+    return [
+        push_frames(problem, stages, 1, busy=False, taking=dict(enumerate(taken)))
+        for taken in itertools.product(*(stage.devices for stage in stages))
+    ]
 
 
 def single_frame(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
     """The worst seconds of a frame that meets an empty pipeline, over the replicas it may meet, and its joules."""
-    runs = [
-        push_frames(problem, stages, 1, busy=False, taking=dict(enumerate(taken)))
-        for taken in itertools.product(*(stage.devices for stage in stages))
-    ]
-    worst = max(runs, key=lambda run: run.done_s[0])
+    worst = max(single_frames(problem, stages), key=lambda run: run.done_s[0])
     return worst.done_s[0], worst.joules

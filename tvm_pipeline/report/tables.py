@@ -6,7 +6,7 @@ turns itself into Markdown for `markdown.py`. Figures are for people: ms, MB, pe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_pipeline.evaluate import Evaluation
-from tvm_pipeline.plan import Plan, Prediction
+from tvm_pipeline.plan import Plan, Prediction, lead
 from tvm_pipeline.platform import Platform
 from tvm_pipeline.profile import DeviceProfile, Profile
 from tvm_pipeline.runtime.comparison import Measured
 from tvm_pipeline.runtime.statistics import RunStatistics
 from tvm_pipeline.scheduling import Decision, describe
+from tvm_pipeline.scheduling.deployment import Deployment
 
 UNKNOWN = "-"
 
@@ -53,28 +54,43 @@ class TextTable:
 
 def candidates_table(decision: Decision) -> TextTable:
     """Every plan that was considered, best first, the chosen one marked, and how far it is ahead of each."""
-    with_energy = any(plan.predicted.energy_j is not None for plan in decision.candidates)
-    columns = ["plan", "fps", "latency", *(["J/frame"] if with_energy else [])]
-    columns += ["bound", "gap", "status", "chosen is ahead by"]
+    figures: dict[str, Callable[[Prediction], str]] = {
+        "fps": lambda p: fps(p.throughput_fps),
+        "latency": lambda p: duration(p.latency_s),
+        "J/frame": lambda p: joules(p.energy_j),
+    }
+    if decision.plan.objective not in ("throughput", "latency", "energy"):
+        figures = {
+            "memory": lambda p: size(p.memory_bytes),
+            "DRAM": lambda p: size(p.dram_bytes),
+            "communication": lambda p: size(p.communication_bytes),
+            **figures,
+        }
+    # A column of unknowns says nothing.
+    known = {
+        name: show for name, show in figures.items() if any(show(p.predicted) != UNKNOWN for p in decision.candidates)
+    }
+    columns = ["plan", *known, "bound", "gap", "status", "chosen is ahead by"]
     rows, marked = [], set()
     for index, plan in enumerate(decision.candidates):
         chosen = plan.stages == decision.plan.stages
         if chosen:
             marked.add(index)
-        row = [describe(plan), fps(plan.predicted.throughput_fps), duration(plan.predicted.latency_s)]
-        row += [joules(plan.predicted.energy_j)] if with_energy else []
-        row += [_in_unit_of(plan, plan.bound), percent(plan.gap), plan.status]
+        row = [describe(plan), *(show(plan.predicted) for show in known.values())]
+        row += [_in_units_of(plan, plan.bound), percent(plan.gap), plan.status]
         rows.append((*row, "chosen" if chosen else percent(lead(decision.plan, plan), signed=True)))
     objective = decision.plan.objective
     return TextTable(f"Candidates for best {objective}", tuple(columns), tuple(rows), frozenset(marked))
 
 
-def lead(plan: Plan, other: Plan) -> float | None:
-    """How much better `plan` is than `other` by its objective, relative to `other`; None where not known."""
-    mine, theirs = plan.value, other.value
-    if mine is None or not theirs:
-        return None
-    return (mine - theirs if plan.objective == "throughput" else theirs - mine) / abs(theirs)
+def deployment_table(deployment: Deployment) -> TextTable:
+    """Where each model runs, at which rate, and how busy each device is then."""
+    rows = []
+    for plan, asked, reached in zip(deployment.plans, deployment.rates_fps, deployment.reachable_fps, strict=True):
+        rows.append((f"{plan.graph}: {describe(plan)}", fps(asked), fps(reached)))
+    for name, share in deployment.utilisation.items():
+        rows.append((f"{name} is busy", percent(share), ""))
+    return TextTable(f"Deployment ({deployment.status})", ("model", "asked, fps", "reached, fps"), tuple(rows))
 
 
 def devices_table(platform: Platform, profile: Profile | None = None) -> TextTable:
@@ -155,9 +171,9 @@ def comparison_table(results: Sequence[Measured]) -> TextTable:
     return TextTable("Side by side", columns, tuple(rows), frozenset({fastest}))
 
 
-def relative_error(predicted: float, measured: float | None) -> str:
+def relative_error(predicted: float | None, measured: float | None) -> str:
     """How far a prediction lies from what was measured, such as `+3.2 %` for one that is too high."""
-    return percent(None if not measured else predicted / measured - 1, signed=True)
+    return percent(None if predicted is None or not measured else predicted / measured - 1, signed=True)
 
 
 def duration(seconds: float | None) -> str:
@@ -208,9 +224,12 @@ def _three_figures(figure: float) -> str:
     return f"{figure:.{decimals}f}"
 
 
-def _in_unit_of(plan: Plan, figure: float | None) -> str:
-    """A figure of the plan's objective."""
-    return {"throughput": fps, "latency": duration, "energy": joules}[plan.objective](figure)
+def _in_units_of(plan: Plan, figures: tuple[float, ...] | None) -> str:
+    """Figures of the plan's objective."""
+    if figures is None:
+        return UNKNOWN
+    show = {"throughput": fps, "latency": duration, "energy": joules}.get(plan.objective, size)
+    return ", ".join(map(show, figures))
 
 
 def _measured(device: DeviceProfile | None) -> list[str]:

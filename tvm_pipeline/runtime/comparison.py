@@ -37,7 +37,7 @@ class Measured:
     @property
     def prediction_error(self) -> float:
         """Predicted over measured throughput, less one."""
-        return self.plan.predicted.throughput_fps / self.throughput_fps - 1
+        return (self.plan.predicted.throughput_fps or 0.0) / self.throughput_fps - 1
 
 
 def compare(
