@@ -14,7 +14,8 @@ from hypothesis import given
 from tests.support.graphs import graphs, randoms
 from tests.support.simulation import naive_crossing
 from tvm_pipeline.errors import GraphError
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor, crossing_tensors, read_graph
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor, crossing_tensors
+from tvm_pipeline.graph_sources import read_graph
 
 X, Y, Z = Tensor("x", (2, 3)), Tensor("y", (4,), "int8"), Tensor("z", (1,))
 
@@ -100,8 +101,8 @@ def test_files_round_trip(tmp_path_factory: pytest.TempPathFactory, net: Operato
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "truncated"),
-        ('{"name": "net", "inputs": [', "truncated"),
+        ("", "Expecting value: line 1 column 1"),
+        ('{"name": "net", "inputs": [', "Expecting value: line 1 column 28"),
         ("[]", "Expected `object`, got `array`"),
         ('{"name": "net", "inputs": [], "operators": []}', "missing required field `outputs`"),
         ('{"name": "net", "inputs": [], "operators": [], "outputs": ["y"]}', "nothing writes the output y"),
