@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_chain, figure, least
-from tests.support.graphs import problems
+from tests.support.graphs import TIMED, problems
 from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import OBJECTIVES, Problem
+from tvm_pipeline.plan import Problem
 from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.profile import DeviceProfile, Profile
 from tvm_pipeline.scheduling import two_stage
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", TIMED)
 @given(data=st.data())
 def test_it_is_the_best_cut_in_two(objective: str, data: st.DataObject) -> None:
     problem = data.draw(problems(objective, operators=(1, 7), devices=(1, 4), choose_stages=False))  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_chain, every_replication, figure, least
-from tests.support.graphs import problems
+from tests.support.graphs import Traits, problems
 from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.plan import OBJECTIVES, Problem
@@ -21,7 +21,7 @@ from tvm_pipeline.scheduling import replicas, single, singles
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(data=st.data())
 def test_single_is_the_best_device(objective: str, data: st.DataObject) -> None:
-    problem = data.draw(problems(objective, devices=(1, 4), choose_stages=False))  # type: ignore[arg-type]
+    problem = data.draw(problems(objective, devices=(1, 4), traits=Traits(caches=True), choose_stages=False))  # type: ignore[arg-type]
     best = least(problem, every_chain(problem, 1, again=False))
     if best is None:
         with pytest.raises(InfeasibleError, match=r"cannot run operator|would hold"):
@@ -35,7 +35,7 @@ def test_single_is_the_best_device(objective: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(data=st.data())
 def test_replicas_are_the_best_of_all_sets_that_can(objective: str, data: st.DataObject) -> None:
-    problem = data.draw(problems(objective, devices=(1, 4), choose_stages=False))  # type: ignore[arg-type]
+    problem = data.draw(problems(objective, devices=(1, 4), traits=Traits(caches=True), choose_stages=False))  # type: ignore[arg-type]
     best = least(problem, every_replication(problem))
     if best is None:
         with pytest.raises(InfeasibleError, match="no two devices that share no cores and can run and hold the whole"):

@@ -6,7 +6,7 @@ from itertools import combinations
 
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.plan import Plan, Problem, Stage, objective_value
+from tvm_pipeline.plan import Plan, Problem, Stage, merit, objective_value
 from tvm_pipeline.platform import Device, disjoint_sets
 
 
@@ -21,7 +21,7 @@ def singles(problem: Problem) -> list[Plan]:
 
 def single(problem: Problem) -> Plan:
     """The whole model on the one device that is best for the objective."""
-    return _best(singles(problem), problem)
+    return min(singles(problem), key=merit)
 
 
 def replicas(problem: Problem) -> Plan:
@@ -42,13 +42,14 @@ def replicas(problem: Problem) -> Plan:
             f"platform {problem.platform.name} has no two devices that share no cores and can run and hold the "
             "whole model"
         )
-    return _best(_possible(problem, "replicas", sets), problem)
+    return min(_possible(problem, "replicas", sets), key=merit)
 
 
 def _takes_all(problem: Problem, device: Device) -> bool:
     held = sum(operator.param_bytes for operator in problem.graph.operators)
     fits = device.memory_bytes is None or held <= device.memory_bytes
-    return fits and None not in problem.profile.device(device.name).seconds
+    measured = problem.measured(device.name)
+    return fits and (measured is None or None not in measured.seconds)
 
 
 def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -> list[Plan]:
@@ -64,11 +65,5 @@ def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -
         bound = objective_value(predicted, problem.objective)
         plans.append(Plan(problem.graph.name, name, problem.objective, stages, predicted, "optimal", bound))
     if not plans:
-        raise InfeasibleError("; ".join(reasons))
+        raise InfeasibleError("; ".join(dict.fromkeys(reasons)))
     return plans
-
-
-def _best(plans: list[Plan], problem: Problem) -> Plan:
-    if problem.objective == "throughput":
-        return max(plans, key=lambda plan: plan.predicted.throughput_fps)
-    return min(plans, key=lambda plan: objective_value(plan.predicted, problem.objective) or 0.0)
