@@ -22,7 +22,8 @@ from tvm_pipeline.bundle import Bundle, open_bundle, write_bundle
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.evaluate import Evaluation, evaluate
 from tvm_pipeline.frontends import load
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor, read_graph
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.graph_sources import graph_from_networkx, merge_graphs, read_graph
 from tvm_pipeline.model import Model
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage, read_plan
 from tvm_pipeline.platform import Device, Link, Platform, read_platform
@@ -53,7 +54,9 @@ __all__ = [
     "Tensor",
     "detect_platform",
     "evaluate",
+    "graph_from_networkx",
     "load",
+    "merge_graphs",
     "open_bundle",
     "profile_model",
     "read_graph",

@@ -46,7 +46,10 @@ def test_plan_gives_one_json_object(cli, bundle, tmp_path):
     assert outcome.out.count("\n") == 1
     assert planned["status"] == "optimal"
     assert planned["objectives"]["throughput"] == pytest.approx(planned["bound"])
-    assert planned["predicted"].keys() == {"throughput_fps", "latency_s", "energy_j"}
+    assert planned["predicted"].keys() == {
+        *("throughput_fps", "latency_s", "energy_j", "jitter_s"),
+        *("memory_bytes", "dram_bytes", "communication_bytes"),
+    }
     best = max(candidate["predicted"]["throughput_fps"] for candidate in planned["candidates"])
     assert planned["predicted"]["throughput_fps"] == best
     written = Plan.parse((tmp_path / "plan.txt").read_text())

@@ -15,15 +15,17 @@ from rich.console import Console
 
 from tvm_pipeline.backend import Backend, CompiledModel, detect_platform, settle_platform
 from tvm_pipeline.bundle import Bundle, open_bundle
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import GraphError, OptionError, PipelineError
 from tvm_pipeline.evaluate import judged
+from tvm_pipeline.files import read_bytes
 from tvm_pipeline.frontends import load, parse_shapes
-from tvm_pipeline.graph import OperatorGraph, read_graph
-from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem, read_plan
+from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.graph_sources import read_graph
+from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic, read_plan
 from tvm_pipeline.platform import Platform, read_platform
-from tvm_pipeline.profile import Profile, read_profile
+from tvm_pipeline.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.profiling import profile_model
-from tvm_pipeline.scheduling import Decision
+from tvm_pipeline.scheduling import SCHEDULERS, Decision
 
 # People read the tables on standard error's twin, programs read one JSON object on standard output.
 errors = Console(stderr=True)
@@ -38,10 +40,16 @@ ShapesOption = Annotated[
 ProfileOption = Annotated[
     Path | None, typer.Option("--profile", help="Measured before with `profile`; measured now without it.")
 ]
-ObjectiveOption = Annotated[str, typer.Option("--objective", help=f"What is best: {', '.join(OBJECTIVES)}.")]
+ObjectiveOption = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        help=f"What is best: {'; '.join(OBJECTIVES)}. Comma-separated is lexicographic, and counts bytes.",
+    ),
+]
 StagesOption = Annotated[int | None, typer.Option("--stages", help="Exactly so many stages; else the planner chooses.")]
 SchedulerOption = Annotated[
-    str, typer.Option("--scheduler", help="best (of all), single, replicas, two-stage or chain.")
+    str, typer.Option("--scheduler", help=f"best (of all exact ones), or one of: {', '.join(SCHEDULERS)}.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 
@@ -109,15 +117,15 @@ class Planned:
     profile: Profile
     compiled: CompiledModel | None = None
 
-    def problem(self, objective: Objective = "throughput", stages: int | None = None) -> Problem:
-        return Problem(self.graph, self.platform, self.profile, objective, stages)
+    def problem(self, objective: Objective = "throughput", stages: int | None = None, **limits: Any) -> Problem:
+        return Problem(self.graph, self.platform, self.profile, objective, stages, **limits)
 
 
 @contextmanager
 def planned(
     source: str, shapes: str | None, platform: Path | None, profile: Path | None, tell: Callable[[str], None]
 ) -> Iterator[Planned]:
-    """A bundle (.tar), an operator graph (.json with --platform and --profile), or a model to compile and measure."""
+    """A bundle (.tar), an operator graph (.json, nothing is run for it), or a model to compile and measure."""
     with ExitStack() as stack:
         if source.endswith(".tar"):
             bundle = stack.enter_context(open_bundle(Path(source)))
@@ -127,12 +135,18 @@ def planned(
                 read_profile(profile) if profile else bundle.profile,
                 bundle.compiled,
             )
-        elif source.endswith(".json") and profile:
+        elif source.endswith(".json") and not _is_relay(source):
             graph = read_graph(source)
-            yield Planned(graph, read_platform(platform) if platform else detect_platform(), read_profile(profile))
+            known = read_profile(profile) if profile else unmeasured(graph)
+            yield Planned(graph, read_platform(platform) if platform else detect_platform(), known)
         else:
             made = compile_source(source, shapes, platform, tell)
             yield Planned(made.compiled.graph, made.platform, measured_profile(made, profile, tell), made.compiled)
+
+
+def _is_relay(source: str) -> bool:
+    """Whether a .json holds a Relay module, which TVM begins with its root, and not an operator graph."""
+    return b'"root"' in read_bytes(source, GraphError)[:100]
 
 
 def chosen_plan(bundle: Bundle, plan: Path | None) -> tuple[Problem, Plan]:
@@ -147,12 +161,20 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "graph": plan.graph,
         "scheduler": plan.scheduler,
         "status": plan.status,
-        "bound": plan.bound,
+        "bound": plan.bound[0] if plan.bound and len(plan.bound) == 1 else plan.bound,
         "gap": plan.gap,
-        "objectives": {plan.objective: plan.value},
+        "objectives": _objectives(plan),
         "stages": [{"devices": stage.devices, "operators": stage.operators} for stage in plan.stages],
         "predicted": asdict(plan.predicted),
     }
+
+
+def _objectives(plan: Plan) -> dict[str, Any]:
+    """What was asked to be best; where bytes are, all three figures of them."""
+    if not is_lexicographic(plan.objective):
+        return {plan.objective: plan.value[0] if plan.value else None}
+    figures = asdict(plan.predicted)
+    return {name: figures[name] for name in ("memory_bytes", "dram_bytes", "communication_bytes")}
 
 
 def decision_json(decision: Decision) -> dict[str, Any]:

@@ -23,13 +23,21 @@ from tvm_pipeline.cli.common import (
     show,
 )
 from tvm_pipeline.files import write_bytes
+from tvm_pipeline.plan import Problem, merit
 from tvm_pipeline.report import candidates_table
-from tvm_pipeline.scheduling import solve
+from tvm_pipeline.scheduling import Decision, solve
+from tvm_pipeline.scheduling.pareto import pareto
+
+
+def pareto_decision(problem: Problem) -> Decision:
+    """The front as candidates; the one that is best by the objective is chosen."""
+    plans = sorted(pareto(problem), key=merit)
+    return Decision(plans[0], tuple(plans), f"none of these {len(plans)} plans is beaten in everything by another")
 
 
 def command(
     model: Annotated[
-        str, typer.Argument(help="A model, a bundle (.tar), or an operator graph (.json with --profile).")
+        str, typer.Argument(help="A model, a bundle (.tar), or an operator graph (.json), which needs no TVM.")
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan, as text.")] = None,
     objective: ObjectiveOption = "throughput",
@@ -37,6 +45,21 @@ def command(
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
     profile: ProfileOption = None,
+    children_together: Annotated[
+        bool, typer.Option("--children-together", help="All readers of an operator's outputs stand in one stage.")
+    ] = False,
+    min_throughput: Annotated[
+        float | None, typer.Option("--min-throughput", help="Frames a second to keep, for latency or energy.")
+    ] = None,
+    max_latency: Annotated[
+        float | None, typer.Option("--max-latency", help="Seconds a frame may take, for throughput.")
+    ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option("--time-limit", help="Seconds to search; then the best plan known, with its gap.")
+    ] = None,
+    front: Annotated[
+        bool, typer.Option("--pareto", help="All plans that none beats in throughput, latency and energy at once.")
+    ] = False,
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -45,8 +68,15 @@ def command(
     Example: tvm-pipeline plan model.onnx --objective latency -o plan.txt
     """
     wanted = checked_objective(objective)
+    limits = {
+        "children_together": children_together,
+        "min_throughput_fps": min_throughput,
+        "max_latency_s": max_latency,
+        "time_limit_s": time_limit,
+    }
     with progress() as tell, planned(model, input_shapes, platform, profile, tell) as what:
-        decision = solve(what.problem(wanted, stages), scheduler)
+        problem = what.problem(wanted, stages, **limits)
+        decision = pareto_decision(problem) if front else solve(problem, scheduler)
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:

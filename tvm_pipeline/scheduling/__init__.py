@@ -1,19 +1,34 @@
 """Schedulers: each a function Problem -> Plan, selectable by name. None imports TVM.
 
 `solve` is what the rest of the package calls. The default, `best`, is the rule of the house: never lose to the
-obvious. It makes every candidate (one device, replicas, two stages, k stages) and returns the best by the
-objective, with all the others and by how much it beats them.
+obvious. It makes every candidate (one device, replicas, pipelines, stages of which some are replicated) and returns
+the best by the objective, with all the others and by how much it beats them. The baselines of the papers have names,
+too, to be compared with.
+
+Which exact method plans the pipelines is decided by counting: `ideals` where they can be listed, else `cp-sat` with
+the best cut of the graph's own order as its first guess.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.evaluate import judged, require_energy
-from tvm_pipeline.plan import Plan, Problem
-from tvm_pipeline.scheduling.chain import chain, chain_of
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError
+from tvm_pipeline.evaluate import require_caches, require_energy
+from tvm_pipeline.plan import Plan, Problem, lead, merit
+from tvm_pipeline.platform import disjoint_sets
+from tvm_pipeline.scheduling.coral import coral_parameters, coral_profiling, coral_profiling_original
+from tvm_pipeline.scheduling.cp_sat import cp_sat
+from tvm_pipeline.scheduling.cuts import Cuts, prefixes
+from tvm_pipeline.scheduling.cuts import ideals as listed_ideals
+from tvm_pipeline.scheduling.even import even_parameters
+from tvm_pipeline.scheduling.exact import chain, hybrid, ideals, plan_over
+from tvm_pipeline.scheduling.greedy import greedy
+from tvm_pipeline.scheduling.revisits import revisits
+from tvm_pipeline.scheduling.space import replica_units, single_units
 from tvm_pipeline.scheduling.two_stage import two_stage
 from tvm_pipeline.scheduling.whole import replicas, single, singles
 
@@ -24,7 +39,22 @@ SCHEDULERS: dict[str, Scheduler] = {
     "replicas": replicas,
     "two-stage": two_stage,
     "chain": chain,
+    "ideals": ideals,
+    "cp-sat": cp_sat,
+    "hybrid": hybrid,
+    "revisits": revisits,
+    "even-parameters": even_parameters,
+    "greedy": greedy,
+    "coral-parameters": coral_parameters,
+    "coral-profiling": coral_profiling,
+    "coral-profiling-original": coral_profiling_original,
 }
+
+
+# Where the ideals are too many and no limit is given, `best` searches for so long, and states the gap.
+CP_SAT_S = 60.0
+# `best` looks for replicated stages at all ideals up to so many, else at the cuts of the graph's own order.
+MOST_HYBRID_CUTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,59 +75,131 @@ def solve(problem: Problem, scheduler: str = "best") -> Decision:
     """
     if problem.objective == "energy":
         require_energy(problem)
+    if "dram" in problem.objective:
+        require_caches(problem)
     if scheduler != "best":
         if scheduler not in SCHEDULERS:
             raise OptionError(f"no scheduler is called {scheduler}; there are best, {', '.join(SCHEDULERS)}")
-        plan = judged(problem, SCHEDULERS[scheduler](problem))
+        plan = SCHEDULERS[scheduler](problem)
         if problem.stages not in (None, len(plan.stages)):
             raise OptionError(
                 f"--stages {problem.stages}: the plans of scheduler {scheduler} have {len(plan.stages)}; "
                 "leave --stages out, or choose chain or best"
             )
         return Decision(plan, (plan,), f"it was asked for with --scheduler {scheduler}")
-    candidates, reasons = _candidates(problem)
+    considered = _considered(problem)
+    candidates = considered.plans
     if not candidates:
-        raise InfeasibleError("no plan is possible: " + "; ".join(dict.fromkeys(reasons)))
+        raise InfeasibleError(f"no plan is possible: {considered.reason}")
     # On equal figures the simpler plan wins.
-    candidates.sort(key=lambda plan: (-_merit(plan), len(plan.stages), len(plan.devices)))
+    candidates.sort(key=lambda plan: (merit(plan), len(plan.stages), len(plan.devices)))
+    candidates[0] = _proven(candidates[0], considered.bound)
     return Decision(candidates[0], tuple(candidates), _why(candidates))
 
 
-def _candidates(problem: Problem) -> tuple[list[Plan], list[str]]:
+@dataclass(frozen=True, slots=True)
+class _Considered:
+    """The distinct plans of all schedulers, why there are none, and what no plan of any of them passes."""
+
+    plans: list[Plan]
+    reason: str
+    bound: tuple[float, ...] | None
+
+
+def _proven(best: Plan, bound: tuple[float, ...] | None) -> Plan:
+    """The best plan, as one of the space of all schedulers together."""
+    if bound is None or best.value is None:
+        return replace(best, status="feasible", bound=None)
+    if all(math.isclose(value, limit, rel_tol=1e-9) for value, limit in zip(best.value, bound, strict=True)):
+        return replace(best, status="optimal", bound=best.value)
+    return replace(best, status="feasible", bound=bound)
+
+
+def _considered(problem: Problem) -> _Considered:
+    deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
+
+    def left() -> Problem:
+        return problem if deadline is None else replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
+
+    # Listed once for all that cut the graph anywhere.
+    cuts = listed_ideals(problem.graph)
+    plans: list[Plan] = []
     makers: list[Callable[[], list[Plan]]] = [
-        lambda: singles(problem),
+        lambda: _unlike(singles(problem)),
         lambda: [replicas(problem)],
         lambda: [two_stage(problem)],
-        lambda: chain_of(problem),
+        lambda: [_pipeline(left(), cuts)],
     ]
-    plans: list[Plan] = []
-    reasons: list[str] = []
-    for make in makers:
+    # Replicas and devices that come again make frames come faster, never sooner.
+    if problem.objective == "throughput" or problem.min_throughput_fps is not None:
+        makers.append(lambda: [_with_replicas(left(), cuts, plans)])
+    if problem.objective == "throughput" and _few(problem):
+        makers.append(lambda: [revisits(left())])
+    if problem.is_lexicographic:
+        makers = [lambda: [chain(left())], lambda: [_pipeline(left(), cuts)]]
+    reasons: dict[int, str] = {}
+    missed = False
+    for index, make in enumerate(makers):
         try:
-            plans.extend(judged(problem, plan) for plan in make())
+            plans.extend(make())
         except InfeasibleError as error:
-            reasons.append(str(error))
+            reasons[index] = str(error)
+            missed = missed or isinstance(error, LimitMissedError)
+    # The search for pipelines explains itself best, and it is the widest that always runs.
+    reason = reasons.get(min(3, len(makers) - 1), "none has so many stages")
     if problem.stages is not None:
         plans = [plan for plan in plans if len(plan.stages) == problem.stages]
+    bounds = [plan.bound for plan in plans]
     # Two algorithms that agree are one candidate, named after the simpler one.
-    return list({plan.stages: plan for plan in reversed(plans)}.values()), reasons
+    distinct = list({plan.stages: plan for plan in reversed(plans)}.values())
+    # A search that was ended before it had a plan, or had one that misses a limit, has no bound either.
+    known = [bound for bound in bounds if bound is not None]
+    if not known or len(known) < len(bounds) or missed or (reasons and deadline is not None):
+        return _Considered(distinct, reason, None)
+    best = max(known) if problem.objective == "throughput" else min(known)
+    return _Considered(distinct, reason, best)
 
 
-def _merit(plan: Plan) -> float:
-    value = plan.value
-    if value is None:
-        raise OptionError(f"{plan.scheduler} has no figure for {plan.objective}")
-    return value if plan.objective == "throughput" else -value
+def _unlike(plans: list[Plan]) -> list[Plan]:
+    """One of those that are predicted the same: equal devices make equal plans."""
+    return list({plan.predicted: plan for plan in reversed(plans)}.values())
+
+
+def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Plan:
+    """The best plan with replicated stages, or the best that is known where replicas do not better it."""
+    fitting = [plan for plan in known if problem.stages in (None, len(plan.stages))]
+    if cuts is None or len(cuts) > MOST_HYBRID_CUTS:
+        cuts = prefixes(problem.graph)
+    best = min(fitting, key=merit, default=None)
+    try:
+        return plan_over(problem, cuts, replica_units, "hybrid", best)
+    except OptionError as error:
+        if best is None:
+            raise InfeasibleError(str(error)) from error
+        return replace(best, status="feasible", bound=None)  # too many sets of replicas: nothing is proven
+
+
+def _few(problem: Problem) -> bool:
+    """Whether trying all sequences of devices takes about a second at most."""
+    count = max(map(len, disjoint_sets(problem.platform.devices)))
+    return count <= 3 and len(problem.graph) * count**3 <= 8000 and problem.max_latency_s is None
+
+
+def _pipeline(problem: Problem, cuts: Cuts | None) -> Plan:
+    """The best pipeline over all ways to cut the graph, by the exact method that fits its size."""
+    if cuts is not None:
+        return plan_over(problem, cuts, single_units, "ideals")
+    started = time.monotonic()
+    guess = chain(problem)
+    most_s = CP_SAT_S if problem.time_limit_s is None else problem.time_limit_s - (time.monotonic() - started)
+    return cp_sat(replace(problem, time_limit_s=max(0.0, most_s)), guess.stages)
 
 
 def _why(candidates: list[Plan]) -> str:
     best, *others = candidates
     if not others:
         return "it is the only plan possible"
-    parts = []
-    for other in others:
-        ahead = (_merit(best) - _merit(other)) / abs(_merit(other)) if _merit(other) else 0.0
-        parts.append(f"{ahead:+.1%} against {describe(other)}")
+    parts = [f"{lead(best, other) or 0.0:+.1%} against {describe(other)}" for other in others]
     return f"{describe(best)} has the best {best.objective}: {', '.join(parts)}"
 
 
