@@ -25,7 +25,7 @@ from tvm_pipeline.scheduling.cp_sat import cp_sat
 from tvm_pipeline.scheduling.cuts import Cuts, prefixes
 from tvm_pipeline.scheduling.cuts import ideals as listed_ideals
 from tvm_pipeline.scheduling.even import even_parameters
-from tvm_pipeline.scheduling.exact import chain, hybrid, ideals, plan_over
+from tvm_pipeline.scheduling.exact import chain, hybrid, ideals, least_period, plan_over
 from tvm_pipeline.scheduling.greedy import greedy
 from tvm_pipeline.scheduling.revisits import revisits
 from tvm_pipeline.scheduling.space import replica_units, single_units
@@ -166,17 +166,27 @@ def _unlike(plans: list[Plan]) -> list[Plan]:
 
 
 def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Plan:
-    """The best plan with replicated stages, or the best that is known where replicas do not better it."""
+    """The best plan with replicated stages, or the best that is known where replicas do not better it.
+
+    Of many ideals only the graph's own order is searched; what is proven of all of them is then the relaxation's bound.
+    """
     fitting = [plan for plan in known if problem.stages in (None, len(plan.stages))]
-    if cuts is None or len(cuts) > MOST_HYBRID_CUTS:
-        cuts = prefixes(problem.graph)
     best = min(fitting, key=merit, default=None)
+    whole = cuts is not None and len(cuts) <= MOST_HYBRID_CUTS
     try:
-        return plan_over(problem, cuts, replica_units, "hybrid", best)
+        plan = plan_over(
+            problem, cuts if cuts is not None and whole else prefixes(problem.graph), replica_units, "hybrid", best
+        )
     except OptionError as error:
         if best is None:
             raise InfeasibleError(str(error)) from error
         return replace(best, status="feasible", bound=None)  # too many sets of replicas: nothing is proven
+    if whole:
+        return plan
+    if cuts is None or problem.objective != "throughput":
+        return replace(plan, status="feasible", bound=None)
+    bound = 1 / max(least_period(problem, cuts, replica_units), 1e-12)
+    return replace(plan, status="feasible", bound=(bound,))
 
 
 def _few(problem: Problem) -> bool:

@@ -23,7 +23,14 @@ from tvm_pipeline.scheduling.cuts import ideals as all_ideals
 from tvm_pipeline.scheduling.even import even_parameters
 from tvm_pipeline.scheduling.greedy import greedy
 from tvm_pipeline.scheduling.lexicographic import lexicographic
-from tvm_pipeline.scheduling.pipelines import Found, Search, TooManyError, least_bottleneck, least_sum
+from tvm_pipeline.scheduling.pipelines import (
+    Found,
+    Search,
+    TooManyError,
+    least_bottleneck,
+    least_sum,
+    relaxed_bound,
+)
 from tvm_pipeline.scheduling.space import Space, Units, replica_units, single_units
 from tvm_pipeline.scheduling.whole import single
 
@@ -96,9 +103,21 @@ def plan_over(
         return _proven(problem, best[1], min(bound, best[0]), name)
     if known is not None:
         return _proven(problem, known.stages, min(bound, at_most), known.scheduler)
-    if math.isinf(bound):
+    if math.isinf(bound) or problem.time_limit_s is None:
         raise InfeasibleError(explain(problem, lambda other: math.isfinite(_found(other, cuts, units_of, name)[1])))
     return _proven(problem, _at_hand(problem).stages, bound, name)
+
+
+def least_period(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> float:
+    """Seconds between frames that no pipeline of these units is below, by the relaxation and the buses alone."""
+    bounds = [math.inf]
+    for space in _spaces(problem, cuts, units_of):
+        busy = stage_seconds(problem, cuts, space.devices, space.working or 1)
+        carried = (
+            least_bus_seconds(problem, space.devices, b, space.most_devices) for b in buses(problem, space.devices)
+        )
+        bounds.append(max(relaxed_bound(space, busy), *carried, 0.0))
+    return min(bounds)
 
 
 def _found(

@@ -66,7 +66,7 @@ def least_bottleneck(space: Space, seconds: StageCosts, at_most: float, deadline
     """
     twins = _twins(space, [seconds])
     space = replace(space, units=_distinct(space.units, twins))
-    bound = relaxed_bottleneck(space, seconds, at_most)
+    bound = relaxed_bottleneck(space, twins, seconds, at_most)
     if not np.isfinite(bound):
         return Search(None, bound)
     for more in DEEPENING:
@@ -78,6 +78,12 @@ def least_bottleneck(space: Space, seconds: StageCosts, at_most: float, deadline
             break
         bound = max(bound, cap)
     return Search(None, np.inf)
+
+
+def relaxed_bound(space: Space, seconds: StageCosts) -> float:
+    """What no pipeline's slowest stage is below, without a search."""
+    twins = _twins(space, [seconds])
+    return relaxed_bottleneck(replace(space, units=_distinct(space.units, twins)), twins, seconds, np.inf)
 
 
 def least_sum(
@@ -212,7 +218,7 @@ def _run(
     cuts, count = space.cuts, len(space.cuts)
     held = space.held
     usable = cuts.together if space.together else np.ones(count, bool)
-    allowed = windows(space, seconds, cap, states.mask)
+    allowed = windows(space, twins, seconds, cap, [int(mask) for mask in states.mask])
     value = np.full((len(states.mask), count), np.inf)
     value[0, 0] = 0.0
     origin = np.full((len(states.mask), count), -1, np.int32)

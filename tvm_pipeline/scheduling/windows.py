@@ -7,7 +7,9 @@ most T is found set by set, each in O(units log M). From the far end the same te
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -27,9 +29,9 @@ class Windows:
     start: Integers
 
 
-def relaxed_bottleneck(space: Space, seconds: StageCosts, at_most: float) -> float:
+def relaxed_bottleneck(space: Space, twins: list[int], seconds: StageCosts, at_most: float) -> float:
     """A value that no pipeline's slowest stage is below; infinite where none can be done within `at_most`."""
-    relaxed = _Relaxed(space, seconds)
+    relaxed = _Relaxed(space, twins, seconds)
     high = min(at_most, seconds.impossible)
     if not relaxed.possible(high):
         return float("inf")
@@ -45,7 +47,7 @@ def relaxed_bottleneck(space: Space, seconds: StageCosts, at_most: float) -> flo
     return low
 
 
-def windows(space: Space, seconds: StageCosts | None, cap: float, masks: Integers) -> Windows:
+def windows(space: Space, twins: list[int], seconds: StageCosts | None, cap: float, masks: Sequence[int]) -> Windows:
     """The windows of the states with these masks; they are narrow only where every device serves once."""
     held, capacity, count = space.held, space.capacity, len(space.cuts)
     start = np.zeros((len(space.units), count), np.int64)
@@ -60,50 +62,81 @@ def windows(space: Space, seconds: StageCosts | None, cap: float, masks: Integer
     low, high = np.zeros(len(masks), np.int64), np.full(len(masks), count - 1)
     high[0] = 0
     if seconds is not None and capped and len(space.once) == len(space.devices):
-        furthest, earliest = _Relaxed(space, seconds).reach(cap * (1 + 1e-9))
-        high = np.minimum(high, furthest[masks])
-        used = np.array([int(mask).bit_count() for mask in masks])
-        by_size = _best_subsets(earliest, space.most_devices)
-        low = by_size[np.maximum(space.most_devices - used, 0), (1 << len(space.devices)) - 1 - masks]
+        relaxed = _Relaxed(space, twins, seconds)
+        furthest, earliest = relaxed.reach(cap * (1 + 1e-9))
+        high = np.minimum(high, [furthest[relaxed.place(mask)] for mask in masks])
+        left = _best_subsets(relaxed, earliest, space.most_devices)
+        everything = (1 << len(space.devices)) - 1
+        for state, mask in enumerate(masks):
+            low[state] = left[max(space.most_devices - mask.bit_count(), 0)][relaxed.place(everything & ~mask)]
     return Windows(low, high, start)
 
 
-def _best_subsets(earliest: Integers, most: int) -> Integers:
-    """[r, mask]: the earliest cut that some r devices of `mask`, or fewer, can go on from."""
-    masks = np.arange(len(earliest))
-    sizes = np.array([int(mask).bit_count() for mask in masks])
-    best = np.tile(np.full(len(earliest), earliest[0]), (most + 1, 1))
-    for size in range(1, most + 1):
-        best[size] = np.where(sizes <= size, earliest, earliest[0])
-        bit = 1
-        while bit < len(earliest):
-            larger = masks[(masks & bit) != 0]
-            best[size, larger] = np.minimum(best[size, larger], best[size, larger ^ bit])
-            bit <<= 1
+def _best_subsets(relaxed: _Relaxed, earliest: Integers, most: int) -> list[list[int]]:
+    """[r][set]: the earliest cut that r devices of the set, or fewer, can go on from."""
+    best = []
+    for size in range(most + 1):
+        row: list[int] = []
+        for place, mask in enumerate(relaxed.sets):
+            if mask.bit_count() <= size:
+                row.append(int(earliest[place]))
+            else:
+                bits = [1 << device for device in range(mask.bit_length()) if mask >> device & 1]
+                row.append(min(row[relaxed.place(mask & ~bit)] for bit in bits))
+        best.append(row)
     return best
 
 
 class _Relaxed:
-    """The problem with costs that only grow along the order of the cuts."""
+    """The problem with costs that only grow along the order of the cuts.
 
-    def __init__(self, space: Space, seconds: StageCosts) -> None:
+    Of a set of devices only how many of each kind matters: `sets` has one of each, the smaller ones first.
+    """
+
+    def __init__(self, space: Space, twins: list[int], seconds: StageCosts) -> None:
         self.seconds, self.held, self.capacity = seconds, space.held, space.capacity
         self.sizes = np.array([len(unit) for unit in space.units])
         self.members = np.full((len(space.units), max(self.sizes)), -1)
-        self.masks = np.array([sum(1 << d for d in unit) for unit in space.units])
         for row, unit in zip(self.members, space.units, strict=True):
             row[: len(unit)] = unit
+        self.kinds: list[list[int]] = []
+        for device, elder in enumerate(twins):
+            if elder < 0:
+                self.kinds.append([device])
+            else:
+                next(kind for kind in self.kinds if elder in kind).append(device)
+        every = product(*(range(len(kind) + 1) for kind in self.kinds))
+        self.sets = sorted((self._first(counts) for counts in every), key=lambda mask: (mask.bit_count(), mask))
+        self.index = {mask: place for place, mask in enumerate(self.sets)}
+        self.allowed = np.array([mask.bit_count() <= space.most_devices for mask in self.sets])
+        # What is left of each set without each unit; -1 where the unit is not in it.
+        self.rest = np.full((len(self.sets), len(space.units)), -1)
+        wanted = [self._counts(sum(1 << device for device in unit)) for unit in space.units]
+        for place, counts in enumerate(map(self._counts, self.sets)):
+            for number, wants in enumerate(wanted):
+                left = [have - want for have, want in zip(counts, wants, strict=True)]
+                if min(left) >= 0:
+                    self.rest[place, number] = self.index[self._first(left)]
         self.most = (np.maximum.accumulate(seconds.add, axis=1), np.maximum.accumulate(seconds.work, axis=1))
         self.least = (_least_after(seconds.add), _least_after(seconds.work))
-        sets = range(1 << len(space.devices))
-        self.allowed = np.array([mask.bit_count() <= space.most_devices for mask in sets])
+
+    def _counts(self, mask: int) -> list[int]:
+        return [sum(mask >> device & 1 for device in kind) for kind in self.kinds]
+
+    def _first(self, counts: Sequence[int]) -> int:
+        """So many of each kind, the eldest."""
+        return sum(1 << device for kind, count in zip(self.kinds, counts, strict=True) for device in kind[:count])
+
+    def place(self, mask: int) -> int:
+        """Where in `sets` the one equal to this is."""
+        return self.index[self._first(self._counts(mask))]
 
     def reach(self, cap: float) -> tuple[Integers, Integers]:
         """For each set of devices: the furthest cut from the start, and the earliest from which they reach the end."""
-        furthest = np.zeros(len(self.allowed), np.int64)
-        earliest = np.full(len(self.allowed), len(self.held) - 1)
+        furthest = np.zeros(len(self.sets), np.int64)
+        earliest = np.full(len(self.sets), len(self.held) - 1)
         _reach(
-            self.members, self.sizes, self.masks, self.held, self.capacity, self.seconds.call, *self.most, *self.least,
+            self.members, self.sizes, self.rest, self.held, self.capacity, self.seconds.call, *self.most, *self.least,
             self.seconds.spill, self.seconds.cached, cap, furthest, earliest,
         )  # fmt: skip
         return furthest, earliest
@@ -120,7 +153,7 @@ def _least_after(rows: Floats) -> Floats:
 
 @hot
 def _reach(
-    members: Any, sizes: Any, masks: Any, held: Any, capacity: Any, call: Any,
+    members: Any, sizes: Any, left: Any, held: Any, capacity: Any, call: Any,
     most_add: Any, most_work: Any, least_add: Any, least_work: Any, spill: Any, cached: Any, cap: float,
     furthest: Any, earliest: Any,
 ) -> None:  # fmt: skip
@@ -129,9 +162,9 @@ def _reach(
         for forward in range(2):
             best = furthest[used] if forward == 1 else earliest[used]
             for unit in range(len(sizes)):
-                if masks[unit] & ~used:
+                rest = left[used, unit]
+                if rest < 0:
                     continue
-                rest = used & ~masks[unit]
                 fixed = furthest[rest] if forward == 1 else earliest[rest]
                 # Bisection for the furthest end of a stage that begins at `fixed`, or its earliest beginning.
                 near, far = fixed, last if forward == 1 else 0
