@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.fake_backend import busy, chain_model, chain_pipeline, fake_platform, make_plan, number, numbers
 from tvm_pipeline.runtime import Pipeline, RunStatistics
-from tvm_pipeline.runtime.statistics import WINDOW, RunRecord, StageRecord
+from tvm_pipeline.statistics import WINDOW, RunRecord, StageRecord
 
 seconds = st.floats(1e-6, 1.0)
 

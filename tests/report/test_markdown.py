@@ -15,8 +15,8 @@ from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.profile import DeviceProfile, Profile
 from tvm_pipeline.report import write_report
 from tvm_pipeline.runtime.comparison import Measured
-from tvm_pipeline.runtime.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.scheduling import Decision, describe, solve
+from tvm_pipeline.statistics import RunStatistics, StageStatistics
 
 TENSORS = [Tensor(f"t{index}", (1, 1000)) for index in range(4)]
 GRAPH = OperatorGraph(

@@ -18,8 +18,8 @@ from tvm_pipeline.report import (
     stages_table,
     statistics_table,
 )
-from tvm_pipeline.runtime.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.scheduling import Decision
+from tvm_pipeline.statistics import RunStatistics, StageStatistics
 
 PIPELINE = Plan(
     "net",

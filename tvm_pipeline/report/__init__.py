@@ -9,7 +9,7 @@ Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported
 """
 
 from tvm_pipeline.report.drawing import draw_graph
-from tvm_pipeline.report.gantt import Bar, draw_gantt, schedule
+from tvm_pipeline.report.gantt import draw_gantt, schedule
 from tvm_pipeline.report.markdown import write_report
 from tvm_pipeline.report.tables import (
     TextTable,
@@ -21,6 +21,7 @@ from tvm_pipeline.report.tables import (
     stages_table,
     statistics_table,
 )
+from tvm_pipeline.simulate import Bar
 
 __all__ = [
     "Bar",

@@ -1,13 +1,12 @@
 """The Gantt chart of a plan: which device works on which frame, and when.
 
 `schedule` is data, `draw_gantt` its picture. It shows what the plan promises, from the seconds of
-`evaluate.py` alone; what a run really did stands in its statistics and traces.
+`evaluate.py` alone, or what `simulate.py` made of it; what a run really did stands in its statistics and traces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tvm_pipeline.evaluate import Evaluation, StageCost
@@ -15,22 +14,7 @@ from tvm_pipeline.plan import Plan
 from tvm_pipeline.report.drawing import INK, PALETTE, new_figure, save_figure
 from tvm_pipeline.report.tables import duration, fps
 from tvm_pipeline.scheduling import describe
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One frame in one stage on one device: it receives its tensors, then computes."""
-
-    stage: int
-    device: str
-    frame: int
-    start_s: float
-    transfer_s: float
-    compute_s: float
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.transfer_s + self.compute_s
+from tvm_pipeline.simulate import Bar
 
 
 def schedule(costs: Iterable[StageCost], frames: int) -> list[Bar]:
@@ -64,8 +48,10 @@ def schedule(costs: Iterable[StageCost], frames: int) -> list[Bar]:
     return bars
 
 
-def draw_gantt(evaluation: Evaluation, plan: Plan, path: Path | str, frames: int = 8) -> None:
-    """Draws the first `frames` frames of the plan: a row for each device, a colour for each frame.
+def draw_gantt(
+    evaluation: Evaluation, plan: Plan, path: Path | str, frames: int = 8, simulated: Sequence[Bar] | None = None
+) -> None:
+    """Draws the first `frames` frames of the plan, or all that was simulated: a row a device, a colour a frame.
 
     Transfers are hatched; the stage that sets the pace is named in the title and its devices are in bold.
 
@@ -73,7 +59,7 @@ def draw_gantt(evaluation: Evaluation, plan: Plan, path: Path | str, frames: int
         PipelineError: matplotlib is not installed, or the file cannot be written.
         OptionError: `path` is neither .png nor .svg.
     """
-    bars = schedule(evaluation.costs, frames)
+    bars = schedule(evaluation.costs, frames) if simulated is None else simulated
     rows = {device: row for row, device in enumerate(plan.devices)}
     end_s = max((bar.end_s for bar in bars), default=0.0) or 1.0
     unit_s, unit = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms")) if end_s >= u), (1e-6, "µs"))
@@ -102,7 +88,8 @@ def draw_gantt(evaluation: Evaluation, plan: Plan, path: Path | str, frames: int
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    axes.set_title(_title(evaluation, plan), loc="left", fontsize=10)
+    title = _title(evaluation, plan) + ("" if simulated is None else "; simulated")
+    axes.set_title(title, loc="left", fontsize=10)
     save_figure(figure, path)
 
 

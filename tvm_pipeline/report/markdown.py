@@ -26,8 +26,8 @@ from tvm_pipeline.report.tables import (
     statistics_table,
 )
 from tvm_pipeline.runtime.comparison import Measured
-from tvm_pipeline.runtime.statistics import RunStatistics
 from tvm_pipeline.scheduling import Decision, describe
+from tvm_pipeline.statistics import RunStatistics
 
 
 def write_report(

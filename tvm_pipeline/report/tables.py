@@ -18,9 +18,9 @@ from tvm_pipeline.plan import Plan, Prediction, lead
 from tvm_pipeline.platform import Platform
 from tvm_pipeline.profile import DeviceProfile, Profile
 from tvm_pipeline.runtime.comparison import Measured
-from tvm_pipeline.runtime.statistics import RunStatistics
 from tvm_pipeline.scheduling import Decision, describe
 from tvm_pipeline.scheduling.deployment import Deployment
+from tvm_pipeline.statistics import RunStatistics
 
 UNKNOWN = "-"
 

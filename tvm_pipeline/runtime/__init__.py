@@ -7,6 +7,6 @@ statistics.py  what was measured while it ran
 """
 
 from tvm_pipeline.runtime.pipeline import Pipeline, Result
-from tvm_pipeline.runtime.statistics import RunStatistics, StageStatistics
+from tvm_pipeline.statistics import RunStatistics, StageStatistics
 
 __all__ = ["Pipeline", "Result", "RunStatistics", "StageStatistics"]

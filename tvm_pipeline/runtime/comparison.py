@@ -12,7 +12,7 @@ from tvm_pipeline.backend import Array, CompiledModel, Port, noise
 from tvm_pipeline.plan import Plan
 from tvm_pipeline.platform import Platform
 from tvm_pipeline.runtime.pipeline import Pipeline
-from tvm_pipeline.runtime.statistics import RunStatistics
+from tvm_pipeline.statistics import RunStatistics
 
 SINGLE_FRAMES = 5  # frames sent alone in each round, for the latency that meets no queue
 

@@ -38,8 +38,8 @@ from tvm_pipeline.layout import to_logical
 from tvm_pipeline.plan import Plan
 from tvm_pipeline.platform import Platform
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
-from tvm_pipeline.runtime.statistics import RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Worker
+from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
 
 Inputs = Mapping[str, Array] | Array
 

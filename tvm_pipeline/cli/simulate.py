@@ -1,0 +1,101 @@
+"""`tvm-pipeline simulate`: a plan as a run of discrete events, predicted beside simulated, before any hardware."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_pipeline.bundle import open_bundle
+from tvm_pipeline.cli.common import (
+    JsonOption,
+    PlatformOption,
+    ProfileOption,
+    plan_json,
+    planned,
+    print_json,
+    progress,
+    show,
+)
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.evaluate import evaluate
+from tvm_pipeline.plan import Plan, read_plan
+from tvm_pipeline.report import TextTable, draw_gantt, stages_table, statistics_table
+from tvm_pipeline.simulate import SATURATED, fixed_rate, poisson
+from tvm_pipeline.simulate import simulate as run
+
+DRAWN_FRAMES = 8
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="An operator graph (.json), or a bundle (.tar). Nothing is run.")],
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="The plan, as `plan -o` writes it; a bundle has its own.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Gantt chart of the first frames.")] = None,
+    platform: PlatformOption = None,
+    profile: ProfileOption = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Frames a second that arrive; else the source never waits.")
+    ] = None,
+    poisson_rate: Annotated[
+        float | None, typer.Option("--poisson", help="The same, at random times (a Poisson process).")
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="A frame that finds the pipeline full is dropped; else it waits.")
+    ] = False,
+    frames: Annotated[int, typer.Option(help="How many frames arrive.")] = 1000,
+    in_flight: Annotated[int | None, typer.Option(help="Frames inside at once; else two for each worker.")] = None,
+    jitter: Annotated[float, typer.Option(help="How much stage times vary: standard deviation over mean.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the random times; the same seed gives the same run.")] = 0,
+    json: JsonOption = False,
+) -> None:
+    """Simulates a plan: throughput, latency, bubbles and dropped frames, without the hardware.
+
+    Example: tvm-pipeline simulate graph.json --plan plan.txt --platform box.toml --rate 30 --live
+    """
+    if rate is not None and poisson_rate is not None:
+        raise OptionError("--rate and --poisson both say how frames arrive; give one of them")
+    pace_fps = rate if rate is not None else poisson_rate
+    if live and pace_fps is None:
+        raise OptionError("--live: say with --rate or --poisson how fast frames arrive")
+    if not model.endswith((".json", ".tar")):
+        raise OptionError(f"{model} is neither an operator graph (.json) nor a bundle (.tar); `compile` makes one")
+    arrivals = SATURATED
+    if pace_fps is not None:
+        arrivals = fixed_rate(pace_fps) if rate is not None else poisson(pace_fps, seed)
+    with progress() as tell, planned(model, None, platform, profile, tell) as what:
+        problem, chosen = what.problem(), _plan(model, plan)
+        evaluation = evaluate(problem, chosen.stages)
+        chosen = replace(chosen, predicted=evaluation.predicted)
+        found = run(problem, chosen.stages, frames, arrivals, in_flight=in_flight, drop=live, jitter=jitter, seed=seed)
+    if output:
+        drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
+        draw_gantt(evaluation, chosen, output, simulated=[bar for bar in found.events if bar.frame in drawn])
+    if json:
+        simulated = {"latency_s": found.statistics.latency_p50_s, **asdict(found.statistics)}
+        print_json({**plan_json(chosen), "simulated": {**simulated, "dropped": len(found.dropped)}})
+        return
+    predicted = chosen.predicted
+    if pace_fps is not None and predicted.throughput_fps is not None:
+        predicted = replace(predicted, throughput_fps=min(predicted.throughput_fps, pace_fps))
+    show(_simulated(statistics_table(predicted, found.statistics)), json)
+    show(_simulated(stages_table(evaluation, chosen, found.statistics)), json)
+    show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
+
+
+def _plan(model: str, plan: Path | None) -> Plan:
+    if plan:
+        return read_plan(plan)
+    if not model.endswith(".tar"):
+        raise OptionError(f"--plan: which plan of {model}? `tvm-pipeline plan {model} -o plan.txt` makes one")
+    with open_bundle(Path(model)) as bundle:
+        return bundle.plan
+
+
+def _simulated(table: TextTable) -> TextTable:
+    """The table of a real run, with the word for this one."""
+    columns = tuple(column.replace("measured", "simulated") for column in table.columns)
+    return replace(table, title=table.title.replace("measured", "simulated"), columns=columns)
