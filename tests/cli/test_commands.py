@@ -9,7 +9,7 @@ import pytest
 
 from tvm_pipeline import Plan, read_graph, read_platform, read_profile
 
-COMMANDS = ["devices", "profile", "plan", "compile", "run", "bench", "show"]
+COMMANDS = ["devices", "profile", "plan", "simulate", "deploy", "slice", "compile", "run", "bench", "show"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,200 @@
+"""A TFLite file read, checked, and seen as an operator graph.
+
+The graph's operators are those of the file, in its order, called by what they compute and where they stand
+(`conv_2d_7`); its tensors bear the names of the file, which tie the stages together. Float files are taken as well:
+cutting does not mind, only an Edge TPU does. Next: `slicer.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ai_edge_litert import schema_py_generated as schema
+
+from tvm_pipeline.errors import GraphError, ModelError
+from tvm_pipeline.files import read_bytes
+from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline_edgetpu.work import macs
+
+_KINDS: dict[int, str] = {
+    number: name.lower() for name, number in vars(schema.BuiltinOperator).items() if name.isupper()
+}
+_TYPES: dict[int, str] = {number: name.lower() for name, number in vars(schema.TensorType).items() if name.isupper()}
+_DTYPES = {"bool", "float16", "float32", "float64", "complex64", "complex128"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+# What edgetpu_compiler puts in the place of the operators that it took.
+_COMPILED = "edgetpu-custom-op"
+# What the schema's classes, which check nothing, run into where a file is damaged.
+_DAMAGE = (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class TfliteModel:
+    """A file that can be cut.
+
+    Attributes:
+        name: the file's, without its ending.
+        parsed: the file as the schema's `ModelT`; not to be changed.
+        graph: its operators, one for each of `parsed`, in the same order.
+    """
+
+    name: str
+    parsed: Any
+    graph: OperatorGraph
+
+
+def read_model(path: Path | str) -> TfliteModel:
+    """Reads a .tflite file.
+
+    An open batch (a first extent of -1, as converters write) is taken as the extent in the file, which is 1.
+
+    Raises:
+        ModelError: it is damaged or no TFLite file, was compiled for the Edge TPU already, has several subgraphs,
+            custom operators or variable tensors, leaves a shape open, or calls two tensors by one name; the message
+            names the file, the operator and the tensor.
+    """
+    path = Path(path)
+    content = read_bytes(path, ModelError)
+    if content[4:8] != b"TFL3":
+        raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")
+    try:
+        parsed = schema.ModelT.InitFromPackedBuf(content, 0)
+        return TfliteModel(path.stem, parsed, _Reader(path, parsed).graph())
+    except _DAMAGE as error:
+        raise ModelError(f"{path}: a damaged TFLite file, perhaps cut short: {error}") from error
+
+
+def indices(vector: Iterable[int] | None) -> list[int]:
+    """Tensors by their place in the file; an absent vector is empty, and -1 is an optional input left out."""
+    return [] if vector is None else [int(index) for index in vector]
+
+
+class _Reader:
+    """Checks a parsed file, and makes its operator graph."""
+
+    def __init__(self, path: Path, parsed: Any) -> None:
+        self.path, self.parsed = path, parsed
+        if len(parsed.subgraphs) != 1:
+            raise ModelError(f"{path}: it has {len(parsed.subgraphs)} subgraphs; only models with one can be cut")
+        subgraph = parsed.subgraphs[0]
+        self.tensors, self.operators = subgraph.tensors, subgraph.operators or []
+        self.names = [(tensor.name or b"").decode() for tensor in self.tensors]
+        self.inputs, self.outputs = indices(subgraph.inputs), indices(subgraph.outputs)
+        if not self.operators or not self.inputs or not self.outputs:
+            raise ModelError(f"{path}: the graph has no operators, no inputs or no outputs; convert the model anew")
+        self.computed = {*self.inputs, *(index for op in self.operators for index in indices(op.outputs))}
+        self.open_batch = any(self._signature(index)[:1] == (-1,) for index in self.inputs)
+
+    def graph(self) -> OperatorGraph:
+        self._check_buffers()
+        kinds = [self._kind(place) for place in range(len(self.operators))]
+        names = Counter(self.names[index] for index in self.computed)
+        for name, count in names.items():
+            if count > 1:
+                raise ModelError(
+                    f"{self.path}: {count} tensors are called {name!r}, and stages hand tensors on by name; give "
+                    "each a name of its own"
+                )
+        inputs = tuple(self._tensor(index) for index in self.inputs)
+        operators = tuple(self._operator(place, kind) for place, kind in enumerate(kinds))
+        try:
+            return OperatorGraph(self.path.stem, inputs, operators, tuple(self.names[index] for index in self.outputs))
+        except GraphError as error:
+            raise ModelError(f"{self.path}: its operators cannot be run in their order: {error}") from error
+
+    def _kind(self, place: int) -> str:
+        """What an operator computes."""
+        code = self.parsed.operatorCodes[self.operators[place].opcodeIndex]
+        # Older files have the small field alone, newer ones both, or a number that only the wide one holds.
+        number = max(code.builtinCode, code.deprecatedBuiltinCode)
+        kind = _KINDS.get(number)
+        if kind is None:
+            raise ModelError(
+                f"{self.path}: operator {place} has the number {number}, which the installed ai-edge-litert does not "
+                "know; upgrade that, or the file is damaged"
+            )
+        if kind != "custom":
+            return kind
+        custom = (code.customCode or b"").decode()
+        if custom == _COMPILED:
+            raise ModelError(
+                f"{self.path}: operator {place} is {custom}: edgetpu_compiler has compiled this file already; give the "
+                ".tflite that it was made from"
+            )
+        raise ModelError(
+            f"{self.path}: operator {place} is the custom operator {custom!r}; convert the model without it, and "
+            "compute that part outside"
+        )
+
+    def _operator(self, place: int, kind: str) -> Operator:
+        name, operator = f"{kind}_{place}", self.operators[place]
+        reads = [index for index in indices(operator.inputs) if index != -1]
+        writes = indices(operator.outputs)
+        # Negative places would count from the end.
+        if min(*reads, *writes, 0) < 0 or any(index < 0 for index in indices(operator.intermediates)):
+            raise ModelError(f"{self.path}: operator {name} names a tensor that is not there; the file is damaged")
+        for index in (*reads, *writes):
+            if self.tensors[index].isVariable:
+                raise ModelError(
+                    f"{self.path}: tensor {self.names[index]} of operator {name} keeps a state between runs; such a "
+                    "model cannot be cut"
+                )
+        constants = dict.fromkeys(index for index in reads if index not in self.computed)
+        for index in constants:
+            if math.prod(self._shape(index)) and not self._constant_bytes(index):
+                raise ModelError(
+                    f"{self.path}: operator {name} reads tensor {self.names[index]}, which nothing writes; the file is "
+                    "damaged"
+                )
+        options = operator.builtinOptions
+        window = options.filterHeight * options.filterWidth if isinstance(options, schema.Pool2DOptionsT) else 1
+        return Operator(
+            name,
+            kind,
+            tuple(dict.fromkeys(self.names[index] for index in reads if index in self.computed)),
+            tuple(self._tensor(index, f" of operator {name}") for index in writes),
+            sum(self._constant_bytes(index) for index in constants),
+            macs(kind, [self._shape(index) for index in reads], [self._shape(index) for index in writes], window),
+        )
+
+    def _tensor(self, index: int, where: str = ", an input,") -> Tensor:
+        """A tensor that is computed or given, its extents known."""
+        name, shape, signature = self.names[index], self._shape(index), self._signature(index)
+        inner = signature[1:] if self.open_batch else signature
+        if any(extent < 1 for extent in shape) or any(extent < 0 for extent in inner):
+            raise ModelError(
+                f"{self.path}: tensor {name}{where} has the open shape {list(signature or shape)}; convert the model "
+                "with a fixed one"
+            )
+        dtype = _TYPES.get(self.tensors[index].type, "unknown")
+        if dtype not in _DTYPES:
+            raise ModelError(f"{self.path}: tensor {name}{where} is of type {dtype}, which cannot cross between stages")
+        return Tensor(name, shape, dtype)
+
+    def _shape(self, index: int) -> tuple[int, ...]:
+        return tuple(indices(self.tensors[index].shape))
+
+    def _signature(self, index: int) -> tuple[int, ...]:
+        return tuple(indices(self.tensors[index].shapeSignature))
+
+    def _constant_bytes(self, index: int) -> int:
+        data = self.parsed.buffers[self.tensors[index].buffer].data
+        return 0 if data is None else len(data)
+
+    def _check_buffers(self) -> None:
+        for place, buffer in enumerate(self.parsed.buffers):
+            if buffer.offset > 1:
+                raise ModelError(
+                    f"{self.path}: buffer {place} lies outside the model's own structure, as in files of more than "
+                    "2 GB; these cannot be cut"
+                )
+        for tensor, name in zip(self.tensors, self.names, strict=True):
+            if tensor.externalBuffer:
+                raise ModelError(f"{self.path}: the weights of tensor {name} lie in another file; make it one file")
