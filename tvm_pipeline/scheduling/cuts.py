@@ -95,7 +95,8 @@ def _accumulate(parent: Any, added: Any, weights: Any, total: Any) -> None:
 
 def prefixes(graph: OperatorGraph) -> Cuts:
     """The N+1 prefixes of the graph's own order, each a zone of its own."""
-    cuts = _listed(graph, [([], operator) for operator in range(len(graph))], complete=False, most_pairs=0)
+    zones: list[_FreeAndSeparator] = [([], operator) for operator in range(len(graph))]
+    cuts = _listed(graph, zones, _neighbours(graph), complete=False, most_pairs=0)
     assert cuts is not None  # no zone has a pair
     return cuts
 
@@ -106,20 +107,26 @@ def ideals(graph: OperatorGraph, most_pairs: int = MOST_PAIRS) -> Cuts | None:
 
     Kept for the last graphs, since the same one is planned again and again: for each k, and while it runs.
     """
-    return _listed(graph, _zones(graph), complete=True, most_pairs=most_pairs)
+    neighbours = _neighbours(graph)
+    return _listed(graph, _zones(*neighbours), neighbours, complete=True, most_pairs=most_pairs)
 
 
-def _zones(graph: OperatorGraph) -> list[tuple[list[int], int]]:
+# For each operator, by its place, those it reads from, and those that read from it.
+_Neighbours = tuple[list[list[int]], list[list[int]]]
+# The operators of a zone, and the separator behind them, or -1 behind the last.
+_FreeAndSeparator = tuple[list[int], int]
+
+
+def _zones(before: list[list[int]], after: list[list[int]]) -> list[_FreeAndSeparator]:
     """The operators between separators, with the separator behind them (-1 behind the last).
 
     An operator that is alone ready when Kahn's algorithm takes it comes before all that follow; one that is so in the
     reversed graph, too, is comparable to all others.
     """
-    before, after = _neighbours(graph)
-    order = range(len(graph))
+    order = range(len(before))
     alone = _alone_ready(order, before, after) & _alone_ready(reversed(order), after, before)
-    zones: list[tuple[list[int], int]] = [([], -1)]
-    for operator in range(len(graph)):
+    zones: list[_FreeAndSeparator] = [([], -1)]
+    for operator in order:
         if operator in alone:
             zones[-1] = (zones[-1][0], operator)
             zones.append(([], -1))
@@ -128,8 +135,8 @@ def _zones(graph: OperatorGraph) -> list[tuple[list[int], int]]:
     return zones
 
 
-def _neighbours(graph: OperatorGraph) -> tuple[list[list[int]], list[list[int]]]:
-    """For each operator, by its place, those it reads from and those that read from it, each once."""
+def _neighbours(graph: OperatorGraph) -> _Neighbours:
+    """Who reads from whom, each once."""
     writer = {tensor.name: place for place, operator in enumerate(graph.operators) for tensor in operator.outputs}
     before = [list({writer[read]: None for read in operator.inputs if read in writer}) for operator in graph.operators]
     after: list[list[int]] = [[] for _ in graph.operators]
@@ -160,7 +167,9 @@ class _Traffic:
     Groups number the zones (even) and separators (odd) in order; within a zone, operators are bits.
     """
 
-    def __init__(self, graph: OperatorGraph, group: list[int], bit: list[int]) -> None:
+    def __init__(
+        self, graph: OperatorGraph, group: list[int], bit: list[int], before: list[list[int]], after: list[list[int]]
+    ) -> None:
         self.graph, self.group, self.bit = graph, group, bit
         readers: dict[str, list[int]] = {}
         for place, operator in enumerate(graph.operators):
@@ -188,7 +197,6 @@ class _Traffic:
                     for r in dict.fromkeys(operator.inputs)
                 ]
             )
-        before, after = _neighbours(graph)
         # Of each operator read from: group of its first reader, group of its last, its readers in each of the two.
         self.sources: list[list[tuple[int, int, dict[int, int]]]] = []
         families: dict[int, tuple[int, int, dict[int, int]]] = {}
@@ -218,7 +226,12 @@ class _Traffic:
 
 
 def _listed(
-    graph: OperatorGraph, zones: list[tuple[list[int], int]], *, complete: bool, most_pairs: int
+    graph: OperatorGraph,
+    zones: list[_FreeAndSeparator],
+    neighbours: _Neighbours,
+    *,
+    complete: bool,
+    most_pairs: int,
 ) -> Cuts | None:
     group, bit = [0] * len(graph), [0] * len(graph)
     for number, (free, separator) in enumerate(zones):
@@ -226,8 +239,8 @@ def _listed(
             group[place], bit[place] = 2 * number, 1 << index
         if separator >= 0:
             group[separator], bit[separator] = 2 * number + 1, 1
-    traffic = _Traffic(graph, group, bit)
-    before, after = _neighbours(graph)
+    before, after = neighbours
+    traffic = _Traffic(graph, group, bit, before, after)
     held = [operator.param_bytes for operator in graph.operators]
     words = max(1, max((len(free) + 63) // 64 for free, _ in zones))
     # One row a cut: zone, members, parent, added, param_bytes, crossing, handed on, split readers.
