@@ -204,7 +204,7 @@ def test_what_a_model_does_not_say_is_free() -> None:
     ("text", "message"),
     [
         ("", "missing required field `name`"),
-        ('name = "bare"', "missing required field `device`"),
+        ('name = "bare"', "platform bare has no devices; give it at least one"),
         ('name = "bare"\ndevice = []', "platform bare has no devices; give it at least one"),
         ('name = "bare"\ndevice = ["cpu"]', "Expected `object`, got `str`"),
     ],
