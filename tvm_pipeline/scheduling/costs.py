@@ -63,6 +63,11 @@ class StageCosts:
         return total
 
 
+def capacities(devices: Sequence[Device]) -> Floats:
+    """Parameter bytes that fit each device, or infinity."""
+    return np.array([np.inf if device.memory_bytes is None else device.memory_bytes for device in devices], dtype=float)
+
+
 def stage_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], working: int = 1) -> StageCosts:
     """Seconds while `working` devices of the platform work at the same time."""
     return _costs(problem, cuts, devices, [busy_factor(problem, device.name, working) for device in devices])

@@ -63,10 +63,10 @@ class Cuts:
         _accumulate(self.parent, self.added, np.asarray(weights, dtype=np.float64), total)
         return total
 
-    def inside(self, places: Integers, index: int) -> npt.NDArray[np.bool_]:
-        """Which of the cuts at `places`, all before `index`, lie in the cut at `index`."""
-        same = self.zone[places] == self.zone[index]
-        outside: npt.NDArray[np.bool_] = np.any(self.members[places] & ~self.members[index], axis=1)
+    def inside(self, inner: Integers | int, outer: Integers | int) -> npt.NDArray[np.bool_]:
+        """Whether cuts lie in cuts behind them: many in one, or one in many."""
+        same = self.zone[inner] == self.zone[outer]
+        outside: npt.NDArray[np.bool_] = np.any(self.members[inner] & ~self.members[outer], axis=-1)
         lies: npt.NDArray[np.bool_] = ~(same & outside)
         return lies
 

@@ -293,11 +293,11 @@ def _tighten(
 
 def _figures(space: Space, busy: StageCosts, costs: StageCosts, found: Found, slowest: bool) -> tuple[float, float]:
     """The seconds of the slowest stage and the sum of the costs, counted as the search counts them."""
-    start, longest, total = 0, 0.0, 0.0
+    start, longest, total, held = 0, 0.0, 0.0, space.held
     before: tuple[int, ...] = (len(space.devices),)
     for unit, end in zip(found.units, found.cuts, strict=True):
-        seconds = [min(float(busy.stage(space.held, d, p, start, end)) for p in before) for d in unit]
-        cost = [min(float(costs.stage(space.held, d, p, start, end)) for p in before) for d in unit]
+        seconds = [min(float(busy.stage(held, d, p, start, end)) for p in before) for d in unit]
+        cost = [min(float(costs.stage(held, d, p, start, end)) for p in before) for d in unit]
         rates = [1 / max(s, 1e-12) for s in seconds]
         longest = max(longest, 1 / sum(rates))
         total += max(cost) if slowest else sum(c * rate / sum(rates) for c, rate in zip(cost, rates, strict=True))

@@ -18,7 +18,7 @@ from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.platform import Device, disjoint_sets
 from tvm_pipeline.scheduling.conflict import explain
-from tvm_pipeline.scheduling.costs import StageCosts, buses, stage_joules, stage_seconds
+from tvm_pipeline.scheduling.costs import StageCosts, buses, capacities, stage_joules, stage_seconds
 from tvm_pipeline.scheduling.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.scheduling.hot import hot
 
@@ -104,7 +104,7 @@ def _front(
     idle = stage_seconds(problem, cuts, devices)
     joules = stage_joules(problem, cuts, devices)
     held = cuts.param_bytes.astype(np.float64)
-    room = [np.inf if device.memory_bytes is None else device.memory_bytes for device in devices]
+    room = capacities(devices)
     world = len(devices)
     states: dict[tuple[int, int], int] = {(0, world): 0}
     labels = [_Labels(np.zeros((1, 3)), np.zeros(1, np.int64), [(-1, -1)])]

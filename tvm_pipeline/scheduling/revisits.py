@@ -22,7 +22,7 @@ from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.plan import Plan, Problem, Stage
 from tvm_pipeline.platform import Device, disjoint_sets
-from tvm_pipeline.scheduling.costs import StageCosts, stage_seconds
+from tvm_pipeline.scheduling.costs import StageCosts, capacities, stage_seconds
 from tvm_pipeline.scheduling.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.scheduling.hot import hot
 
@@ -99,7 +99,7 @@ def _cut(
 ) -> _Choice | None:
     """The best cuts for one sequence of devices, if any makes a period below `at_most`."""
     held = cuts.param_bytes.astype(np.float64)
-    room = [np.inf if device.memory_bytes is None else device.memory_bytes for device in devices]
+    room = capacities(devices)
     last, world = len(cuts) - 1, len(devices)
     usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
     places = np.flatnonzero(usable[1:last]) + 1
@@ -115,7 +115,7 @@ def _cut(
         fits &= (x1 < best) & (x2 < best)
         if rest:
             late = places[(places > middle) & whole]
-            late = late[_containing(cuts, late, middle)]
+            late = late[cuts.inside(middle, late)]
             y1 = costs.stage(held, third, second, middle, late)
             y2 = costs.stage(held, rest[0], third, late, last)
             suits = (held[late] - held[middle] <= room[third]) & (held[last] - held[late] <= room[rest[0]])
@@ -142,12 +142,6 @@ def _cut(
                 int(early[front[f]]), int(middle), last
             )  # fmt: skip
     return _Choice(best, tuple(devices[d].name for d in sequence), ends) if ends else None
-
-
-def _containing(cuts: Cuts, places: Integers, index: int) -> Any:
-    """Which of the cuts at `places`, all behind `index`, contain the cut at `index`."""
-    same = cuts.zone[places] == cuts.zone[index]
-    return ~(same & np.any(cuts.members[index] & ~cuts.members[places], axis=1))
 
 
 def _staircase(u: Floats, w: Floats) -> Integers:

@@ -9,6 +9,7 @@ from itertools import combinations
 import numpy as np
 
 from tvm_pipeline.platform import Device
+from tvm_pipeline.scheduling.costs import capacities
 from tvm_pipeline.scheduling.cuts import Cuts, Floats
 
 # What runs a stage: devices by their index, one or several replicas.
@@ -45,7 +46,7 @@ class Space:
     @property
     def capacity(self) -> Floats:
         """Parameter bytes that fit each device, or infinity."""
-        return np.array([np.inf if d.memory_bytes is None else d.memory_bytes for d in self.devices], np.float64)
+        return capacities(self.devices)
 
     @property
     def most_devices(self) -> int:

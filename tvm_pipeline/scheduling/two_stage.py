@@ -14,7 +14,7 @@ import numpy as np
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.plan import Plan, Problem, Stage
-from tvm_pipeline.scheduling.costs import stage_joules, stage_seconds
+from tvm_pipeline.scheduling.costs import capacities, stage_joules, stage_seconds
 from tvm_pipeline.scheduling.cuts import prefixes
 from tvm_pipeline.scheduling.lexicographic import lexicographic
 
@@ -44,7 +44,7 @@ def two_stage(problem: Problem) -> Plan:
         front = costs.stage(held, 0, 2, 0, inner)
         back = costs.stage(held, 1, 0, inner, len(cuts) - 1)
         value = np.maximum(front, back) if problem.objective == "throughput" else front + back
-        room = [np.inf if device.memory_bytes is None else device.memory_bytes for device in pair]
+        room = capacities(pair)
         fits = (held[inner] <= room[0]) & (held[-1] - held[inner] <= room[1])
         value[~fits | (np.maximum(front, back) >= costs.impossible)] = np.inf
         at = int(np.argmin(value))
