@@ -1,41 +1,15 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.command import Outcome, run_command
 from tests.support.onnx_models import write_picture_net
 
 pytest.importorskip("tvm")
 pytest.importorskip("onnx")
-
-
-@dataclass
-class Outcome:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict:
-        return json.loads(self.out)
-
-
-def run_command(capture, monkeypatch, *arguments: object) -> Outcome:
-    from tvm_pipeline.cli import main
-
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.argv", ["tvm-pipeline", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-    out, err = capture.readouterr()
-    return Outcome(code, out, " ".join(err.split()))
 
 
 @pytest.fixture

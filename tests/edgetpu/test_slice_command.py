@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.command import run_command
+
 pytest.importorskip("ai_edge_litert")
 
 from tests.edgetpu.networks import random_feeds, random_network, run
@@ -19,17 +21,8 @@ PLATFORM = Path(__file__).parents[2] / "profiles" / "platforms" / "coral-usb-2.t
 @pytest.fixture
 def cli(capfd, monkeypatch):
     def call(*arguments: object) -> tuple[int, str, str]:
-        from tvm_pipeline.cli import main
-
-        with monkeypatch.context() as patch:
-            patch.setattr("sys.argv", ["tvm-pipeline", *map(str, arguments)])
-            try:
-                main()
-                code = 0
-            except SystemExit as end:
-                code = end.code or 0
-        out, err = capfd.readouterr()
-        return code, out, " ".join(err.split())
+        outcome = run_command(capfd, monkeypatch, *arguments)
+        return outcome.code, outcome.out, outcome.err
 
     return call
 
