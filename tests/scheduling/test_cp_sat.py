@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -217,3 +218,10 @@ def test_a_missing_ortools_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(OptionError, match="pip install ortools"):
         cp_sat(equal_devices(fork(3), 2, "memory,communication", stages=2, children_together=False))
+
+
+def test_ctrl_c_after_a_search_interrupts_and_does_not_kill() -> None:
+    graph = OperatorGraph("g", (), (Operator("a", "a", (), (Tensor("t", (4,)),), 1),), ("t",))
+    cp_sat(Problem(graph, Platform("p", (Device("d"),)), unmeasured(graph), "memory,communication"))
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

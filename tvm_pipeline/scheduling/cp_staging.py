@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -77,7 +78,16 @@ def search(model: cp_model.CpModel, deadline: float) -> Answer:
     solver.parameters.auto_detect_greater_than_at_least_one_of = False
     if left_s < np.inf:
         solver.parameters.max_time_in_seconds = left_s
-    status = solver.solve(model)
+    # Its own handler of Ctrl-C would replace Python's for good, and a later Ctrl-C kill the process; without it, and
+    # in a thread of its own, the search can be interrupted as everything else.
+    solver.parameters.catch_sigint_signal = False
+    with ThreadPoolExecutor(1) as pool:
+        solving = pool.submit(solver.solve, model)
+        try:
+            status = solving.result()
+        except BaseException:
+            solver.stop_search()
+            raise
     if status == cp.MODEL_INVALID:
         raise AssertionError(f"CP-SAT refuses its model: {model.validate()}")
     if status == cp.INFEASIBLE:
