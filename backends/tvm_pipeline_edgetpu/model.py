@@ -25,7 +25,7 @@ from tvm_pipeline_edgetpu.work import macs
 _KINDS: dict[int, str] = {
     number: name.lower() for name, number in vars(schema.BuiltinOperator).items() if name.isupper()
 }
-_TYPES: dict[int, str] = {number: name.lower() for name, number in vars(schema.TensorType).items() if name.isupper()}
+TYPES: dict[int, str] = {number: name.lower() for name, number in vars(schema.TensorType).items() if name.isupper()}
 _DTYPES = {"bool", "float16", "float32", "float64", "complex64", "complex128"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
@@ -60,8 +60,11 @@ def read_model(path: Path | str) -> TfliteModel:
             custom operators or variable tensors, leaves a shape open, or calls two tensors by one name; the message
             names the file, the operator and the tensor.
     """
-    path = Path(path)
-    content = read_bytes(path, ModelError)
+    return parse_model(Path(path), read_bytes(path, ModelError))
+
+
+def parse_model(path: Path, content: bytes) -> TfliteModel:
+    """As `read_model`, of a file that was read already."""
     if content[4:8] != b"TFL3":
         raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")
     try:
@@ -173,7 +176,7 @@ class _Reader:
                 f"{self.path}: tensor {name}{where} has the open shape {list(signature or shape)}; convert the model "
                 "with a fixed one"
             )
-        dtype = _TYPES.get(self.tensors[index].type, "unknown")
+        dtype = TYPES.get(self.tensors[index].type, "unknown")
         if dtype not in _DTYPES:
             raise ModelError(f"{self.path}: tensor {name}{where} is of type {dtype}, which cannot cross between stages")
         return Tensor(name, shape, dtype)

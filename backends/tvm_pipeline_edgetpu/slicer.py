@@ -7,7 +7,7 @@ gives out what others read or the model gives; a tensor that skips stages goes t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -46,10 +46,12 @@ def slice_model(model: TfliteModel, stages: Sequence[Stage]) -> list[Slice]:
     # The devices may be any: what they can hold is the plan's business.
     names = dict.fromkeys(device for stage in stages for device in stage.devices)
     check_stages(model.graph, Platform("any", tuple(map(Device, names)) or (Device("any"),)), tuple(stages))
-    return [_slice(model, frozenset(stage.operators)) for stage in stages]
+    return [slice_operators(model, stage.operators) for stage in stages]
 
 
-def _slice(model: TfliteModel, operators: frozenset[str]) -> Slice:
+def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
+    """The sub-model of one stage, or of any other operators; that none stands between them is the caller's business."""
+    operators = frozenset(names)
     inputs, outputs = _ends(model.graph, operators)
     subgraph = model.parsed.subgraphs[0]
     chosen = [
