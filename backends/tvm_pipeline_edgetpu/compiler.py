@@ -1,0 +1,252 @@
+"""Google's edgetpu_compiler, called for the slices that Edge TPUs run, with its report read.
+
+It is a closed x86-64 program, which crashes, hangs and exits without a word on some models (google-coral/edgetpu
+issues 411, 418 and 669): whatever it does ends here in compiled files or in an error with its output. What it made is
+kept in the cache, so that the same parts are compiled once. Its use: https://coral.ai/docs/edgetpu/compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_pipeline import files
+from tvm_pipeline.errors import ModelError, PipelineError, PlatformError
+
+_NAME = "edgetpu_compiler"
+_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+# The program minds the time limit itself and says what ran out; it is ended only where it does not.
+_GRACE_S = 2.0
+_VERSION_S = 30.0
+_TAIL_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the compiler says of one model.
+
+    Attributes:
+        compiler_version: as it prints it, "16.0.384591198".
+        on_chip_used_bytes: parameters kept in the device's cache, as the report rounds them.
+        on_chip_remaining_bytes: what is left of the cache, for all models that were compiled together.
+        off_chip_bytes: parameters that are streamed to the device in every run.
+        subgraphs: pieces of the model that run on the Edge TPU.
+        mapped: operators that run on the Edge TPU.
+        on_cpu: operators that are left to the CPU.
+        operators: kind, how many, and what became of them ("Mapped to Edge TPU", or why not), by the operation log.
+    """
+
+    compiler_version: str
+    on_chip_used_bytes: int
+    on_chip_remaining_bytes: int
+    off_chip_bytes: int
+    subgraphs: int
+    mapped: int
+    on_cpu: int
+    operators: tuple[tuple[str, int, str], ...]
+
+
+def find_compiler() -> Path | None:
+    """Where edgetpu_compiler is on the PATH."""
+    found = shutil.which(_NAME)
+    return Path(found) if found else None
+
+
+def parse_report(text: str) -> Report:
+    """Reads what the compiler prints of one model, with its operation log or without.
+
+    Raises:
+        ModelError: a line that versions 2.1 to 16.0 print is missing.
+    """
+    total = int(_field(text, "Total number of operations", r"\d+"))
+    # These two lines are only printed where something is left to the CPU.
+    on_cpu = re.search(r"^Number of operations that will run on CPU: (\d+)", text, re.M)
+    left = int(on_cpu[1]) if on_cpu else 0
+    rows = re.findall(r"^([A-Za-z]\S*)[ \t]+(\d+)[ \t]+(\S.*?)\s*$", text, re.M)
+    return Report(
+        compiler_version=_version(text),
+        on_chip_used_bytes=_size(text, "On-chip memory used for caching model parameters"),
+        on_chip_remaining_bytes=_size(text, "On-chip memory remaining for caching model parameters"),
+        off_chip_bytes=_size(text, "Off-chip memory used for streaming uncached model parameters"),
+        subgraphs=int(_field(text, "Number of Edge TPU subgraphs", r"\d+")),
+        mapped=total - left,
+        on_cpu=left,
+        operators=tuple((kind, int(count), status) for kind, count, status in rows),
+    )
+
+
+def compile_parts(
+    parts: Sequence[bytes],
+    names: Sequence[str],
+    *,
+    timeout_s: float = 180,
+    tell: Callable[[str], None] = lambda text: None,
+) -> list[tuple[bytes, Report]]:
+    """Compiles .tflite files for one Edge TPU, in one call: several share its cache, the first before the others.
+
+    Args:
+        parts: the files' contents.
+        names: what to call each part in messages.
+        timeout_s: seconds that the program may take.
+        tell: is given a line on what is being done.
+
+    Returns:
+        The compiled file and the report of each part, in order. Kept in the folder `edgetpu` of the cache.
+
+    Raises:
+        PlatformError: the program is not on the PATH, or cannot be started here.
+        ModelError: it fails, crashes, hangs or leaves a part out; with its last lines.
+    """
+    program = find_compiler()
+    if program is None:
+        raise PlatformError(
+            f"{_NAME} is not on the PATH; install Google's package edgetpu-compiler as "
+            f"https://coral.ai/docs/edgetpu/compiler says (for x86-64 Linux only; this machine is {platform.machine()})"
+        )
+    code, output = _run([str(program), "--version"], _VERSION_S)
+    if code != 0:
+        raise PlatformError(
+            f"{program} --version {_ending(code, _VERSION_S)}; install it anew. It said: {_tail(output)}"
+        )
+    version = _version(output)
+    key = hashlib.sha256(version.encode())
+    for part in parts:
+        key.update(hashlib.sha256(part).digest())
+    folder = files.cache_folder() / "edgetpu" / key.hexdigest()
+    if not folder.is_dir():
+        tell(f"compiling {', '.join(names)} with {_NAME} {version}")
+        made = _compile(program, parts, names, timeout_s)
+        try:
+            with files.replacing(folder) as temporary:
+                temporary.mkdir(parents=True)
+                for place, (content, text) in enumerate(made):
+                    (temporary / f"{place}.tflite").write_bytes(content)
+                    (temporary / f"{place}.txt").write_text(text, encoding="utf-8")
+        except PipelineError:
+            # Another process may have been the first.
+            if not folder.is_dir():
+                raise
+    return [_kept(folder, place) for place in range(len(parts))]
+
+
+def _kept(folder: Path, place: int) -> tuple[bytes, Report]:
+    content = files.read_bytes(folder / f"{place}.tflite", ModelError)
+    return content, parse_report(files.read_bytes(folder / f"{place}.txt", ModelError).decode())
+
+
+def _compile(program: Path, parts: Sequence[bytes], names: Sequence[str], timeout_s: float) -> list[tuple[bytes, str]]:
+    """The compiled files, each with what the program printed and logged of it."""
+    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-edgetpu-") as name:
+        folder = Path(name)
+        inputs = [folder / f"part{place}.tflite" for place in range(len(parts))]
+        outputs = [folder / f"part{place}_edgetpu.tflite" for place in range(len(parts))]
+        for path, part in zip(inputs, parts, strict=True):
+            path.write_bytes(part)
+        limit_s = max(1, math.ceil(timeout_s))
+        command = [program, "--out_dir", folder, "--timeout_sec", limit_s, *inputs]
+        code, output = _run([str(word) for word in command], timeout_s + _GRACE_S)
+        left_out = [name for name, path in zip(names, outputs, strict=True) if not path.is_file()]
+        if code != 0 or left_out:
+            how = _ending(code, timeout_s) + (" and wrote no compiled file" if code == 0 else "")
+            raise ModelError(
+                f"{_NAME} {how} for {', '.join(left_out or names)}; cut the model elsewhere or let another device run "
+                f"that part. Its last lines:\n{_tail(output)}"
+            )
+        sections = _sections(output)
+        reports = [
+            f"{sections.get(part.stem, output)}\n{_log(path)}" for part, path in zip(inputs, outputs, strict=True)
+        ]
+        for report in reports:
+            parse_report(report)  # what cannot be read is not kept
+        return [(path.read_bytes(), report) for path, report in zip(outputs, reports, strict=True)]
+
+
+def _sections(output: str) -> dict[str, str]:
+    """What was printed of each model, by the name of its file, headed by what is printed before."""
+    head, *bodies = re.split(r"^(?=Input model: )", output, flags=re.M)
+    return {Path(body.splitlines()[0].removeprefix("Input model: ").strip()).stem: head + body for body in bodies}
+
+
+def _log(compiled: Path) -> str:
+    path = compiled.with_suffix(".log")
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
+    """Runs the program; its exit code, None where it had to be ended, and all it printed.
+
+    It compiles in a child process, so that ending it means ending its whole process group.
+    """
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise PlatformError(
+            f"{command[0]} cannot be started: {error.strerror or error}; it runs on x86-64 Linux only, and this "
+            f"machine is {platform.machine()}"
+        ) from error
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except BaseException as error:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return None, output
+    return process.returncode, output
+
+
+def _ending(code: int | None, timeout_s: float) -> str:
+    """How the program ended; where a shell script called it, a signal comes as 128 + its number."""
+    if code is None:
+        return f"did not end within {timeout_s:g} s"
+    number = -code if code < 0 else code - 128
+    if number in set(signal.Signals):
+        return f"was ended by signal {signal.Signals(number).name}"
+    return f"ended with exit code {code}"
+
+
+def _tail(output: str) -> str:
+    return "\n".join(output.strip().splitlines()[-_TAIL_LINES:]) or "(it printed nothing)"
+
+
+def _field(text: str, name: str, value: str) -> str:
+    found = re.search(rf"^{re.escape(name)}: ({value})", text, re.M)
+    if not found:
+        raise ModelError(
+            f"the report of {_NAME} has no line {name!r}; versions 2.1 to 16.0 print it. Its last lines:\n{_tail(text)}"
+        )
+    return found[1]
+
+
+def _size(text: str, name: str) -> int:
+    """Bytes, from "604.50KiB"."""
+    size = _field(text, name, r"[\d.]+(?:[KMG]i)?B")
+    number = size.rstrip("BGKMi")
+    return round(float(number) * _UNITS[size.removeprefix(number)])
+
+
+def _version(text: str) -> str:
+    found = re.search(r"^Edge TPU Compiler version (\S+)", text, re.M)
+    if not found:
+        raise ModelError(f"{_NAME} does not say which version it is. Its last lines:\n{_tail(text)}")
+    return found[1]

@@ -1,0 +1,58 @@
+"""Stand-ins for what is not on the machines that run the tests: Google's libedgetpu and edgetpu_compiler.
+
+With `preload_libedgetpu()`, the environment variable FAKE_EDGETPUS lists the devices that are plugged in. For a process
+of its own, put the folder of `libedgetpu()` into its LD_LIBRARY_PATH. `write_compiler` gives a compiler for the PATH;
+edgetpu_compiler.py says how to make it fail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+_HERE = Path(__file__).parent
+_FOLDER = tempfile.TemporaryDirectory(prefix="fake-libedgetpu-")
+
+
+@cache
+def libedgetpu() -> Path:
+    """The fake library, built once; skips the test where there is no C compiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    library = Path(_FOLDER.name) / "libedgetpu.so.1"
+    command = [
+        compiler,
+        "-shared",
+        "-fPIC",
+        "-O1",
+        "-Wl,-soname,libedgetpu.so.1",
+        "-o",
+        library,
+        _HERE / "libedgetpu.c",
+    ]
+    subprocess.run(command, check=True)
+    return library
+
+
+def preload_libedgetpu() -> None:
+    """Makes the fake this process's libedgetpu.so.1, for good: the loader finds a loaded library by its name.
+
+    A test that needs the library to be absent therefore runs a process of its own.
+    """
+    ctypes.CDLL(str(libedgetpu()))
+
+
+def write_compiler(folder: Path) -> Path:
+    """The fake edgetpu_compiler as a program in this folder, which the test puts on the PATH."""
+    script = folder / "edgetpu_compiler"
+    script.write_text(f"#!{sys.executable}\n{(_HERE / 'edgetpu_compiler.py').read_text()}")
+    script.chmod(0o755)
+    return script
