@@ -1,0 +1,97 @@
+"""Edge TPUs that are plugged in, and the delegate through which TFLite runs on one of them.
+
+The device is reached through Google's library libedgetpu; no registry has it. Where Google's pycoral is installed it is
+asked, and nothing here needs it: the package called pycoral on PyPI is another one. Nothing falls back by itself: who
+wants the CPU instead asks `absence` and says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ai_edge_litert.interpreter import Delegate, load_delegate
+
+from tvm_pipeline.errors import PlatformError
+
+LIBRARY = "libedgetpu.so.1"
+# By vendor and product: before and after the first use, which loads the firmware.
+_USB_IDS = {("1a6e", "089a"), ("18d1", "9302")}
+
+
+def edge_tpus(usb: Path = Path("/sys/bus/usb/devices"), dev: Path = Path("/dev")) -> list[str]:
+    """The addresses of the Edge TPUs that are plugged in: `usb:0`, `usb:1`, `pci:0`.
+
+    Asks pycoral where it is installed. Otherwise looks in the kernel's list of USB devices, the folder `usb`, and for
+    the PCIe driver's device files in the folder `dev`.
+    """
+    if pycoral := _pycoral():
+        kinds = [device["type"] for device in pycoral.list_edge_tpus()]
+    else:
+        devices = usb.iterdir() if usb.is_dir() else ()
+        kinds = ["usb" for device in devices if (_line(device / "idVendor"), _line(device / "idProduct")) in _USB_IDS]
+        kinds += ["pci" for device in dev.glob("apex_*") if re.fullmatch(r"apex_\d+", device.name)]
+    return [f"{kind}:{place}" for kind, count in Counter(kinds).items() for place in range(count)]
+
+
+def load(address: str) -> Delegate:
+    """The delegate of one Edge TPU; it opens the device, and closes it when nothing holds the delegate any more.
+
+    Args:
+        address: as libedgetpu takes it: `usb:0` or `pci:1` by place among those of its kind, `:2` among all, `usb` or
+            `pci` for any of a kind, and the empty string for any.
+
+    Raises:
+        PlatformError: the address is none, libedgetpu is not installed, or it cannot open such a device.
+    """
+    if not re.fullmatch(r"(usb|pci)?(:\d+)?", address):
+        raise PlatformError(
+            f"{address!r} is no address of an Edge TPU; write usb:0, pci:1, usb, pci or nothing for any"
+        )
+    where = f"Edge TPU {address}" if address else "any Edge TPU"
+    try:
+        # First alone, since a Delegate that fails in this prints a second error as it is collected.
+        _ = ctypes.CDLL(LIBRARY).tflite_plugin_create_delegate
+    except (OSError, AttributeError) as error:
+        raise PlatformError(
+            f"{where}: the library {LIBRARY} cannot be loaded ({error}); install Google's package libedgetpu1-std, see "
+            "https://coral.ai/docs/accelerator/get-started, or name its folder in LD_LIBRARY_PATH"
+        ) from error
+    try:
+        if pycoral := _pycoral():
+            return pycoral.load_edgetpu_delegate({"device": address})
+        return load_delegate(LIBRARY, {"device": address})
+    except ValueError as error:
+        there = ", ".join(edge_tpus()) or "none"
+        raise PlatformError(
+            f"{where}: {LIBRARY} cannot open it ({' '.join(str(error).split())}); plugged in: {there}; plug it in, "
+            "name one that is there, or let this user open it (the groups plugdev for USB, apex for PCIe)"
+        ) from error
+
+
+def absence(address: str) -> str | None:
+    """Why the Edge TPU at this address cannot be used here, in one line; None where it can. Opens the device to see."""
+    try:
+        load(address)
+    except PlatformError as error:
+        return str(error)
+    return None
+
+
+def _pycoral() -> Any | None:
+    """Google's `pycoral.utils.edgetpu`, where it is installed and finds its own libraries."""
+    try:
+        return importlib.import_module("pycoral.utils.edgetpu")
+    except ImportError:
+        return None
+
+
+def _line(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,153 @@
+"""Edge TPUs found and opened, on device trees and a libedgetpu that stand in for the real ones."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert")
+
+from ai_edge_litert.interpreter import Interpreter
+from tvm_pipeline_edgetpu.delegate import absence, edge_tpus, load
+from tvm_pipeline_edgetpu.model import read_model
+
+from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu
+from tests.edgetpu.networks import random_feeds, random_network, run
+from tvm_pipeline.errors import PlatformError
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """Says which devices the library finds."""
+    preload_libedgetpu()
+    return lambda listed: monkeypatch.setenv("FAKE_EDGETPUS", listed)
+
+
+def usb_device(folder, name, vendor, product):
+    (folder / name).mkdir(parents=True)
+    (folder / name / "idVendor").write_text(f"{vendor}\n")
+    (folder / name / "idProduct").write_text(f"{product}\n")
+
+
+def test_devices_are_found_in_the_kernels_tree(tmp_path):
+    usb, dev = tmp_path / "usb", tmp_path / "dev"
+    assert edge_tpus(usb, dev) == []  # neither folder is there
+    usb_device(usb, "1-1", "1a6e", "089a")  # an Edge TPU before its first use
+    usb_device(usb, "1-2", "1d6b", "0002")  # a hub
+    usb_device(usb, "2-1", "18d1", "9302")  # an Edge TPU after it
+    usb_device(usb, "2-2", "18d1", "4ee1")  # another device of Google's
+    (usb / "usb1").mkdir()
+    dev.mkdir()
+    for name in ("apex_0", "apex_1", "apex_info", "apex"):
+        (dev / name).touch()
+    assert edge_tpus(usb, dev) == ["usb:0", "usb:1", "pci:0", "pci:1"]
+
+
+@pytest.mark.parametrize("address", ["usb:0", "usb:1", "pci:0", "usb", "pci", ":2", ""])
+def test_a_delegate_runs_a_model(tmp_path, devices, address):
+    devices("usb:0,usb:1,pci:0")
+    assert absence(address) is None
+    content = random_network(1)
+    (tmp_path / "model.tflite").write_bytes(content)
+    feeds = random_feeds(read_model(tmp_path / "model.tflite").graph)
+    interpreter = Interpreter(model_content=content, experimental_delegates=[load(address)])
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        interpreter.set_tensor(detail["index"], feeds[detail["name"]])
+    interpreter.invoke()
+    want = run(content, feeds, xnnpack=True)
+    for detail in interpreter.get_output_details():
+        np.testing.assert_array_equal(interpreter.get_tensor(detail["index"]), want[detail["name"]])
+
+
+@pytest.mark.parametrize(("listed", "address"), [("", ""), ("usb:0", "usb:1"), ("usb:0", "pci"), ("pci:0", ":1")])
+def test_a_device_that_is_not_there(devices, listed, address):
+    devices(listed)
+    with pytest.raises(
+        PlatformError, match=r"libedgetpu.so.1 cannot open it .*no device.*; plugged in: .*; plug it in"
+    ):
+        load(address)
+    reason = absence(address)
+    assert (address or "any") in reason
+    assert "\n" not in reason
+
+
+@pytest.mark.parametrize("address", ["usb:", "usb:x", "pcie:0", "usb:-1", "usb:0\n", "0"])
+def test_no_address(address):
+    with pytest.raises(PlatformError, match="no address of an Edge TPU; write usb:0"):
+        load(address)
+
+
+def test_a_device_unplugged_between_two_uses(devices):
+    devices("usb:0")
+    load("usb:0")
+    devices("")
+    assert "cannot open it" in absence("usb:0")
+
+
+def in_a_process(code, **environment):
+    """Runs code where nothing was loaded before; what it prints, and what else came out."""
+    code = "from tvm_pipeline_edgetpu.delegate import *\nfrom tvm_pipeline.errors import *\n" + code
+    environment = {**os.environ, **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_without_the_library(tmp_path):
+    asked = "print(absence('usb:0'))"
+    told, errors = in_a_process(asked, LD_LIBRARY_PATH=str(tmp_path))
+    assert told.startswith("Edge TPU usb:0: the library libedgetpu.so.1 cannot be loaded (libedgetpu.so.1: ")
+    assert "libedgetpu1-std" in told
+    assert len(told.splitlines()) == 1
+    assert errors == ""  # TFLite's own loader leaves an AttributeError behind
+
+
+def test_a_library_that_is_another_one(tmp_path):
+    (tmp_path / "libedgetpu.so.1").write_text("no library")
+    told, errors = in_a_process("print(absence('usb'))", LD_LIBRARY_PATH=str(tmp_path))
+    assert "cannot be loaded" in told
+    assert errors == ""
+
+
+def test_the_library_is_found_on_the_library_path():
+    environment = {"LD_LIBRARY_PATH": str(libedgetpu().parent), "FAKE_EDGETPUS": "pci:0"}
+    told, errors = in_a_process("print(absence('pci:0'), absence('usb'))", **environment)
+    assert told.startswith("None Edge TPU usb: ")
+    assert errors == ""
+
+
+PYCORAL = """
+from ai_edge_litert.interpreter import load_delegate
+
+def list_edge_tpus():
+    return [{"type": "pci", "path": "/dev/apex_0"}, {"type": "usb", "path": "/sys/bus/usb/devices/2-1"}]
+
+def load_edgetpu_delegate(options=None):
+    print("pycoral opens", options)
+    return load_delegate("libedgetpu.so.1", options)
+"""
+
+
+def test_pycoral_is_asked_where_it_is_installed(tmp_path):
+    folder = tmp_path / "pycoral" / "utils"
+    folder.mkdir(parents=True)
+    (folder / "edgetpu.py").write_text(PYCORAL)
+    environment = {"LD_LIBRARY_PATH": str(libedgetpu().parent), "FAKE_EDGETPUS": "usb:0", "PYTHONPATH": str(tmp_path)}
+    told, _ = in_a_process("print(edge_tpus(), absence('usb:0'), sep='\\n')\nprint(absence('pci:0'))", **environment)
+    listed, opened, absent, _, missing = told.splitlines()
+    assert (listed, opened, absent) == ("pycoral opens {'device': 'usb:0'}", "['pci:0', 'usb:0']", "None")
+    assert "plugged in: pci:0, usb:0" in missing
+
+
+def test_the_other_package_called_pycoral_is_none(tmp_path):
+    (tmp_path / "pycoral").mkdir()
+    (tmp_path / "pycoral" / "__init__.py").write_text("")
+    told, _ = in_a_process(
+        "from pathlib import Path\nprint(edge_tpus(Path('/no'), Path('/no')))", PYTHONPATH=str(tmp_path)
+    )
+    assert told == "[]\n"
