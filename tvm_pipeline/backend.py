@@ -10,6 +10,8 @@ Tensors cross stages as contiguous host arrays, 64-byte aligned. A backend may k
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
@@ -22,8 +24,10 @@ import numpy.typing as npt
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.model import Model
+from tvm_pipeline.plan import Stage
 from tvm_pipeline.platform import Device, Platform
 
+_log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 Progress = Callable[[str], None]
 
@@ -66,20 +70,24 @@ class CompiledModel(Protocol):
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         """Seconds of every operator, `repeats` x operators, timed in place from a bound thread."""
 
-    def save(self, folder: Path) -> None:
-        """Writes all that `Backend.load` needs into an existing folder."""
+    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
+        """Writes all that `Backend.load` needs into an existing folder, so that `stages` run with no compilation."""
 
 
 class Backend(Protocol):
     """One hardware family."""
 
     name: str
+    leads: bool  # whether it compiles for devices of other backends too, each of which is then given its part
+
+    def refuses(self, model: Model) -> str:
+        """Why it cannot compile the model, with what would help; empty where it can."""
 
     def detect(self) -> Sequence[Device]:
         """The devices of this machine; empty where there are none."""
 
     def settle(self, device: Device) -> Device:
-        """The device with what its platform left open filled in.
+        """The device with what its platform left open filled in, a stand-in told where it is not here.
 
         Raises PlatformError where it cannot be used on this machine, with the reason.
         """
@@ -120,28 +128,75 @@ def find_backend(name: str) -> Backend:
     if name not in found:
         known = ", ".join(sorted(found)) or "none: install the package with `pip install .`"
         raise PlatformError(f"no backend is called {name}; installed backends: {known}")
-    backend: Backend = found[name].load()
+    try:
+        backend: Backend = found[name].load()
+    except ImportError as error:
+        raise PlatformError(f"the backend {name} cannot be used: {error}; see the extras in the README") from error
     return backend
 
 
-def detect_platform() -> Platform:
-    """This machine: the devices of every installed backend."""
-    names = sorted(entry.name for entry in entry_points(group="tvm_pipeline.backends"))
-    devices = [device for name in names for device in find_backend(name).detect()]
+def detect_platform(model: Model | None = None) -> Platform:
+    """This machine: the devices of every installed backend, or of those that can compile `model`.
+
+    What is left out is logged with the reason.
+
+    Raises:
+        PlatformError: nothing is left.
+    """
+    devices: list[Device] = []
+    reasons: list[str] = []
+    for name in sorted(entry.name for entry in entry_points(group="tvm_pipeline.backends")):
+        try:
+            backend = find_backend(name)
+        except PlatformError as error:
+            reasons.append(str(error))
+            continue
+        found = backend.detect()
+        refused = backend.refuses(model) if model and found else ""
+        if refused:
+            reasons.append(f"{', '.join(device.name for device in found)} left out: {refused}")
+        else:
+            devices += found
+    for reason in reasons:
+        _log.warning(reason)
+    if not devices:
+        raise PlatformError("; ".join(reasons) or "no backend finds a device on this machine; give --platform")
     return Platform("this machine", tuple(devices))
 
 
 def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
-    """The backend of a platform's devices, and the platform with each device settled on this machine.
+    """The backend that compiles for a platform, and the platform with each device settled on this machine.
 
     Raises:
-        PlatformError: a device cannot be used here, or the platform mixes backends.
+        PlatformError: a device cannot be used here, or its backends cannot work together.
     """
-    names = {device.backend for device in platform.devices}
-    if len(names) > 1:
+    lead = leading_backend(platform)
+    devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
+    return lead, replace(platform, devices=devices)
+
+
+def leading_backend(platform: Platform) -> Backend:
+    """The backend that compiles for all devices: their own, or of several the one that leads.
+
+    Raises:
+        PlatformError: none of several leads.
+    """
+    names = dict.fromkeys(device.backend for device in platform.devices)
+    backends = [find_backend(name) for name in names]
+    leading = backends if len(backends) == 1 else [backend for backend in backends if backend.leads]
+    if not leading:
         raise PlatformError(
-            f"platform {platform.name} mixes the backends {', '.join(sorted(names))}; "
-            "one model runs on one backend so far: split the platform file"
+            f"platform {platform.name} mixes the backends {', '.join(names)}, and none of them compiles for the "
+            "others; split the platform file"
         )
-    backend = find_backend(names.pop())
-    return backend, replace(platform, devices=tuple(backend.settle(device) for device in platform.devices))
+    return leading[0]
+
+
+def check_cores(device: Device) -> None:
+    """Raises PlatformError where the device names no cores, or some that this process may not use."""
+    here = sorted(os.sched_getaffinity(0))
+    if not device.cores or not set(device.cores) <= set(here):
+        raise PlatformError(
+            f"device {device.name} names cores {list(device.cores)}; this process may use "
+            f"{', '.join(map(str, here))}. Mend `cores` in the platform file, or see `tvm-pipeline devices`"
+        )

@@ -18,14 +18,14 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import msgspec
 
 from tvm_pipeline import __version__
-from tvm_pipeline.backend import CompiledModel, find_backend, settle_platform
+from tvm_pipeline.backend import CompiledModel, find_backend, leading_backend, settle_platform
 from tvm_pipeline.errors import BundleError, PlanError, PlatformError
 from tvm_pipeline.files import replacing
 from tvm_pipeline.graph import OperatorGraph
@@ -64,11 +64,11 @@ class Bundle:
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
     """Writes the bundle, whole or not at all; raises PipelineError where that is not possible."""
-    backend = find_backend(bundle.platform.devices[0].backend)
+    backend = leading_backend(bundle.platform)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "compiled").mkdir()
-        bundle.compiled.save(root / "compiled")
+        bundle.compiled.save(root / "compiled", bundle.plan.stages, bundle.platform)
         (root / "graph.json").write_bytes(msgspec.json.encode(bundle.graph))
         (root / "platform.json").write_bytes(msgspec.json.encode(bundle.platform))
         (root / "profile.json").write_bytes(msgspec.json.encode(bundle.profile))
@@ -77,7 +77,7 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
             (root / "preprocessing.json").write_bytes(msgspec.json.encode(bundle.preprocessing))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
         sums = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
-        manifest = Manifest(FORMAT, __version__, backend.name, dict(backend.versions()), sums)
+        manifest = Manifest(FORMAT, __version__, backend.name, _versions(bundle.platform), sums)
         with replacing(path) as temporary, tarfile.open(temporary, "w") as tar:
             content = msgspec.json.format(msgspec.json.encode(manifest))
             entry = tarfile.TarInfo("manifest.json")
@@ -97,8 +97,8 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         root = Path(folder)
         manifest = _unpack(path, root)
-        backend = find_backend(manifest.backend)
-        for name, version in backend.versions().items():
+        made_for = _read(path, root / "platform.json", Platform)
+        for name, version in _versions(made_for).items():
             if manifest.versions.get(name) != version:
                 raise BundleError(
                     f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; "
@@ -109,20 +109,50 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             plan = Plan.parse((root / "plan.txt").read_text())
         except (OSError, PlanError) as error:
             raise BundleError(f"{path}: plan.txt: {error}") from error
-        try:  # before any of its code is loaded: another machine may lack the cores or the instructions
-            _, platform = settle_platform(_read(path, root / "platform.json", Platform))
-        except PlatformError as error:
-            raise BundleError(f"{path} was made for another machine: {error}") from error
+        platform = _settled(path, made_for)  # before any of its code is loaded: it may not run here
         yield Bundle(
             graph,
             platform,
-            _read(path, root / "profile.json", Profile),
+            _still_valid(_read(path, root / "profile.json", Profile), made_for, platform),
             plan,
-            backend.load(root / "compiled"),
+            find_backend(manifest.backend).load(root / "compiled"),
             _read(path, root / "preprocessing.json", dict[str, Any])
             if (root / "preprocessing.json").exists()
             else None,
         )
+
+
+def _versions(platform: Platform) -> dict[str, str]:
+    """The software of all backends of the platform."""
+    names = dict.fromkeys(device.backend for device in platform.devices)
+    return {key: version for name in names for key, version in find_backend(name).versions().items()}
+
+
+def _settled(path: Path, made_for: Platform) -> Platform:
+    """The platform on this machine, which may lack the cores, the instructions or the devices."""
+    try:
+        _, platform = settle_platform(made_for)
+    except PlatformError as error:
+        raise BundleError(f"{path} was made for another machine: {error}") from error
+    for before, here in zip(made_for.devices, platform.devices, strict=True):
+        if here.stand_in and not before.stand_in:
+            raise BundleError(
+                f"{path} was made where device {here.name} was present, and here it is not ({here.stand_in}); plug it "
+                "in, or compile the model again to run on the stand-in"
+            )
+    return platform
+
+
+def _still_valid(profile: Profile, made_for: Platform, platform: Platform) -> Profile:
+    """The profile without what was measured on stand-ins of devices that are here now."""
+    arrived = {
+        b.name for b, here in zip(made_for.devices, platform.devices, strict=True) if b.stand_in and not here.stand_in
+    }
+    if not arrived:
+        return profile
+    warning = f"{', '.join(sorted(arrived))}: measured on a stand-in when the bundle was made; its model speaks for it"
+    devices = {name: device for name, device in profile.devices.items() if name not in arrived}
+    return replace(profile, devices=devices, warnings=(*profile.warnings, warning))
 
 
 def _unpack(path: Path, root: Path) -> Manifest:

@@ -106,6 +106,8 @@ class Device:
             its DRAM overflow. Nothing but the objective `dram` looks at it.
         bus: name of what carries its overflow, where several devices share that; empty for a path of its own.
         model: how fast it is, where it cannot be measured.
+        stand_in: what computes its stages in its place, and why, where it is not here itself; empty where it is. No
+            platform file says so: a backend's `settle` finds it out, and every output repeats it.
     """
 
     name: str
@@ -117,6 +119,12 @@ class Device:
     cache_bytes: int | None = None
     bus: str = ""
     model: DeviceModel | None = None
+    stand_in: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in what was measured: no figure of a stand-in may pass for one of the device."""
+        return f"{self.name} (stand-in)" if self.stand_in else self.name
 
     def overlaps(self, other: Device) -> bool:
         """Whether the two cannot work at the same time: the same device, or shared cores."""
@@ -192,6 +200,11 @@ class Platform:
                 )
         if len({(link.source, link.destination) for link in self.links}) != len(self.links):
             raise PlatformError(f"platform {self.name}: two links join the same source and destination")
+
+    @property
+    def stand_ins(self) -> dict[str, str]:
+        """Devices that are not here themselves, by name, with what computes in their place."""
+        return {device.name: device.stand_in for device in self.devices if device.stand_in}
 
     def device(self, name: str) -> Device:
         for device in self.devices:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import tvm_pipeline.relay  # noqa: F401 - first, since it settles TVM's environment
-from tvm_pipeline.backend import Progress
+from tvm_pipeline.backend import Progress, check_cores
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.model import Model
 from tvm_pipeline.platform import Device
@@ -20,19 +20,16 @@ class HostBackend:
     """CPU clusters of this machine."""
 
     name = "host"
+    leads = False
+
+    def refuses(self, model: Model) -> str:
+        return ""
 
     def detect(self) -> Sequence[Device]:
         return host_devices(available_cores(), host_target())
 
     def settle(self, device: Device) -> Device:
-        cores = available_cores()
-        absent = sorted(set(device.cores) - set(cores))
-        if absent or not device.cores:
-            listed = ", ".join(map(str, cores))
-            raise PlatformError(
-                f"device {device.name} names cores {list(device.cores)}; this process may use {listed}. "
-                "Mend `cores` in the platform file, or see `tvm-pipeline devices`"
-            )
+        check_cores(device)
         device = replace(device, target=device.target or host_target())
         try:
             missing = missing_features(device.target)

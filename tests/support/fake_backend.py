@@ -149,7 +149,7 @@ class FakeModel:
                 row[column] = max(time.perf_counter() - began, 1e-9)
         return seconds
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
         (folder / "model.pickle").write_bytes(pickle.dumps((self.graph, self.functions, self.layouts)))
 
     def unsplit(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
@@ -165,10 +165,14 @@ class FakeBackend:
     """Finds the devices it is given, and compiles the models it is given, by name."""
 
     name = "fake"
+    leads = False
 
     def __init__(self, devices: Sequence[Device], models: Iterable[FakeModel] = ()) -> None:
         self._devices = devices
         self._models = {model.graph.name: model for model in models}
+
+    def refuses(self, model: Model) -> str:
+        return "" if model.name in self._models else f"it was not given {model.name}"
 
     def detect(self) -> Sequence[Device]:
         return self._devices

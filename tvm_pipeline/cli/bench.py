@@ -49,7 +49,8 @@ def command(
         candidates = solve(what.problem(wanted)).candidates
         results = compare(what.compiled, what.platform, candidates, seconds=seconds, rounds=rounds, progress=tell)
     if json:
-        print_json({"candidates": [measured_json(result) for result in results]})
+        stand_ins = what.platform.stand_ins
+        print_json({"candidates": [measured_json(result) for result in results], "stand_ins": stand_ins})
     else:
         show(comparison_table(results), json)
 

@@ -22,7 +22,7 @@ from tvm_pipeline.frontends import load, parse_shapes
 from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.graph_sources import read_graph
 from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic, read_plan
-from tvm_pipeline.platform import Platform, read_platform
+from tvm_pipeline.platform import Device, Platform, read_platform
 from tvm_pipeline.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.profiling import profile_model
 from tvm_pipeline.scheduling import SCHEDULERS, Decision
@@ -88,10 +88,30 @@ class Compiled:
     platform: Platform
 
 
+def say_stand_ins(platform: Platform) -> None:
+    """No figure of a stand-in may pass for one of the device: says which devices are not here themselves."""
+    alike: dict[str, list[Device]] = {}
+    for device in platform.devices:
+        if device.stand_in:
+            alike.setdefault(device.stand_in.replace(device.target, "*"), []).append(device)
+    for devices in alike.values():
+        names = ", ".join(device.name for device in devices)
+        errors.print(f"warning: not here: {names}. Stages run on {devices[0].stand_in}", style="yellow", markup=False)
+
+
+@contextmanager
+def opened_bundle(path: Path) -> Iterator[Bundle]:
+    """A bundle, unpacked while the block lasts; what stands in for its devices is said."""
+    with open_bundle(path) as bundle:
+        say_stand_ins(bundle.platform)
+        yield bundle
+
+
 def compile_source(source: str, shapes: str | None, platform: Path | None, tell: Callable[[str], None]) -> Compiled:
     """Reads a model and compiles it for the platform of a file, or for this machine."""
     model = load(source, parse_shapes(shapes) if shapes else None)
-    backend, settled = settle_platform(read_platform(platform) if platform else detect_platform())
+    backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
+    say_stand_ins(settled)
     return Compiled(backend, backend.compile(model, settled.devices, tell), settled)
 
 
@@ -128,7 +148,7 @@ def planned(
     """A bundle (.tar), an operator graph (.json, nothing is run for it), or a model to compile and measure."""
     with ExitStack() as stack:
         if source.endswith(".tar"):
-            bundle = stack.enter_context(open_bundle(Path(source)))
+            bundle = stack.enter_context(opened_bundle(Path(source)))
             yield Planned(
                 bundle.graph,
                 read_platform(platform) if platform else bundle.platform,
@@ -155,8 +175,8 @@ def chosen_plan(bundle: Bundle, plan: Path | None) -> tuple[Problem, Plan]:
     return problem, judged(problem, read_plan(plan) if plan else bundle.plan)
 
 
-def plan_json(plan: Plan) -> dict[str, Any]:
-    """A plan as `--json` gives it."""
+def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:
+    """A plan as `--json` gives it; with its platform, also which of the devices are not here themselves."""
     return {
         "graph": plan.graph,
         "scheduler": plan.scheduler,
@@ -166,6 +186,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "objectives": _objectives(plan),
         "stages": [{"devices": stage.devices, "operators": stage.operators} for stage in plan.stages],
         "predicted": asdict(plan.predicted),
+        **({"stand_ins": platform.stand_ins} if platform else {}),
     }
 
 
@@ -177,10 +198,10 @@ def _objectives(plan: Plan) -> dict[str, Any]:
     return {name: figures[name] for name in ("memory_bytes", "dram_bytes", "communication_bytes")}
 
 
-def decision_json(decision: Decision) -> dict[str, Any]:
+def decision_json(decision: Decision, platform: Platform) -> dict[str, Any]:
     """The winner, why it won, and every candidate."""
     return {
-        **plan_json(decision.plan),
+        **plan_json(decision.plan, platform),
         "why": decision.why,
         "candidates": [plan_json(p) for p in decision.candidates],
     }

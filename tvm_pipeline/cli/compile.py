@@ -68,7 +68,7 @@ def command(
         bundle = Bundle(made.compiled.graph, made.platform, measured, decision.plan, made.compiled, prepared)
         write_bundle(output, bundle)
     if json:
-        print_json({"output": str(output), **decision_json(decision)})
+        print_json({"output": str(output), **decision_json(decision, made.platform)})
     else:
         show(candidates_table(decision), json)
         show(f"{decision.why}\nwritten: {output}", json)

@@ -80,7 +80,7 @@ def command(
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:
-        print_json(decision_json(decision))
+        print_json(decision_json(decision, what.platform))
     else:
         show(candidates_table(decision), json)
         show(decision.why, json)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +14,17 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from tvm_pipeline.bundle import Bundle, open_bundle
-from tvm_pipeline.cli.common import JsonOption, chosen_plan, errors, plan_json, print_json, show, video_room
+from tvm_pipeline.bundle import Bundle
+from tvm_pipeline.cli.common import (
+    JsonOption,
+    chosen_plan,
+    errors,
+    opened_bundle,
+    plan_json,
+    print_json,
+    show,
+    video_room,
+)
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.plan import Plan
 from tvm_pipeline.report import statistics_table
@@ -44,13 +53,13 @@ def command(
     if json and results == "-":
         raise OptionError("--json and --results - both want standard output; write the results to a file")
     video = video_room()
-    with open_bundle(bundle) as opened:
+    with opened_bundle(bundle) as opened:
         _, chosen = chosen_plan(opened, plan)
         settings = video.preprocessing_for(opened.graph, preprocessing or opened.preprocessing)
         decode = video.find_decoder(decoder) if decoder else None
         statistics, broken = _run(video, opened, chosen, source, settings, decode, output, results, limit, json)
     if json:
-        print_json({**plan_json(chosen), "source": source, "measured": measured_json(statistics)})
+        print_json({**plan_json(chosen, opened.platform), "source": source, "measured": measured_json(statistics)})
     else:
         show(statistics_table(chosen.predicted, statistics), json or results == "-")
     if broken:
@@ -81,7 +90,7 @@ def _run(
         try:
             for seen in video.stream(pipeline, frames, settings, decode, stopped):
                 if lines:
-                    lines.write(line_json(seen))
+                    lines.write(line_json(seen, bundle.platform.stand_ins))
                 if file:
                     file.write(video.draw(seen.frame.image, seen.annotations))
                 if not quiet and seen.frame.index % REFRESH_EVERY == 0:
@@ -112,9 +121,11 @@ def draining_on_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def line_json(seen: Any) -> dict[str, Any]:
+def line_json(seen: Any, stand_ins: Iterable[str] = ()) -> dict[str, Any]:
     """One frame's line: what a decoder found, else the size and the highest place of each output."""
     line = {"frame": seen.frame.index, "time_s": seen.frame.time_s, "latency_s": seen.result.latency_s}
+    if stand_ins:
+        line["stand_ins"] = list(stand_ins)
     if seen.annotations:
         return {**line, "annotations": [asdict(annotation) for annotation in seen.annotations]}
     outputs = {

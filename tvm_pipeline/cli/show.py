@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.bundle import open_bundle
-from tvm_pipeline.cli.common import JsonOption, chosen_plan, plan_json, print_json
+from tvm_pipeline.cli.common import JsonOption, chosen_plan, opened_bundle, plan_json, print_json
 from tvm_pipeline.cli.common import show as show_table
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.evaluate import evaluate
@@ -28,7 +27,7 @@ def command(
     """
     if format not in ("png", "svg"):
         raise OptionError(f"--format {format!r} is neither png nor svg")
-    with open_bundle(bundle) as opened:
+    with opened_bundle(bundle) as opened:
         problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
     output.mkdir(parents=True, exist_ok=True)
@@ -36,7 +35,7 @@ def command(
     draw_gantt(evaluation, chosen, pictures[0])
     draw_graph(opened.graph, chosen, pictures[1])
     if json:
-        print_json({**plan_json(chosen), "pictures": [str(picture) for picture in pictures]})
+        print_json({**plan_json(chosen, opened.platform), "pictures": [str(picture) for picture in pictures]})
     else:
         show_table(stages_table(evaluation, chosen), json)
         show_table(f"written: {', '.join(map(str, pictures))}", json)

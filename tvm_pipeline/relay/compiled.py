@@ -13,7 +13,8 @@ import numpy.typing as npt
 from tvm_pipeline.backend import noise
 from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline.model import Model
-from tvm_pipeline.platform import Device
+from tvm_pipeline.plan import Stage
+from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.relay.alignment import Alignment, align
 from tvm_pipeline.relay.build import Library, build_library, load_library
 from tvm_pipeline.relay.executor import Slice
@@ -70,7 +71,8 @@ class RelayModel:
                 node = position + 1
         return np.maximum(seconds - _call_cost(execute), 1e-9)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
+        """Writes every library whole, whatever the stages: it can then be cut anywhere."""
         (folder / "name").write_text(self.graph.name)
         for index, library in enumerate(self.libraries.values()):
             place = folder / str(index)

@@ -99,7 +99,7 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
     columns += ["whole model", "all busy", "spread"] if profile else []
     rows = []
     for device in platform.devices:
-        row = [device.name, device.backend, _ranges(device.cores), device.target or UNKNOWN]
+        row = [device.label, device.backend, _ranges(device.cores), device.target or UNKNOWN]
         row.append(UNKNOWN if device.memory_bytes is None else size(device.memory_bytes))
         row.append(UNKNOWN if device.active_w is None else f"{device.active_w:.3g} W")
         measured = profile.devices.get(device.name) if profile else None
@@ -117,13 +117,14 @@ def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics |
     """
     columns = ["stage", "operators", "compute", "transfer", "together"]
     columns += ["measured compute", "measured transfer", "wait", "bubble"] if statistics else []
-    measured = {(s.stage, s.device): s for s in statistics.stages} if statistics else {}
+    # Both are in the order of the plan; what was measured may bear the name of a stand-in.
+    measured = dict(enumerate(statistics.stages)) if statistics else {}
     rows = []
-    for cost in evaluation.costs:
-        row = [f"{cost.stage} on {cost.device}", str(len(plan.stages[cost.stage].operators))]
+    for index, cost in enumerate(evaluation.costs):
+        found = measured.get(index)
+        row = [f"{cost.stage} on {found.device if found else cost.device}", str(len(plan.stages[cost.stage].operators))]
         row += [duration(cost.compute_s), duration(cost.transfer_s), duration(cost.seconds)]
         if statistics:
-            found = measured.get((cost.stage, cost.device))
             figures = (found.compute_s, found.transfer_s, found.wait_s) if found else (None, None, None)
             row += [*map(duration, figures), percent(found.bubble_share if found else None)]
         rows.append(tuple(row))

@@ -89,7 +89,7 @@ class Pipeline:
             for device, runner in zip(stage.devices, replicas, strict=True):
                 scratch: dict[Port, Array] = {}
                 bindings = [bind_slot(slot, ports, runner, scratch) for slot in self._slots]
-                record = StageRecord(index, device)
+                record = StageRecord(index, platform.device(device).label)
                 self._workers.append(
                     Worker(runner, bindings, gate, record, self._bound.release, self._dropped, self._fail)
                 )
