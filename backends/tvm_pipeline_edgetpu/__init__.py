@@ -1,5 +1,16 @@
-"""Coral Edge TPUs: TFLite files cut into the sub-models that each device runs.
+"""The backend of Coral Edge TPUs: int8 TFLite models over several of them, TFLite's CPU kernels, and other backends.
 
-`model.py` reads and checks a .tflite and gives its operator graph, `work.py` says how much an operator computes, and
-`slicer.py` cuts it. All three need the package ai-edge-litert, the extra `edgetpu`; none needs TVM.
+edgetpu.py      the backend: which devices are here, what stands in for those that are not
+sliced.py       a model compiled for a platform: any slice of the file as a runnable stage
+model.py        a .tflite read as an operator graph; work.py: how much each operator computes
+slicer.py       the file cut into a file for each stage
+support.py      which operators an Edge TPU takes
+compiler.py     Google's edgetpu_compiler; delegate.py: libedgetpu; interpreter.py: a file that runs
+byoc.py         `relay.ext.edgetpu`: regions of a Relay module on Edge TPUs
 """
+
+from tvm_pipeline_edgetpu.edgetpu import EdgeTpuBackend
+
+backend = EdgeTpuBackend()
+
+__all__ = ["EdgeTpuBackend", "backend"]

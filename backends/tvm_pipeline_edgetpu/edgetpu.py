@@ -1,0 +1,106 @@
+"""The Edge TPU backend: detection, stand-ins and compilation.
+
+A device's `target` is what libedgetpu calls it (`usb:0`, `pci:1`). Where that is not plugged in, TFLite's CPU kernels
+stand in for it, and every output says so; `target = "cpu"` asks for them. Next: `sliced.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from tvm_pipeline.backend import Progress, check_cores
+from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.model import Model
+from tvm_pipeline.platform import Device, DeviceModel
+from tvm_pipeline_edgetpu.interpreter import CPU
+
+if TYPE_CHECKING:
+    from tvm_pipeline_edgetpu.sliced import SlicedModel
+
+KERNELS = "TFLite's CPU kernels"
+SRAM_BYTES = 8 << 20
+
+# Calibrated on published rows, 15-20 % off: `profiles/platforms/coral-*.toml` say where each figure is from.
+_USB = DeviceModel(
+    macs_per_s=1.1e12,
+    call_s=0.0003,
+    operator_s=25e-6,
+    input_bytes_per_s=400e6,
+    output_bytes_per_s=130e6,
+    cached_bytes=7046430,
+    refill_bytes_per_s=430e6,
+)
+MODELS: Mapping[str, DeviceModel] = MappingProxyType(
+    {"usb": _USB, "pci": replace(_USB, call_s=0.0001, refill_bytes_per_s=387e6)}
+)
+
+
+class EdgeTpuBackend:
+    """Edge TPUs, or what stands in for them."""
+
+    name = "edgetpu"
+    leads = True
+
+    def refuses(self, model: Model) -> str:
+        if model.format != "tflite":
+            return (
+                f"{model.name} is {model.format}, an Edge TPU takes .tflite: convert it to int8 TFLite, or leave the "
+                "Edge TPUs out of the platform"
+            )
+        from tvm_pipeline_edgetpu.model import parse_model
+        from tvm_pipeline_edgetpu.support import check_quantised
+
+        try:
+            check_quantised(parse_model(Path(f"{model.name}.tflite"), model.content), model.name)
+        except ModelError as error:
+            return str(error)
+        return ""
+
+    def detect(self) -> Sequence[Device]:
+        from tvm_pipeline_edgetpu.delegate import edge_tpus
+
+        return [
+            Device(f"tpu{index}", self.name, target=address, cache_bytes=SRAM_BYTES, model=_model(address))
+            for index, address in enumerate(edge_tpus())
+        ]
+
+    def settle(self, device: Device) -> Device:
+        if device.cores:  # those that feed it, or stand in for it; none is whichever are free
+            check_cores(device)
+        if device.target == CPU:
+            return replace(device, stand_in=f"{KERNELS} (its target asks for them)")
+        if not device.target:
+            raise PlatformError(
+                f"device {device.name} does not say which Edge TPU it is; give `target`, such as usb:0 or pci:0, or "
+                f"cpu for {KERNELS}"
+            )
+        from tvm_pipeline_edgetpu.delegate import absence
+
+        reason = absence(device.target)
+        stand_in = f"{KERNELS} ({reason})" if reason else ""
+        return replace(device, model=device.model or _model(device.target), stand_in=stand_in)
+
+    def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> SlicedModel:
+        from tvm_pipeline_edgetpu.sliced import SlicedModel
+
+        refused = self.refuses(model)
+        if refused:
+            raise ModelError(refused)
+        return SlicedModel(model, progress)
+
+    def load(self, folder: Path) -> SlicedModel:
+        from tvm_pipeline_edgetpu.sliced import SlicedModel
+
+        return SlicedModel.load(folder)
+
+    def versions(self) -> Mapping[str, str]:
+        # A .tflite runs on every version.
+        return {}
+
+
+def _model(address: str) -> DeviceModel:
+    return MODELS["pci" if address.startswith("pci") else "usb"]

@@ -1,0 +1,105 @@
+"""A slice that runs: a TFLite interpreter as the runtime's StageRunner, on an Edge TPU or on TFLite's CPU kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from tvm_pipeline.backend import Array, Port
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.graph import Tensor
+
+# The address of no device: TFLite's own kernels.
+CPU = "cpu"
+
+
+def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> Any:
+    """An interpreter of a .tflite file with its tensors allocated.
+
+    Args:
+        content: the file; for an Edge TPU what edgetpu_compiler made of it.
+        address: `usb:0`, `pci:1` or whatever libedgetpu calls the device; `cpu` is TFLite's CPU kernels.
+        threads: of the CPU kernels.
+
+    Raises:
+        ModelError: TFLite cannot run the file, with its reason.
+        PlatformError: the Edge TPU cannot be used.
+    """
+    from ai_edge_litert.interpreter import Interpreter
+
+    delegates = []
+    if address != CPU:
+        from tvm_pipeline_edgetpu.delegate import load
+
+        delegates.append(load(address))
+    try:
+        interpreter = Interpreter(model_content=content, num_threads=threads, experimental_delegates=delegates)
+        interpreter.allocate_tensors()
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(f"TFLite cannot run a stage on {address}: {error}") from error
+    return interpreter
+
+
+def every_tensor(content: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Every tensor that a .tflite computes from its inputs on TFLite's CPU kernels, by name."""
+    from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = Interpreter(
+        model_content=content, experimental_preserve_all_tensors=True, experimental_op_resolver_type=plain
+    )
+    interpreter.allocate_tensors()
+    for detail in interpreter.get_input_details():
+        interpreter.set_tensor(detail["index"], inputs[detail["name"]])
+    interpreter.invoke()
+    found = {}
+    for detail in interpreter.get_tensor_details():
+        with suppress(ValueError):  # kernels keep tensors of their own, which hold nothing
+            found[detail["name"]] = interpreter.get_tensor(detail["index"])
+    return found
+
+
+class InterpreterStage:
+    """A slice on a device.
+
+    Args:
+        content: the sub-model's file.
+        inputs, outputs: its tensors, in the file's order.
+        address: as in `make_interpreter`.
+        cores: CPU cores to which it is tied, one thread of the CPU kernels each; none ties it nowhere.
+    """
+
+    def __init__(
+        self, content: bytes, inputs: Sequence[Tensor], outputs: Sequence[Tensor], address: str, cores: Sequence[int]
+    ) -> None:
+        self.inputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in inputs)
+        self.outputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in outputs)
+        self._cores = frozenset(cores)
+
+        def bound() -> Any:
+            self.bind()
+            return make_interpreter(content, address, max(len(cores), 1))
+
+        # The threads of the kernels keep to the cores of the thread that makes them.
+        with ThreadPoolExecutor(1) as pool:
+            self._interpreter = pool.submit(bound).result()
+        self._reads = [detail["index"] for detail in self._interpreter.get_input_details()]
+        self._writes = [detail["index"] for detail in self._interpreter.get_output_details()]
+
+    def bind(self) -> None:
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        # A view of the interpreter's memory must be gone before it is invoked, so none is kept.
+        tensor = self._interpreter.tensor
+        for index, array in zip(self._reads, inputs, strict=True):
+            np.copyto(tensor(index)(), array)
+        self._interpreter.invoke()
+        for index, array in zip(self._writes, outputs, strict=True):
+            np.copyto(array, tensor(index)())

@@ -1,0 +1,199 @@
+"""A TFLite model compiled for a platform: any of its operators as a runnable stage on any of the devices.
+
+A stage is a slice of the file (`slicer.py`). On an Edge TPU it goes through edgetpu_compiler, on a stand-in it runs on
+TFLite's CPU kernels, and for a device of another backend that backend compiles it, as it would any other .tflite.
+Tensors keep the names, types and scales of the file, so stages of all kinds fit one another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tvm_pipeline.backend import CompiledModel, Port, Progress, StageRunner, find_backend, noise
+from tvm_pipeline.errors import BundleError, PlanError
+from tvm_pipeline.graph import Operator
+from tvm_pipeline.model import Model
+from tvm_pipeline.plan import Stage
+from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline_edgetpu.compiler import compile_parts, find_compiler
+from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, every_tensor
+from tvm_pipeline_edgetpu.model import parse_model
+from tvm_pipeline_edgetpu.slicer import Slice, slice_operators
+
+# What another backend compiled: backend, target, digest of the slice.
+Key = tuple[str, str, str]
+
+_LEAST_S = 1e-9
+
+
+class SlicedModel:
+    """What the Edge TPU backend returns as its CompiledModel.
+
+    Args:
+        model: a .tflite.
+        tell: is told what is being compiled.
+        parts: what edgetpu_compiler made of slices, by their digest.
+        compiled: what other backends made of slices, by backend, target and digest.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tell: Progress = lambda _: None,
+        parts: Mapping[str, bytes] | None = None,
+        compiled: Mapping[Key, CompiledModel] | None = None,
+    ) -> None:
+        self._model = model
+        self._parsed = parse_model(Path(f"{model.name}.tflite"), model.content)
+        self.graph = self._parsed.graph
+        self._tell = tell
+        self._parts = dict(parts or {})
+        self._compiled = dict(compiled or {})
+        self._alone: dict[Device, list[StageRunner | None]] = {}
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        """The operators as one stage on `device`.
+
+        Raises:
+            ModelError: a compiler or TFLite refuses the stage, with its output.
+            PlanError: they are no legal stage, or hold nothing that the device would compute.
+            PlatformError: the Edge TPU or its compiler cannot be used.
+        """
+        part = self._slice(operators)
+        if device.backend != "edgetpu":
+            return self._elsewhere(part, device)
+        if device.stand_in:
+            return InterpreterStage(part.content, part.inputs, part.outputs, CPU, device.cores)
+        return InterpreterStage(self._for_edge_tpu(part), part.inputs, part.outputs, device.target, device.cores)
+
+    def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
+        """Seconds of every operator (repeats x operators), each as a stage of its own, on the values of a real frame.
+
+        Of operators that do the same work on tensors of the same extents one is timed for all. One that the device's
+        compiler makes nothing of, such as a reshape, takes no time.
+        """
+        alike: dict[object, list[int]] = {}
+        for place, operator in enumerate(self.graph.operators):
+            alike.setdefault(self._work(operator), []).append(place)
+        if device not in self._alone:
+            names = [self.graph.operators[places[0]].name for places in alike.values()]
+            self._alone[device] = [self._alone_on(name, device) for name in names]
+        frame = {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in self.graph.inputs}
+        values = every_tensor(self._model.content, frame)
+        seconds = np.full((repeats, len(self.graph)), _LEAST_S)
+        for places, runner in zip(alike.values(), self._alone[device], strict=True):
+            if runner is None:
+                continue
+            inputs = [port.buffer() for port in runner.inputs]
+            for port, array in zip(runner.inputs, inputs, strict=True):
+                np.copyto(array, values[port.name].reshape(port.shape))
+            outputs = [port.buffer() for port in runner.outputs]
+            runner.run(inputs, outputs)
+            for row in range(repeats):
+                begin = time.perf_counter()
+                runner.run(inputs, outputs)
+                seconds[row, places] = time.perf_counter() - begin
+        return seconds
+
+    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
+        """The file itself, and what compilers made of the slices of `stages`.
+
+        Slices for Edge TPUs are compiled even where those are not here, if the compiler is: the board may lack it.
+        """
+        (folder / "model.tflite").write_bytes(self._model.content)
+        keys: list[Key] = []
+        for stage in stages:
+            part = self._slice(stage.operators)
+            for device in map(platform.device, stage.devices):
+                if device.backend == "edgetpu":
+                    if device.target != CPU and (find_compiler() or not device.stand_in):
+                        (folder / f"{_digest(part)}_edgetpu.tflite").write_bytes(self._for_edge_tpu(part))
+                elif (key := _key(part, device)) not in keys:
+                    place = folder / str(len(keys))
+                    place.mkdir()
+                    self._compiled_elsewhere(part, device).save(place, (), platform)
+                    keys.append(key)
+        (folder / "index.json").write_bytes(msgspec.json.encode((self._model.name, keys)))
+
+    @classmethod
+    def load(cls, folder: Path) -> SlicedModel:
+        """Reads what `save` wrote; raises BundleError where it is damaged."""
+        try:
+            name, keys = msgspec.json.decode((folder / "index.json").read_bytes(), type=tuple[str, list[Key]])
+            content = (folder / "model.tflite").read_bytes()
+            parts = {file.name.split("_")[0]: file.read_bytes() for file in folder.glob("*_edgetpu.tflite")}
+        except (OSError, msgspec.DecodeError) as error:
+            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
+        compiled = {key: find_backend(key[0]).load(folder / str(place)) for place, key in enumerate(keys)}
+        return cls(Model(name, "tflite", content), parts=parts, compiled=compiled)
+
+    def _slice(self, operators: Sequence[str]) -> Slice:
+        names = {operator.name for operator in self.graph.operators}
+        for name in operators:
+            if name not in names:
+                raise PlanError(f"the stage names operator {name}, which {self.graph.name} does not have")
+        return slice_operators(self._parsed, operators)
+
+    def _for_edge_tpu(self, part: Slice) -> bytes:
+        digest = _digest(part)
+        if digest not in self._parts:
+            self._tell(f"edgetpu_compiler on {len(part.content)} bytes of {self.graph.name}")
+            [(content, _)] = compile_parts([part.content], [self.graph.name], tell=self._tell)
+            self._parts[digest] = content
+        return self._parts[digest]
+
+    def _compiled_elsewhere(self, part: Slice, device: Device) -> CompiledModel:
+        key = _key(part, device)
+        if key not in self._compiled:
+            model = Model(f"{self.graph.name}_{key[2][:8]}", "tflite", part.content, part.inputs)
+            self._compiled[key] = find_backend(device.backend).compile(model, [device], self._tell)
+        return self._compiled[key]
+
+    def _elsewhere(self, part: Slice, device: Device) -> StageRunner:
+        compiled = self._compiled_elsewhere(part, device)
+        if not len(compiled.graph):
+            raise PlanError(
+                f"device {device.name} has nothing to compute in a stage that makes {part.outputs[0].name}: it only "
+                "shows a tensor under another shape; put it into a neighbouring stage"
+            )
+        runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
+        # The outputs of the slice are those of what was compiled, in order, but bear the names of the file.
+        names = dict(zip(compiled.graph.outputs, (tensor.name for tensor in part.outputs), strict=True))
+        return _Renamed(runner, names)
+
+    def _work(self, operator: Operator) -> object:
+        """What two operators have in common that take the same time."""
+        tensors = self.graph.tensors
+        extents = [(tensors[name].shape, tensors[name].dtype) for name in operator.inputs]
+        results = [(tensor.shape, tensor.dtype) for tensor in operator.outputs]
+        return operator.kind, operator.macs, operator.param_bytes, tuple(extents), tuple(results)
+
+    def _alone_on(self, operator: str, device: Device) -> StageRunner | None:
+        try:
+            return self.stage([operator], device)
+        except PlanError:
+            return None
+
+
+class _Renamed:
+    """A runner whose outputs bear other names."""
+
+    def __init__(self, runner: StageRunner, names: Mapping[str, str]) -> None:
+        self.inputs = runner.inputs
+        self.outputs = tuple(Port(names[port.name], port.shape, port.dtype, port.layout) for port in runner.outputs)
+        self.bind, self.run = runner.bind, runner.run
+
+
+def _key(part: Slice, device: Device) -> Key:
+    return device.backend, device.target, _digest(part)
+
+
+def _digest(part: Slice) -> str:
+    return hashlib.sha256(part.content).hexdigest()[:32]
