@@ -12,6 +12,7 @@ extraction.py  the pass ExtractOperatorGraph
 partition.py   the pass PartitionPipeline
 """
 
+import logging
 import os
 
 # Without this every build looks for tuned schedules on the network; read when TVM is imported.
@@ -23,3 +24,16 @@ except ImportError as error:
     raise ImportError(
         "TVM with Relay is not installed: run `pip install 'tvm-pipeline[relay]'`, or bring your own build of TVM 0.19"
     ) from error
+
+_said: set[str] = set()
+
+
+def _new(record: logging.LogRecord) -> bool:
+    """Lets a message through once: TVM has the same one for each of a hundred convolutions."""
+    message = record.getMessage()
+    known = message in _said
+    _said.add(message)
+    return not known
+
+
+logging.getLogger("strategy").addFilter(_new)
