@@ -2,9 +2,9 @@
 
 This is the one judge of every scheduler: no scheduler's own figure is trusted. The model of the runtime:
 
-- A stage takes the sum of its operators' measured seconds on its device, or what the device's model says of the
-  whole set, and before that receives every tensor that crosses the boundary in front of it, hop by hop, at the
-  price of the link; the receiver pays.
+- A stage takes what just that stage was measured to take, else the sum of its operators' measured seconds on its
+  device, or what the device's model says of the whole set, and before that receives every tensor that crosses the
+  boundary in front of it, hop by hop, at the price of the link; the receiver pays.
 - Replicas take frames as they become free, so a stage's rate is the sum of its replicas' rates. A device that
   serves several stages gives each frame the sum of their times. Frames are handed on in order: one that a fast
   replica finished waits for those before it, so the slowest replica is the latency and the rest is jitter.
@@ -219,9 +219,11 @@ def _stage_costs(
                 for cost, share in zip(upstream, _shares(upstream), strict=True)
             )
             model = problem.platform.device(name).model
-            if model and problem.measured(name) is None:
-                transfer_s += model.transfer_s(crossing[index], crossing[index + 1])
-            compute_s = _compute_s(problem, name, places, index)
+            compute_s = problem.profile.segment_s(name, stage.operators)
+            if compute_s is None:
+                compute_s = _compute_s(problem, name, places, index)
+                if model and problem.measured(name) is None:
+                    transfer_s += model.transfer_s(crossing[index], crossing[index + 1])
             costs.append(StageCost(index, name, compute_s * factors[name], transfer_s * factors[name]))
     return costs
 

@@ -7,6 +7,7 @@ environment all this was measured in. `profiling/` makes profiles, the scheduler
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +37,19 @@ class DeviceProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentProfile:
+    """What a device was measured to take for a whole stage: median seconds, its transfers included, and their spread.
+
+    Where times do not add up, as on an Edge TPU with its parameter cache, it is worth more than any model.
+    """
+
+    device: str
+    operators: tuple[str, ...]
+    seconds: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Measured figures of a graph (by name and fingerprint) on the devices of a platform."""
 
@@ -45,8 +59,15 @@ class Profile:
     links: tuple[Link, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    segments: tuple[SegmentProfile, ...] = ()
 
     def __post_init__(self) -> None:
+        for segment in self.segments:
+            if not (segment.seconds > 0 and math.isfinite(segment.seconds)):
+                raise ProfileError(
+                    f"profile of {self.graph}: a stage of {len(segment.operators)} operators took {segment.seconds} s "
+                    f"on device {segment.device}; measure again"
+                )
         for name, device in self.devices.items():
             where = f"profile of {self.graph}, device {name}"
             figures = [*device.seconds, *device.spread, *(device.joules or ())]
@@ -66,6 +87,13 @@ class Profile:
                     f"profile of {self.graph}, link {link.source} -> {link.destination}: latency_s "
                     f"{link.latency_s} and bandwidth_bytes_per_s {link.bandwidth_bytes_per_s}; measure again"
                 )
+
+    def segment_s(self, device: str, operators: Sequence[str]) -> float | None:
+        """Seconds of a whole stage on the device, where just that was measured."""
+        for segment in self.segments:
+            if segment.device == device and set(segment.operators) == set(operators):
+                return segment.seconds
+        return None
 
     def check_graph(self, graph: OperatorGraph) -> None:
         """Raises ProfileError unless this was measured on `graph`."""

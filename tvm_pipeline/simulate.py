@@ -180,7 +180,8 @@ class _Work:
             index, name = cost.stage, cost.device
             device, operators, copies_s = problem.platform.device(name), stages[index].operators, 0.0
             self._compute[index, name] = (_Step(cost.compute_s / self.factors[name][-1]),)
-            if device.model and problem.measured(name) is None:
+            measured = problem.measured(name) or problem.profile.segment_s(name, operators)
+            if device.model and not measured:
                 copies_s = device.model.transfer_s(crossing[index], crossing[index + 1])
                 # Parameters are fetched beside the work, once the calls are made.
                 calls_s = device.model.seconds(len(operators), 0, 0)

@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError
-from tvm_pipeline.evaluate import require_caches, require_energy
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
+from tvm_pipeline.evaluate import judged, require_caches, require_energy
 from tvm_pipeline.plan import Plan, Problem, lead, merit
 from tvm_pipeline.platform import disjoint_sets
 from tvm_pipeline.scheduling.coral import coral_parameters, coral_profiling, coral_profiling_original
@@ -77,6 +77,8 @@ def solve(problem: Problem, scheduler: str = "best") -> Decision:
         require_energy(problem)
     if "dram" in problem.objective:
         require_caches(problem)
+    if problem.profile.segments:
+        return _with_measured_stages(problem, scheduler)
     if scheduler != "best":
         if scheduler not in SCHEDULERS:
             raise OptionError(f"no scheduler is called {scheduler}; there are best, {', '.join(SCHEDULERS)}")
@@ -104,6 +106,24 @@ class _Considered:
     plans: list[Plan]
     reason: str
     bound: tuple[float, ...] | None
+
+
+def _with_measured_stages(problem: Problem, scheduler: str) -> Decision:
+    """Plans without what was measured of whole stages, which only the judge knows, and judges with it.
+
+    A bound of the operators' times is then none of the stages'.
+    """
+    found = solve(replace(problem, profile=replace(problem.profile, segments=())), scheduler)
+    plans, reasons = [], []
+    for plan in found.candidates:
+        try:
+            plans.append(replace(judged(problem, plan), status="feasible", bound=None))
+        except PlanError as error:
+            reasons.append(str(error))
+    if not plans:
+        raise InfeasibleError(f"no plan keeps the limits once its stages were measured: {reasons[0]}")
+    plans.sort(key=merit)
+    return Decision(plans[0], tuple(plans), found.why if len(plans) == 1 else _why(plans))
 
 
 def _proven(best: Plan, bound: tuple[float, ...] | None) -> Plan:
