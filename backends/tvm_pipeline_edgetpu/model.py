@@ -74,6 +74,18 @@ def parse_model(path: Path, content: bytes) -> TfliteModel:
         raise ModelError(f"{path}: a damaged TFLite file, perhaps cut short: {error}") from error
 
 
+def described(model: TfliteModel, tensor: Tensor) -> dict[str, Any]:
+    """A tensor as JSON gives it, with the scale and the zero point by which its integers stand for numbers."""
+    shown: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "dtype": tensor.dtype}
+    for stored in model.parsed.subgraphs[0].tensors:
+        parameters = stored.quantization
+        if stored.name.decode() == tensor.name and parameters is not None and parameters.scale is not None:
+            scales, zeros = list(map(float, parameters.scale)), indices(parameters.zeroPoint)
+            if len(scales) == 1:  # what is computed has one scale; only constants have one a channel
+                shown |= {"scale": scales[0], "zero_point": zeros[0] if zeros else 0}
+    return shown
+
+
 def indices(vector: Iterable[int] | None) -> list[int]:
     """Tensors by their place in the file; an absent vector is empty, and -1 is an optional input left out."""
     return [] if vector is None else [int(index) for index in vector]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from tests.support.command import run_command
 
 pytest.importorskip("ai_edge_litert")
 
+from tests.edgetpu.fakes import write_compiler
 from tests.edgetpu.networks import random_feeds, random_network, run
 from tvm_pipeline import read_graph
 
@@ -60,7 +62,7 @@ def test_the_files_of_a_plan_give_what_the_model_gives(cli, model, plan, tmp_pat
         assert list(made) == [tensor["name"] for tensor in stage["outputs"]]
         known |= made
     whole = run(model.read_bytes(), feeds)
-    assert list(whole) == listed["outputs"]
+    assert list(whole) == [tensor["name"] for tensor in listed["outputs"]]
     for name, value in whole.items():
         np.testing.assert_array_equal(known[name], value)
 
@@ -85,3 +87,30 @@ def test_bad_input_is_refused(cli, model, plan, tmp_path):
 
 def test_the_help_has_an_example(cli):
     assert "Example: tvm-pipeline" in cli("slice", "--help")[1]
+
+
+def test_stages_are_compiled_and_their_tensors_have_scales(cli, model, plan, tmp_path, monkeypatch):
+    write_compiler(tmp_path)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
+    code, out, err = cli("slice", model, "--plan", plan, "-o", tmp_path / "stages", "--compile", "--json")
+    assert code == 0, err
+    for stage in json.loads(out)["stages"]:
+        report = stage["compiled"]
+        assert (tmp_path / "stages" / report["file"]).read_bytes()
+        assert report["mapped"] + report["on_cpu"] == len(stage["operators"])
+        assert all(tensor["scale"] == pytest.approx(0.05) for tensor in (*stage["inputs"], *stage["outputs"]))
+
+
+def test_what_a_longer_plan_left_behind_goes(cli, model, plan, tmp_path):
+    stages = tmp_path / "stages"
+    stages.mkdir()
+    for name in ("stage7.tflite", "stage7_edgetpu.tflite", "stage_of_mine.tflite"):
+        (stages / name).write_bytes(b"old")
+    assert cli("slice", model, "--plan", plan, "-o", stages)[0] == 0
+    assert sorted(file.name for file in stages.iterdir()) == [
+        "stage0.tflite",
+        "stage1.tflite",
+        "stage_of_mine.tflite",
+        "stages.json",
+    ]

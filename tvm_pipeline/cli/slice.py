@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from tvm_pipeline.cli.common import JsonOption, print_json, show
+from tvm_pipeline.cli.common import JsonOption, errors, print_json, progress, show
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.plan import read_plan
@@ -22,6 +25,10 @@ def command(
     graph: Annotated[
         Path | None, typer.Option("--graph", help="Write the file's operator graph, as JSON, to plan for.")
     ] = None,
+    compile_: Annotated[
+        bool,
+        typer.Option("--compile", help="Compile each stage with edgetpu_compiler, too: stage0_edgetpu.tflite, ..."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Cuts a TFLite file into stage0.tflite, stage1.tflite, ... and says in stages.json what goes in and out of each.
@@ -35,13 +42,16 @@ def command(
       tvm-pipeline slice model.tflite --plan plan.txt -o stages
 
     A stage's inputs and outputs bear the names of the model's tensors; hand each on to whatever stage reads it.
+    Operators that an Edge TPU does not take are listed with the reason.
 
     Example: tvm-pipeline slice model.tflite --plan plan.txt -o stages
     """
     if not plan and not graph:
         raise OptionError("give --plan to cut the file, or --graph to write the operator graph that a plan is made for")
-    read_model, slice_model = _slicer()
-    parsed = read_model(model)
+    if compile_ and not plan:
+        raise OptionError("--compile compiles the stages of a plan; give --plan")
+    edgetpu = _edgetpu()
+    parsed = edgetpu.read_model(model)
     if graph:
         write_bytes(graph, msgspec.json.format(msgspec.json.encode(parsed.graph)))
     if not plan:
@@ -51,51 +61,93 @@ def command(
             show(f"written: {graph}, {len(parsed.graph)} operators", json)
         return
     stages = read_plan(plan).stages
-    slices = slice_model(parsed, stages)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"--output {output}: {error.strerror}; name a folder") from error
+    slices = edgetpu.slice_model(parsed, stages)
+    refused = edgetpu.unsupported(parsed)
+    names = [f"stage{index}" for index in range(len(slices))]
+    files = {f"{name}.tflite": part.content for name, part in zip(names, slices, strict=True)}
+    reports: list[Any] = [None] * len(slices)
+    if compile_:
+        with progress() as tell:
+            for index, part in enumerate(slices):
+                [(content, reports[index])] = edgetpu.compile_parts([part.content], [names[index]], tell=tell)
+                files[f"{names[index]}_edgetpu.tflite"] = content
     described = [
         {
-            "file": f"stage{index}.tflite",
+            "file": f"{name}.tflite",
             "devices": stage.devices,
             "operators": stage.operators,
-            "inputs": part.inputs,
-            "outputs": part.outputs,
+            "inputs": [edgetpu.described(parsed, tensor) for tensor in part.inputs],
+            "outputs": [edgetpu.described(parsed, tensor) for tensor in part.outputs],
+            "refused_by_edge_tpu": {operator: refused[operator] for operator in stage.operators if operator in refused},
+            "compiled": report and {"file": f"{name}_edgetpu.tflite", **asdict(report)},
         }
-        for index, (stage, part) in enumerate(zip(stages, slices, strict=True))
+        for name, stage, part, report in zip(names, stages, slices, reports, strict=True)
     ]
-    listed = {"model": parsed.name, "inputs": parsed.graph.inputs, "outputs": parsed.graph.outputs, "stages": described}
-    for index, part in enumerate(slices):
-        write_bytes(output / f"stage{index}.tflite", part.content)
-    # Last, so that it lists no file that is not there.
-    write_bytes(output / "stages.json", msgspec.json.format(msgspec.json.encode(listed)))
+    listed = {
+        "model": parsed.name,
+        "inputs": [edgetpu.described(parsed, tensor) for tensor in parsed.graph.inputs],
+        "outputs": [edgetpu.described(parsed, parsed.graph.tensors[name]) for name in parsed.graph.outputs],
+        "stages": described,
+    }
+    _write(output, files, listed)
     if json:
         print_json(listed)
         return
     rows = tuple(
         (
-            f"stage{index}.tflite",
+            f"{name}.tflite",
             " + ".join(stage.devices),
             str(len(stage.operators)),
             size(len(part.content)),
             ", ".join(tensor.name for tensor in part.inputs),
             ", ".join(tensor.name for tensor in part.outputs),
+            *([_figures(report)] if report else []),
         )
-        for index, (stage, part) in enumerate(zip(stages, slices, strict=True))
+        for name, stage, part, report in zip(names, stages, slices, reports, strict=True)
     )
     title = f"{parsed.name} in {len(slices)} files in {output}"
-    show(TextTable(title, ("file", "device", "operators", "size", "in", "out"), rows), json)
+    columns = ("file", "device", "operators", "size", "in", "out", *(["on the Edge TPU"] if compile_ else []))
+    show(TextTable(title, columns, rows), json)
+    for operator, reason in refused.items():
+        errors.print(f"an Edge TPU leaves {operator} to the CPU: {reason}", style="yellow", markup=False)
 
 
-def _slicer() -> tuple[Any, Any]:
-    """What reads and cuts TFLite files, whose library is an extra."""
+def _figures(report: Any) -> str:
+    """What edgetpu_compiler says of a stage, in a few words."""
+    mapped = f"{report.mapped} of {report.mapped + report.on_cpu} operators"
+    return f"{mapped}, {size(report.on_chip_used_bytes)} cached, {size(report.off_chip_bytes)} streamed"
+
+
+def _write(folder: Path, files: dict[str, bytes], listed: dict[str, Any]) -> None:
+    """Writes the files and their list; what an earlier plan of more stages left behind goes."""
     try:
-        from tvm_pipeline_edgetpu.model import read_model
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in folder.glob("stage*.tflite"):
+            if re.fullmatch(r"stage\d+(_edgetpu)?\.tflite", file.name) and file.name not in files:
+                file.unlink()
+    except OSError as error:
+        raise OptionError(f"--output {folder}: {error.strerror}; name a folder") from error
+    for name, content in files.items():
+        write_bytes(folder / name, content)
+    # Last, so that it lists no file that is not there.
+    write_bytes(folder / "stages.json", msgspec.json.format(msgspec.json.encode(listed)))
+
+
+def _edgetpu() -> SimpleNamespace:
+    """What reads, cuts and compiles TFLite files, whose library is an extra."""
+    try:
+        from tvm_pipeline_edgetpu.compiler import compile_parts
+        from tvm_pipeline_edgetpu.model import described, read_model
         from tvm_pipeline_edgetpu.slicer import slice_model
+        from tvm_pipeline_edgetpu.support import unsupported
     except ImportError as error:
         raise PipelineError(
             f"cutting a TFLite file needs an extra: pip install 'tvm-pipeline[edgetpu]' ({error})"
         ) from error
-    return read_model, slice_model
+    return SimpleNamespace(
+        compile_parts=compile_parts,
+        described=described,
+        read_model=read_model,
+        slice_model=slice_model,
+        unsupported=unsupported,
+    )
