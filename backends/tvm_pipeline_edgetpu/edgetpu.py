@@ -6,6 +6,7 @@ stand in for it, and every output says so; `target = "cpu"` asks for them. Next:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from tvm_pipeline_edgetpu.interpreter import CPU
 
 if TYPE_CHECKING:
     from tvm_pipeline_edgetpu.sliced import SlicedModel
+
+_log = logging.getLogger(__name__)
 
 KERNELS = "TFLite's CPU kernels"
 SRAM_BYTES = 8 << 20
@@ -90,7 +93,11 @@ class EdgeTpuBackend:
         refused = self.refuses(model)
         if refused:
             raise ModelError(refused)
-        return SlicedModel(model, progress)
+        compiled = SlicedModel(model, progress)
+        if any(device.backend == self.name and device.target != CPU for device in devices):
+            for reason, operators in compiled.unsupported().items():
+                _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
+        return compiled
 
     def load(self, folder: Path) -> SlicedModel:
         from tvm_pipeline_edgetpu.sliced import SlicedModel

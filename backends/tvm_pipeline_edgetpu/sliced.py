@@ -8,6 +8,7 @@ Tensors keep the names, types and scales of the file, so stages of all kinds fit
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.backend import CompiledModel, Port, Progress, StageRunner, find_backend, noise
-from tvm_pipeline.errors import BundleError, PlanError
+from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
 from tvm_pipeline.graph import Operator
 from tvm_pipeline.model import Model
 from tvm_pipeline.plan import Stage
@@ -26,6 +27,9 @@ from tvm_pipeline_edgetpu.compiler import compile_parts, find_compiler
 from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, every_tensor
 from tvm_pipeline_edgetpu.model import parse_model
 from tvm_pipeline_edgetpu.slicer import Slice, slice_operators
+from tvm_pipeline_edgetpu.support import unsupported
+
+_log = logging.getLogger(__name__)
 
 # What another backend compiled: backend, target, digest of the slice.
 Key = tuple[str, str, str]
@@ -71,7 +75,10 @@ class SlicedModel:
             return self._elsewhere(part, device)
         if device.stand_in:
             return InterpreterStage(part.content, part.inputs, part.outputs, CPU, device.cores)
-        return InterpreterStage(self._for_edge_tpu(part), part.inputs, part.outputs, device.target, device.cores)
+        try:
+            return InterpreterStage(self._for_edge_tpu(part), part.inputs, part.outputs, device.target, device.cores)
+        except PlatformError as error:
+            raise PlatformError(f"device {device.name}: {error}") from error
 
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         """Seconds of every operator (repeats x operators), each as a stage of its own, on the values of a real frame.
@@ -101,6 +108,13 @@ class SlicedModel:
                 runner.run(inputs, outputs)
                 seconds[row, places] = time.perf_counter() - begin
         return seconds
+
+    def unsupported(self) -> dict[str, list[str]]:
+        """The operators that no Edge TPU takes, by the reason."""
+        reasons: dict[str, list[str]] = {}
+        for operator, reason in unsupported(self._parsed).items():
+            reasons.setdefault(reason, []).append(operator)
+        return reasons
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
         """The file itself, and what compilers made of the slices of `stages`.
@@ -144,8 +158,18 @@ class SlicedModel:
     def _for_edge_tpu(self, part: Slice) -> bytes:
         digest = _digest(part)
         if digest not in self._parts:
-            self._tell(f"edgetpu_compiler on {len(part.content)} bytes of {self.graph.name}")
-            [(content, _)] = compile_parts([part.content], [self.graph.name], tell=self._tell)
+            [(content, report)] = compile_parts([part.content], [self._described(part)], tell=self._tell)
+            if report.on_cpu:
+                left = [
+                    f"{count} {kind} ({status})" for kind, count, status in report.operators if "Mapped" not in status
+                ]
+                _log.warning(
+                    "edgetpu_compiler leaves %d of %d operators of a stage of %s to the CPU: %s",
+                    report.on_cpu,
+                    report.mapped + report.on_cpu,
+                    self.graph.name,
+                    ", ".join(left) or "it does not say which",
+                )
             self._parts[digest] = content
         return self._parts[digest]
 
@@ -153,20 +177,28 @@ class SlicedModel:
         key = _key(part, device)
         if key not in self._compiled:
             model = Model(f"{self.graph.name}_{key[2][:8]}", "tflite", part.content, part.inputs)
-            self._compiled[key] = find_backend(device.backend).compile(model, [device], self._tell)
+            try:
+                self._compiled[key] = find_backend(device.backend).compile(model, [device], self._tell)
+            except ModelError as error:
+                raise ModelError(f"device {device.name} cannot run {self._described(part)}: {error}") from error
         return self._compiled[key]
 
     def _elsewhere(self, part: Slice, device: Device) -> StageRunner:
         compiled = self._compiled_elsewhere(part, device)
-        if not len(compiled.graph):
-            raise PlanError(
-                f"device {device.name} has nothing to compute in a stage that makes {part.outputs[0].name}: it only "
-                "shows a tensor under another shape; put it into a neighbouring stage"
-            )
-        runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
         # The outputs of the slice are those of what was compiled, in order, but bear the names of the file.
         names = dict(zip(compiled.graph.outputs, (tensor.name for tensor in part.outputs), strict=True))
-        return _Renamed(runner, names)
+        written = {tensor.name for operator in compiled.graph.operators for tensor in operator.outputs}
+        computed = {name for compiled_name, name in names.items() if compiled_name in written}
+        for tensor in part.outputs:
+            if tensor.name not in computed:
+                raise PlanError(
+                    f"device {device.name} computes nothing for {tensor.name}, which only shows another tensor under "
+                    "another shape or order; put the operator that makes it into a stage with those that read it"
+                )
+        return _Renamed(compiled.stage([operator.name for operator in compiled.graph.operators], device), names)
+
+    def _described(self, part: Slice) -> str:
+        return f"the stage of {self.graph.name} that makes {part.outputs[0].name}"
 
     def _work(self, operator: Operator) -> object:
         """What two operators have in common that take the same time."""
