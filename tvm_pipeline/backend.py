@@ -95,6 +95,9 @@ class Backend(Protocol):
     def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> CompiledModel:
         """Compiles once for each distinct target of `devices`; what was compiled before comes from the cache."""
 
+    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
+        """Prepares models for living on the same devices at the same time, each with the stages of its plan."""
+
     def load(self, folder: Path) -> CompiledModel:
         """Reads what `CompiledModel.save` wrote."""
 

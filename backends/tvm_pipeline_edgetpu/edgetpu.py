@@ -13,10 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backend import Progress, check_cores
+from tvm_pipeline.backend import CompiledModel, Progress, check_cores
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.model import Model
-from tvm_pipeline.platform import Device, DeviceModel
+from tvm_pipeline.plan import Stage
+from tvm_pipeline.platform import Device, DeviceModel, Platform
 from tvm_pipeline_edgetpu.interpreter import CPU
 
 if TYPE_CHECKING:
@@ -98,6 +99,18 @@ class EdgeTpuBackend:
             for reason, operators in compiled.unsupported().items():
                 _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
         return compiled
+
+    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
+        """Co-compiles what shares an Edge TPU, so that slices share its parameter cache and do not evict each other.
+
+        Raises:
+            ModelError: the compiler refuses them, with its output.
+            PlatformError: an Edge TPU is here and the compiler is not.
+        """
+        from tvm_pipeline_edgetpu.sliced import SlicedModel, co_compile
+
+        models = [(model, stages) for model, stages in residents if isinstance(model, SlicedModel)]
+        co_compile(models, [device for device in platform.devices if device.backend == self.name])
 
     def load(self, folder: Path) -> SlicedModel:
         from tvm_pipeline_edgetpu.sliced import SlicedModel

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import CompiledModel, Port, Progress, StageRunner, find_backend, noise
+from tvm_pipeline.backend import Array, CompiledModel, Port, Progress, StageRunner, find_backend, noise
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
 from tvm_pipeline.graph import Operator
 from tvm_pipeline.model import Model
 from tvm_pipeline.plan import Stage
 from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline_edgetpu.compiler import compile_parts, find_compiler
+from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
 from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, every_tensor
 from tvm_pipeline_edgetpu.model import parse_model
 from tvm_pipeline_edgetpu.slicer import Slice, slice_operators
@@ -158,20 +158,22 @@ class SlicedModel:
     def _for_edge_tpu(self, part: Slice) -> bytes:
         digest = _digest(part)
         if digest not in self._parts:
-            [(content, report)] = compile_parts([part.content], [self._described(part)], tell=self._tell)
-            if report.on_cpu:
-                left = [
-                    f"{count} {kind} ({status})" for kind, count, status in report.operators if "Mapped" not in status
-                ]
-                _log.warning(
-                    "edgetpu_compiler leaves %d of %d operators of a stage of %s to the CPU: %s",
-                    report.on_cpu,
-                    report.mapped + report.on_cpu,
-                    self.graph.name,
-                    ", ".join(left) or "it does not say which",
-                )
-            self._parts[digest] = content
+            [(content, report)] = compile_parts([part.content], [self.graph.name], tell=self._tell)
+            self._keep(part, content, report)
         return self._parts[digest]
+
+    def _keep(self, part: Slice, content: bytes, report: Report) -> None:
+        """Takes what edgetpu_compiler made of a slice, and says what it would not."""
+        self._parts[_digest(part)] = content
+        if report.on_cpu:
+            left = [f"{count} {kind} ({status})" for kind, count, status in report.operators if "Mapped" not in status]
+            _log.warning(
+                "edgetpu_compiler leaves %d of %d operators of a stage of %s to the CPU: %s",
+                report.on_cpu,
+                report.mapped + report.on_cpu,
+                self.graph.name,
+                ", ".join(left) or "it does not say which",
+            )
 
     def _compiled_elsewhere(self, part: Slice, device: Device) -> CompiledModel:
         key = _key(part, device)
@@ -185,17 +187,16 @@ class SlicedModel:
 
     def _elsewhere(self, part: Slice, device: Device) -> StageRunner:
         compiled = self._compiled_elsewhere(part, device)
+        computed = {tensor.name for operator in compiled.graph.operators for tensor in operator.outputs}
         # The outputs of the slice are those of what was compiled, in order, but bear the names of the file.
-        names = dict(zip(compiled.graph.outputs, (tensor.name for tensor in part.outputs), strict=True))
-        written = {tensor.name for operator in compiled.graph.operators for tensor in operator.outputs}
-        computed = {name for compiled_name, name in names.items() if compiled_name in written}
-        for tensor in part.outputs:
-            if tensor.name not in computed:
+        outputs = dict(zip((tensor.name for tensor in part.outputs), compiled.graph.outputs, strict=True))
+        for name, output in outputs.items():
+            if output not in computed:
                 raise PlanError(
-                    f"device {device.name} computes nothing for {tensor.name}, which only shows another tensor under "
+                    f"device {device.name} computes nothing for {name}, which only shows another tensor under "
                     "another shape or order; put the operator that makes it into a stage with those that read it"
                 )
-        return _Renamed(compiled.stage([operator.name for operator in compiled.graph.operators], device), names)
+        return _Renamed(compiled.stage([operator.name for operator in compiled.graph.operators], device), outputs)
 
     def _described(self, part: Slice) -> str:
         return f"the stage of {self.graph.name} that makes {part.outputs[0].name}"
@@ -214,13 +215,49 @@ class SlicedModel:
             return None
 
 
-class _Renamed:
-    """A runner whose outputs bear other names."""
+def co_compile(residents: Sequence[tuple[SlicedModel, Sequence[Stage]]], devices: Sequence[Device]) -> None:
+    """Compiles the slices of several models that share a device in one call, so that they share its cache.
 
-    def __init__(self, runner: StageRunner, names: Mapping[str, str]) -> None:
-        self.inputs = runner.inputs
-        self.outputs = tuple(Port(names[port.name], port.shape, port.dtype, port.layout) for port in runner.outputs)
-        self.bind, self.run = runner.bind, runner.run
+    Only where an Edge TPU is meant, by its address; where none is here and no compiler either, nothing is done.
+    """
+    for device in devices:
+        if device.target == CPU or (device.stand_in and not find_compiler()):
+            continue
+        parts = [
+            (model, model._slice(stage.operators))
+            for model, stages in residents
+            for stage in stages
+            if device.name in stage.devices
+        ]
+        if len(parts) > 1:
+            made = compile_parts([part.content for _, part in parts], [model.graph.name for model, _ in parts])
+            for (model, part), (content, report) in zip(parts, made, strict=True):
+                model._keep(part, content, report)
+
+
+class _Renamed:
+    """A runner whose outputs bear other names.
+
+    Several names may be one output, since compilers compute what two operators have in common only once.
+    """
+
+    def __init__(self, runner: StageRunner, outputs: Mapping[str, str]) -> None:
+        ports = {port.name: port for port in runner.outputs}
+        self.inputs, self.bind, self._run = runner.inputs, runner.bind, runner.run
+        self.outputs = tuple(
+            Port(name, ports[output].shape, ports[output].dtype, ports[output].layout)
+            for name, output in outputs.items()
+        )
+        places: dict[str, list[int]] = {name: [] for name in ports}
+        for place, output in enumerate(outputs.values()):
+            places[output].append(place)
+        self._written = [first for first, *_ in places.values()]
+        self._copied = [(first, other) for first, *others in places.values() for other in others]
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self._run(inputs, [outputs[place] for place in self._written])
+        for place, other in self._copied:
+            np.copyto(outputs[other], outputs[place])
 
 
 def _key(part: Slice, device: Device) -> Key:

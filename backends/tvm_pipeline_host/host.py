@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import tvm_pipeline.relay  # noqa: F401 - first, since it settles TVM's environment
-from tvm_pipeline.backend import Progress, check_cores
+from tvm_pipeline.backend import CompiledModel, Progress, check_cores
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.model import Model
-from tvm_pipeline.platform import Device
+from tvm_pipeline.plan import Stage
+from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.relay.compiled import RelayModel
 from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features
 
@@ -44,6 +45,9 @@ class HostBackend:
 
     def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> RelayModel:
         return RelayModel.compile(model, [device.target for device in devices], bind, progress)
+
+    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
+        """Nothing: kernels of several models share a core as they are."""
 
     def load(self, folder: Path) -> RelayModel:
         return RelayModel.load(folder, bind)

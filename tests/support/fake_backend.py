@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import Array, Port, Progress
+from tvm_pipeline.backend import Array, CompiledModel, Port, Progress
 from tvm_pipeline.errors import PlanError, PlatformError
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.model import Model
@@ -186,6 +186,9 @@ class FakeBackend:
         for device in devices:
             progress(f"{model.name} for {device.name}")
         return self._models[model.name]
+
+    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
+        pass
 
     def load(self, folder: Path) -> FakeModel:
         graph, functions, layouts = pickle.loads((folder / "model.pickle").read_bytes())
