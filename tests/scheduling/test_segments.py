@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -157,3 +158,15 @@ def test_segment_seconds_are_those_of_the_judge(data: st.DataObject) -> None:
         assert math.inf in asked
         return
     assert asked == pytest.approx([cost.seconds for cost in judged], rel=1e-9, abs=1e-12)
+
+
+@given(st.randoms(use_true_random=False))
+def test_it_ends_where_a_longer_segment_may_take_less(random):
+    operators, devices = random.randint(3, 6), random.randint(2, 3)
+    table = {
+        (start, end): float(random.randint(1, 9))
+        for start in range(operators)
+        for end in range(start + 1, operators + 1)
+    }
+    found = fewest_bottleneck(operators, devices, lambda _, start, end: table[start, end])
+    assert found.seconds == tuple(table[place] for place in pairwise((0, *found.cuts, operators)))

@@ -171,7 +171,8 @@ class _Chain:
             return [self.operators] if self.fits(device, start, self.operators, target_s) else None
         for end in range(self.furthest(device, start, self.operators - after, target_s), start, -1):
             rest = self.fill_each(device + 1, end, target_s, stuck)
-            if rest is not None:
+            # Asked again, for a shorter segment may take longer: then it is no partition in time.
+            if rest is not None and self.fits(device, start, end, target_s):
                 return [end, *rest]
         stuck.add((device, start))
         return None
