@@ -28,7 +28,7 @@ from tvm_pipeline.model import Model
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage, read_plan
 from tvm_pipeline.platform import Device, Link, Platform, read_platform
 from tvm_pipeline.profile import DeviceProfile, Profile, read_profile
-from tvm_pipeline.profiling import profile_model
+from tvm_pipeline.profiling import measured_plan, profile_model
 from tvm_pipeline.runtime import Pipeline, Result
 from tvm_pipeline.scheduling import Decision, solve
 
@@ -56,6 +56,7 @@ __all__ = [
     "evaluate",
     "graph_from_networkx",
     "load",
+    "measured_plan",
     "merge_graphs",
     "open_bundle",
     "profile_model",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,8 +24,8 @@ from tvm_pipeline.graph_sources import read_graph
 from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic, read_plan
 from tvm_pipeline.platform import Device, Platform, read_platform
 from tvm_pipeline.profile import Profile, read_profile, unmeasured
-from tvm_pipeline.profiling import profile_model
-from tvm_pipeline.scheduling import SCHEDULERS, Decision
+from tvm_pipeline.profiling import MEASURED, measured_plan, profile_model
+from tvm_pipeline.scheduling import SCHEDULERS, Decision, solve
 
 # People read the tables on standard error's twin, programs read one JSON object on standard output.
 errors = Console(stderr=True)
@@ -49,7 +49,12 @@ ObjectiveOption = Annotated[
 ]
 StagesOption = Annotated[int | None, typer.Option("--stages", help="Exactly so many stages; else the planner chooses.")]
 SchedulerOption = Annotated[
-    str, typer.Option("--scheduler", help=f"best (of all exact ones), or one of: {', '.join(SCHEDULERS)}.")
+    str,
+    typer.Option(
+        "--scheduler",
+        help=f"best (of all exact ones), {MEASURED} (stages are compiled and measured until the plan stands, for "
+        f"Edge TPUs), or one of: {', '.join(SCHEDULERS)}.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else there.")]
 
@@ -162,6 +167,19 @@ def planned(
         else:
             made = compile_source(source, shapes, platform, tell)
             yield Planned(made.compiled.graph, made.platform, measured_profile(made, profile, tell), made.compiled)
+
+
+def decide(
+    problem: Problem, scheduler: str, compiled: CompiledModel | None, tell: Callable[[str], None]
+) -> tuple[Decision, Profile]:
+    """Plans with the scheduler of that name; the profile comes back with whatever was measured on the way."""
+    if scheduler != MEASURED:
+        return solve(problem, scheduler), problem.profile
+    if compiled is None:
+        raise OptionError(f"--scheduler {MEASURED} compiles and measures stages; give a model, not a graph alone")
+    plan, segments = measured_plan(compiled, problem, tell)
+    profile = replace(problem.profile, segments=(*problem.profile.segments, *segments))
+    return Decision(plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured"), profile
 
 
 def _is_relay(source: str) -> bool:

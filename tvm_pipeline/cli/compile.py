@@ -18,6 +18,7 @@ from tvm_pipeline.cli.common import (
     StagesOption,
     checked_objective,
     compile_source,
+    decide,
     decision_json,
     measured_profile,
     print_json,
@@ -28,7 +29,7 @@ from tvm_pipeline.cli.common import (
 from tvm_pipeline.evaluate import judged
 from tvm_pipeline.plan import Problem, read_plan
 from tvm_pipeline.report import candidates_table
-from tvm_pipeline.scheduling import Decision, solve
+from tvm_pipeline.scheduling import Decision
 
 
 def command(
@@ -63,7 +64,7 @@ def command(
             given = judged(problem, read_plan(plan))
             decision = Decision(given, (given,), f"it was given by {plan}")
         else:
-            decision = solve(problem, scheduler)
+            decision, measured = decide(problem, scheduler, made.compiled, tell)
         tell(f"writing {output}")
         bundle = Bundle(made.compiled.graph, made.platform, measured, decision.plan, made.compiled, prepared)
         write_bundle(output, bundle)

@@ -16,6 +16,7 @@ from tvm_pipeline.cli.common import (
     ShapesOption,
     StagesOption,
     checked_objective,
+    decide,
     decision_json,
     planned,
     print_json,
@@ -25,7 +26,7 @@ from tvm_pipeline.cli.common import (
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.plan import Problem, merit
 from tvm_pipeline.report import candidates_table
-from tvm_pipeline.scheduling import Decision, solve
+from tvm_pipeline.scheduling import Decision
 from tvm_pipeline.scheduling.pareto import pareto
 
 
@@ -76,7 +77,10 @@ def command(
     }
     with progress() as tell, planned(model, input_shapes, platform, profile, tell) as what:
         problem = what.problem(wanted, stages, **limits)
-        decision = pareto_decision(problem) if front else solve(problem, scheduler)
+        if front:
+            decision = pareto_decision(problem)
+        else:
+            decision, _ = decide(problem, scheduler, what.compiled, tell)
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:
