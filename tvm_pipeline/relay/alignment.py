@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
@@ -54,7 +55,7 @@ def align(
     starts = [_starts(kernels) for kernels in libraries]
     cuts = sorted(set.intersection(*(set(s) for s in starts)))
     total = sum(len(kernel.operators) for kernel in libraries[0])
-    runs = list(zip(cuts, [*cuts[1:], total], strict=True))
+    runs = list(pairwise((*cuts, total)))
     labels = _labels(libraries[0], runs)
     values = [_values(kernels) for kernels in libraries]
     reference = libraries[0]
