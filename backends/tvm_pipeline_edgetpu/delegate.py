@@ -48,10 +48,7 @@ def load(address: str) -> Delegate:
     Raises:
         PlatformError: the address is none, libedgetpu is not installed, or it cannot open such a device.
     """
-    if not re.fullmatch(r"(usb|pci)?(:\d+)?", address):
-        raise PlatformError(
-            f"{address!r} is no address of an Edge TPU; write usb:0, pci:1, usb, pci or nothing for any"
-        )
+    check_address(address)
     where = f"Edge TPU {address}" if address else "any Edge TPU"
     try:
         # First alone, since a Delegate that fails in this prints a second error as it is collected.
@@ -71,6 +68,14 @@ def load(address: str) -> Delegate:
             f"{where}: {LIBRARY} cannot open it ({' '.join(str(error).split())}); plugged in: {there}; plug it in, "
             "name one that is there, or let this user open it (the groups plugdev for USB, apex for PCIe)"
         ) from error
+
+
+def check_address(address: str) -> None:
+    """Raises PlatformError where libedgetpu could make nothing of the address."""
+    if not re.fullmatch(r"(usb|pci)?(:\d+)?", address):
+        raise PlatformError(
+            f"{address!r} is no address of an Edge TPU; write usb:0, pci:1, usb, pci or nothing for any"
+        )
 
 
 def absence(address: str) -> str | None:

@@ -58,8 +58,9 @@ class EdgeTpuBackend:
         from tvm_pipeline_edgetpu.model import parse_model
         from tvm_pipeline_edgetpu.support import check_quantised
 
+        path = Path(f"{model.name}.tflite")
         try:
-            check_quantised(parse_model(Path(f"{model.name}.tflite"), model.content), model.name)
+            check_quantised(parse_model(path, model.content), path)
         except ModelError as error:
             return str(error)
         return ""
@@ -82,8 +83,9 @@ class EdgeTpuBackend:
                 f"device {device.name} does not say which Edge TPU it is; give `target`, such as usb:0 or pci:0, or "
                 f"cpu for {KERNELS}"
             )
-        from tvm_pipeline_edgetpu.delegate import absence
+        from tvm_pipeline_edgetpu.delegate import absence, check_address
 
+        check_address(device.target)
         reason = absence(device.target)
         stand_in = f"{KERNELS} ({reason})" if reason else ""
         return replace(device, model=device.model or _model(device.target), stand_in=stand_in)

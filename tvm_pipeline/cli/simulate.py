@@ -76,7 +76,7 @@ def command(
         draw_gantt(evaluation, chosen, output, simulated=[bar for bar in found.events if bar.frame in drawn])
     if json:
         simulated = {"latency_s": found.statistics.latency_p50_s, **asdict(found.statistics)}
-        print_json({**plan_json(chosen), "simulated": {**simulated, "dropped": len(found.dropped)}})
+        print_json({**plan_json(chosen, what.platform), "simulated": {**simulated, "dropped": len(found.dropped)}})
         return
     predicted = chosen.predicted
     if pace_fps is not None and predicted.throughput_fps is not None:
