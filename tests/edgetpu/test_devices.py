@@ -1,0 +1,146 @@
+"""Which Edge TPUs there are: those of a platform file, those that are plugged in, and what stands in for the others."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ai_edge_litert")
+
+from ai_edge_litert.interpreter import load_delegate
+from tvm_pipeline_edgetpu import backend
+from tvm_pipeline_edgetpu.edgetpu import MODELS
+
+from tests.edgetpu.networks import random_network
+from tvm_pipeline import read_platform
+from tvm_pipeline.backend import detect_platform, find_backend, settle_platform
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.model import Model
+from tvm_pipeline.platform import Device, DeviceModel, Platform
+
+PLATFORMS = Path(__file__).parents[2] / "profiles" / "platforms"
+NETWORK = random_network(4)
+
+pytestmark = pytest.mark.usefixtures("nothing_installed")
+
+
+def tpus(*addresses: str, **options: Any) -> Platform:
+    devices = tuple(Device(f"tpu{i}", "edgetpu", target=target, **options) for i, target in enumerate(addresses))
+    return Platform("a desk", devices)
+
+
+def test_a_device_that_is_not_here_is_stood_in_for_and_says_so():
+    lead, settled = settle_platform(tpus("usb:0", "pci:0"))
+    assert lead is backend is find_backend("edgetpu")
+    assert list(settled.stand_ins) == ["tpu0", "tpu1"]
+    for device in settled.devices:
+        assert device.stand_in.startswith(f"TFLite's CPU kernels (Edge TPU {device.target}: ")
+        assert "libedgetpu.so.1" in device.stand_in
+        assert "\n" not in device.stand_in
+        assert device.label == f"{device.name} (stand-in)"
+        assert device.model == MODELS[device.target[:3]]  # it can be planned for
+
+
+def test_the_cpu_kernels_may_be_asked_for():
+    _, settled = settle_platform(tpus("cpu"))
+    assert settled.stand_ins == {"tpu0": "TFLite's CPU kernels (its target asks for them)"}
+    assert settled.devices[0].model is None  # no figure of an Edge TPU is one of a CPU
+
+
+def test_a_device_has_to_say_which_one_it_is():
+    with pytest.raises(PlatformError, match=r"device tpu0 does not say which Edge TPU it is; give `target`, .*usb:0"):
+        settle_platform(tpus(""))
+
+
+@pytest.mark.parametrize("target", ["usb:0", "cpu"])
+def test_cores_that_are_not_there(target):
+    with pytest.raises(PlatformError, match=r"device tpu0 names cores \[4095\]; this process may use"):
+        settle_platform(tpus(target, cores=(4095,)))
+
+
+def test_a_device_that_is_here_is_no_stand_in(plug):
+    plug("usb:0,usb:1,pci:0")
+    _, settled = settle_platform(tpus("usb:0", "usb:1", "pci:0"))
+    assert settled.stand_ins == {}
+    assert [device.label for device in settled.devices] == ["tpu0", "tpu1", "tpu2"]
+    assert [device.model for device in settled.devices] == [MODELS["usb"], MODELS["usb"], MODELS["pci"]]
+
+
+def test_what_the_platform_file_says_of_a_device_stays(plug):
+    plug("usb:0")
+    own = DeviceModel(macs_per_s=1e9)
+    _, settled = settle_platform(tpus("usb:0", model=own, cache_bytes=7, bus="hub"))
+    assert settled == tpus("usb:0", model=own, cache_bytes=7, bus="hub")
+
+
+def test_a_library_without_the_device(plug):
+    plug("usb:0")
+    _, settled = settle_platform(tpus("usb:0", "usb:1"))
+    assert list(settled.stand_ins) == ["tpu1"]
+    assert "Edge TPU usb:1: libedgetpu.so.1 cannot open it" in settled.stand_ins["tpu1"]
+
+
+@pytest.mark.parametrize("path", sorted(PLATFORMS.glob("coral-*.toml")), ids=lambda path: path.stem)
+def test_the_figures_filled_in_are_those_of_the_platform_files(path):
+    for device in read_platform(path).devices:
+        assert device.model == MODELS[device.target[:3]]
+        [filled] = [found for found in backend_devices(device.target) if found.target == device.target]
+        assert (filled.cache_bytes, filled.model) == (device.cache_bytes, device.model)
+
+
+def backend_devices(address: str) -> list[Device]:
+    """What `detect` makes of a device at this address."""
+    kind, place = address.split(":")
+    with pytest.MonkeyPatch.context() as patch:
+        plug_into_pycoral(patch, *[kind] * (int(place) + 1))
+        return list(backend.detect())
+
+
+def plug_into_pycoral(patch: pytest.MonkeyPatch, *kinds: str) -> None:
+    """Google's pycoral, as it lists the devices that are plugged in."""
+    pycoral = ModuleType("pycoral.utils.edgetpu")
+    pycoral.list_edge_tpus = lambda: [{"type": kind, "path": "/sys"} for kind in kinds]
+    pycoral.load_edgetpu_delegate = lambda options: load_delegate("libedgetpu.so.1", options)
+    patch.setitem(sys.modules, "pycoral.utils.edgetpu", pycoral)
+
+
+def test_devices_that_are_plugged_in_are_detected(plug, monkeypatch):
+    plug("usb:0,usb:1,pci:0")
+    plug_into_pycoral(monkeypatch, "usb", "pci", "usb")
+    found = backend.detect()
+    assert [(device.name, device.target) for device in found] == [
+        ("tpu0", "usb:0"),
+        ("tpu1", "usb:1"),
+        ("tpu2", "pci:0"),
+    ]
+    assert [backend.settle(device) for device in found] == found
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Model("picture", "onnx", b""), "picture is onnx, an Edge TPU takes .tflite: convert it"),
+        (Model("squeezenet", "relay.testing", b""), "squeezenet is relay.testing"),
+        (Model("net", "tflite", NETWORK[:99]), "damaged TFLite file"),
+    ],
+)
+def test_a_model_that_edge_tpus_do_not_take_leaves_them_out(monkeypatch, caplog, model, words):
+    pytest.importorskip("tvm")
+    plug_into_pycoral(monkeypatch, "usb", "usb")
+    with caplog.at_level(logging.WARNING):
+        platform = detect_platform(model)
+    assert {device.backend for device in platform.devices} == {"host"}
+    assert "tpu0, tpu1 left out: " in caplog.text
+    assert words in caplog.text
+
+
+def test_a_model_that_they_take_keeps_them(monkeypatch, caplog):
+    plug_into_pycoral(monkeypatch, "usb")
+    platform = detect_platform(Model("net", "tflite", NETWORK))
+    assert "tpu0" in [device.name for device in platform.devices]
+    assert "left out" not in caplog.text

@@ -1,0 +1,253 @@
+"""TVM on the CPU beside Edge TPUs: one operator graph, stages of both kinds, int8 tensors that cross between them.
+
+TVM rounds otherwise than TFLite: one operator differs by 1 at most on equal inputs, TVM's add at every fourth element.
+A dense layer behind that add sums such differences up, to 4 in the network below.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ai_edge_litert")
+pytest.importorskip("tvm")
+pytest.importorskip("tflite")
+
+from tvm_pipeline_edgetpu.sliced import SlicedModel
+
+from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, run, schema
+from tests.support.fake_backend import make_plan
+from tvm_pipeline import Bundle, Pipeline, Problem, open_bundle, profile_model, settle_platform, solve, write_bundle
+from tvm_pipeline.backend import Array, CompiledModel, find_backend
+from tvm_pipeline.errors import ModelError, PlanError
+from tvm_pipeline.model import Model
+from tvm_pipeline.plan import Plan
+from tvm_pipeline.platform import Device, Platform
+
+
+def write_network() -> bytes:
+    """An int8 network of six operators with scales as a converter would choose them, a branch and a reshape."""
+    writer, draw = Writer(), np.random.default_rng(0)
+
+    def parameters(shape: tuple[int, ...], outputs: int, scale: float) -> list[int]:
+        weights = writer.tensor(shape, scale=0.01, data=draw.integers(-60, 61, shape).astype(np.int8))
+        bias = draw.integers(-999, 999, outputs).astype(np.int32)
+        return [weights, writer.tensor((outputs,), Type.INT32, scale=scale * 0.01, data=bias)]
+
+    x, a = writer.tensor((1, 8, 8, 4), scale=0.05), writer.tensor((1, 8, 8, 8), scale=0.11)
+    options = schema.Conv2DOptionsT(strideW=1, strideH=1)
+    reads = [x, *parameters((8, 3, 3, 4), 8, 0.05)]
+    writer.operator(Op.CONV_2D, reads, [a], Options.Conv2DOptions, options, version=3)
+
+    b = writer.tensor((1, 8, 8, 8), scale=0.2)
+    options = schema.DepthwiseConv2DOptionsT(strideW=1, strideH=1, depthMultiplier=1)
+    reads = [a, *parameters((1, 3, 3, 8), 8, 0.11)]
+    writer.operator(Op.DEPTHWISE_CONV_2D, reads, [b], Options.DepthwiseConv2DOptions, options, version=3)
+
+    c = writer.tensor((1, 8, 8, 8), scale=0.23)
+    writer.operator(Op.ADD, [a, b], [c], Options.AddOptions, schema.AddOptionsT())
+
+    d = writer.tensor((1, 4, 4, 8), scale=0.23)
+    options = schema.Pool2DOptionsT(strideW=2, strideH=2, filterWidth=2, filterHeight=2)
+    writer.operator(Op.MAX_POOL_2D, [c], [d], Options.Pool2DOptions, options)
+
+    e, shape = writer.tensor((1, 128), scale=0.23), np.array([1, 128], np.int32)
+    reads = [d, writer.tensor((2,), Type.INT32, scale=0, data=shape)]
+    options = schema.ReshapeOptionsT(shape.tolist())
+    writer.operator(Op.RESHAPE, reads, [e], Options.ReshapeOptions, options, version=1)
+
+    f = writer.tensor((1, 10), scale=0.4)
+    options = schema.FullyConnectedOptionsT()
+    reads = [e, *parameters((10, 128), 10, 0.23)]
+    writer.operator(Op.FULLY_CONNECTED, reads, [f], Options.FullyConnectedOptions, options, version=4)
+    return writer.content([x], [f])
+
+
+NETWORK = write_network()
+CORES = sorted(os.sched_getaffinity(0))
+DESK = Platform(
+    "a desk with a stick",
+    (
+        Device("cpu0", "host", (CORES[0],)),
+        Device("tpu0", "edgetpu", target="usb:0"),
+        Device("cpu1", "host", (CORES[-1],)),
+    ),
+)
+
+
+pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two CPU devices need two cores")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory) -> Path:
+    """Whatever TVM compiles here is kept for the whole module; no device is here, and no compiler."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("TVM_PIPELINE_CACHE", str(folder))
+        patch.delenv("FAKE_EDGETPUS", raising=False)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def platform(cache) -> Platform:
+    return settle_platform(DESK)[1]
+
+
+@pytest.fixture(scope="module")
+def model(platform) -> SlicedModel:
+    lead, _ = settle_platform(DESK)
+    return lead.compile(Model("net", "tflite", NETWORK), platform.devices, lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def frames(model) -> list[dict[str, Array]]:
+    return [random_feeds(model.graph, seed) for seed in range(20)]
+
+
+def cut(model: CompiledModel, *stages: tuple[str, int, int]) -> Plan:
+    """Stages of operators start..end-1, each on one device."""
+    names = [operator.name for operator in model.graph.operators]
+    return make_plan(model.graph, *(([device], names[start:end]) for device, start, end in stages))
+
+
+def outputs_of(model: CompiledModel, plan: Plan, platform: Platform, frames: list[dict[str, Array]]) -> list[Array]:
+    [output] = model.graph.outputs
+    with Pipeline(model, plan, platform) as pipeline:
+        results = list(pipeline.map(frames))
+    assert [result.frame for result in results] == list(range(len(frames)))
+    return [result.outputs[output] for result in results]
+
+
+def difference(found: Array, expected: Array) -> int:
+    assert found.dtype == expected.dtype == np.int8
+    return int(np.abs(found.astype(int) - expected).max())
+
+
+def test_the_edge_tpu_backend_compiles_for_both(model, platform):
+    for devices in (DESK.devices, DESK.devices[::-1]):
+        lead, settled = settle_platform(Platform("desk", devices))
+        assert lead is find_backend("edgetpu")
+        assert list(settled.stand_ins) == ["tpu0"]
+    assert all(device.target for device in platform.devices)  # the host's was settled by its own backend
+
+
+def test_an_operator_of_tvm_differs_by_one_at_most(model, platform, frames):
+    for operator in model.graph.operators:
+        if operator.kind == "reshape":
+            continue
+        runner = model.stage([operator.name], platform.device("cpu0"))
+        [port] = runner.outputs
+        output = port.buffer()
+        for frame in frames:
+            expected = run(NETWORK, frame, every=True)
+            inputs = [taken.buffer() for taken in runner.inputs]
+            for array, taken in zip(inputs, runner.inputs, strict=True):
+                array[...] = expected[taken.name]
+            runner.run(inputs, [output])
+            assert difference(output, expected[port.name]) <= 1, operator.name
+
+
+@pytest.mark.parametrize(
+    ("stages", "most"),
+    [
+        ([("cpu0", 0, 2), ("tpu0", 2, 4), ("cpu1", 4, 6)], 1),  # two tensors cross the first cut
+        ([("tpu0", 0, 3), ("cpu0", 3, 6)], 1),
+        ([("cpu0", 0, 5), ("tpu0", 5, 6)], 4),  # the last operator before the cut only shows another shape
+        ([("cpu0", 0, 1), ("tpu0", 1, 4), ("cpu0", 4, 6)], 1),  # a device that comes again
+    ],
+    ids=["cpu-tpu-cpu", "tpu-cpu", "cpu-tpu", "cpu-tpu-the-same-cpu"],
+)
+def test_stages_of_both_kinds_make_one_pipeline(model, platform, frames, stages, most):
+    found = outputs_of(model, cut(model, *stages), platform, frames)
+    for array, frame in zip(found, frames, strict=True):
+        [whole] = run(NETWORK, frame).values()
+        assert difference(array, whole) <= most
+
+
+def test_tensors_cross_under_the_names_and_types_of_the_file(model, platform):
+    """Whichever backend runs a stage, it takes and gives the same."""
+    names = [operator.name for operator in model.graph.operators]
+    for operators in (names[:2], names[4:]):
+        ports = []
+        for name in ("cpu0", "tpu0"):
+            runner = model.stage(operators, platform.device(name))
+            taken, given = (
+                {(p.name, p.shape, p.dtype, p.layout) for p in side} for side in (runner.inputs, runner.outputs)
+            )
+            ports.append((taken, given))
+        assert ports[0] == ports[1]
+        assert {dtype for side in ports[0] for _, _, dtype, _ in side} == {"int8"}
+
+
+def test_stages_of_tvm_alone_give_what_tvm_gives_for_the_whole_file(model, platform, frames):
+    """Slices are compiled one by one, and no rounding depends on what else a compilation holds."""
+    host = [device for device in platform.devices if device.backend == "host"]
+    whole = find_backend("host").compile(Model("net", "tflite", NETWORK, model.graph.inputs), host, lambda _: None)
+    expected = outputs_of(whole, cut(whole, ("cpu0", 0, len(whole.graph))), platform, frames)
+    found = outputs_of(model, cut(model, ("cpu0", 0, 3), ("cpu1", 3, 6)), platform, frames)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_stage_that_only_shows_another_shape_is_refused_where_tvm_computes_nothing(model, platform):
+    with pytest.raises(PlanError, match=r"device cpu0 computes nothing for tensor/9:0, .*; put the operator .* into"):
+        model.stage(["reshape_4"], platform.device("cpu0"))
+    runner = model.stage(["reshape_4"], platform.device("tpu0"))  # TFLite copies
+    assert [port.shape for port in runner.outputs] == [(1, 128)]
+
+
+def test_both_kinds_are_profiled_and_planned_together(model, platform, cache, tmp_path, frames):
+    lead, _ = settle_platform(DESK)
+    profile = profile_model(lead, model, platform, repeats=8)
+    reshape = [operator.kind for operator in model.graph.operators].index("reshape")
+    for name in ("cpu0", "tpu0", "cpu1"):
+        seconds = profile.devices[name].seconds
+        assert len(seconds) == len(model.graph)
+        assert all(figure is not None and figure > 0 for figure in seconds)
+        if name != "tpu0":  # there it is no work at all
+            assert seconds[reshape] == min(seconds)
+    assert "device tpu0 was not here, measured were TFLite's CPU kernels" in profile.warnings
+    decision = solve(Problem(model.graph, platform, profile))
+    assert decision.plan.status == "optimal"
+
+    plan = cut(model, ("cpu0", 0, 2), ("tpu0", 2, 4), ("cpu1", 4, 6))
+    expected = outputs_of(model, plan, platform, frames)
+    write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, profile, plan, model))
+    shutil.rmtree(cache)
+    with open_bundle(tmp_path / "net.tar") as bundle:
+        assert bundle.platform == platform
+        found = outputs_of(bundle.compiled, bundle.plan, bundle.platform, frames)
+    np.testing.assert_array_equal(found, expected)
+    assert not cache.exists()  # nothing was compiled again
+
+
+def twins() -> bytes:
+    """Two operators that compute the same, and a third that shows it under another shape; all three are outputs."""
+    writer = Writer()
+    x = writer.tensor((1, 4, 4, 4))
+    pooled = [writer.tensor((1, 4, 4, 4)) for _ in range(2)]
+    for made in pooled:
+        options = schema.Pool2DOptionsT(strideW=1, strideH=1, filterWidth=2, filterHeight=2)
+        writer.operator(Op.MAX_POOL_2D, [x], [made], Options.Pool2DOptions, options)
+    shape = np.array([1, 64], np.int32)
+    flat = writer.tensor((1, 64))
+    reads = [pooled[0], writer.tensor((2,), Type.INT32, scale=0, data=shape)]
+    writer.operator(Op.RESHAPE, reads, [flat], Options.ReshapeOptions, schema.ReshapeOptionsT([1, 64]), version=1)
+    return writer.content([x], [*pooled, flat])
+
+
+def test_what_tvm_computes_once_is_given_under_both_names(platform):
+    lead, _ = settle_platform(DESK)
+    content = twins()
+    model = lead.compile(Model("twins", "tflite", content), platform.devices, lambda _: None)
+    frames = [random_feeds(model.graph, seed) for seed in range(5)]
+    with Pipeline(model, cut(model, ("cpu0", 0, 2), ("tpu0", 2, 3)), platform) as pipeline:
+        for result, frame in zip(pipeline.map(frames), frames, strict=True):
+            for name, whole in run(content, frame).items():
+                np.testing.assert_array_equal(result.outputs[name], whole)
+    told = "device cpu0 cannot run the stage of twins that makes tensor/1:0: .* one tensor under different shapes"
+    with pytest.raises(ModelError, match=told):
+        Pipeline(model, cut(model, ("cpu0", 0, 3)), platform)
