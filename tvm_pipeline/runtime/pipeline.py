@@ -17,10 +17,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import NoReturn
 
 import numpy as np
@@ -38,22 +36,12 @@ from tvm_pipeline.layout import to_logical
 from tvm_pipeline.plan import Plan
 from tvm_pipeline.platform import Platform
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
+from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Worker
 from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
 
-Inputs = Mapping[str, Array] | Array
 
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What came out for one frame: its index, the model's outputs by name, and the seconds it was inside."""
-
-    frame: int
-    outputs: dict[str, Array]
-    latency_s: float
-
-
-class Pipeline:
+class Pipeline(FrameStream):
     """A running plan. Use it as a context manager; leaving it stops every thread.
 
     Args:
@@ -91,7 +79,7 @@ class Pipeline:
                 bindings = [bind_slot(slot, ports, runner, scratch) for slot in self._slots]
                 record = StageRecord(index, platform.device(device).label)
                 self._workers.append(
-                    Worker(runner, bindings, gate, record, self._bound.release, self._dropped, self._fail)
+                    Worker(runner, device, bindings, gate, record, self._bound.release, self._dropped, self._fail)
                 )
         self._lock = threading.Lock()  # over what follows, where more than one thread writes it
         self._state: str = "new"  # then running, and drained, stopped or failed
@@ -138,14 +126,14 @@ class Pipeline:
         """
         arrays, what = self._checked(inputs), "no room for a frame"
         if self._state != "running":
-            self._refuse(what)
+            self.refuse(what)
         slot = self._take(self._free, timeout_s, what)
         for name, array in arrays.items():
             np.copyto(slot.buffers[name], array, casting="same_kind")
         with self._lock:  # no frame may follow the None of `drain`
             if self._state != "running":
                 self._free.put(slot)
-                self._refuse(what)
+                self.refuse(what)
             slot.frame = frame = self._submitted
             self._submitted += 1
             slot.entered_s = self._last_entry_s = time.perf_counter()
@@ -161,7 +149,7 @@ class Pipeline:
             StageError: a stage failed; the results of the frames before were given.
         """
         if self._state in ("new", "stopped"):
-            self._refuse("no result")
+            self.refuse("no result")
         give_up_s = None if timeout_s is None else time.perf_counter() + timeout_s
         while self._delivered not in self._early:
             left_s = None if give_up_s is None else max(give_up_s - time.perf_counter(), 0.0)
@@ -175,59 +163,32 @@ class Pipeline:
         self._free.put(slot)
         return result
 
-    def results(self, timeout_s: float | None = None) -> Iterator[Result]:
-        """Every result until the pipeline is drained; call `drain` (or submit from another thread) before.
-
-        Raises what `result` does; being drained ends it.
-        """
-        while True:
-            try:
-                yield self.result(timeout_s)
-            except PipelineClosedError:
-                if self._state == "drained":
-                    return
-                raise
-
-    def map(self, frames: Iterable[Inputs], timeout_s: float | None = None) -> Iterator[Result]:
-        """Runs every frame and yields the results in order; ends when `frames` does, and stops the pipeline.
-
-        `frames` is read from another thread. What it raises is raised here, after the results of the frames before.
-        Who leaves early waits until `frames` gave the item it is at.
-
-        Raises what `submit` and `result` do.
-        """
-        if self._state != "running":
-            self._refuse("cannot map")
-        failure: list[BaseException] = []
-
-        def feed() -> None:
-            try:
-                for inputs in frames:
-                    try:
-                        self.submit(inputs)
-                    except (PipelineClosedError, StageError):
-                        return  # the reader of the results hears of it
-            except BaseException as error:
-                failure.append(error)
-            finally:
-                self.drain()
-
-        feeder = threading.Thread(target=feed, name="feeder", daemon=True)
-        feeder.start()
-        try:
-            yield from self.results(timeout_s)
-        finally:
-            self.stop()
-            feeder.join()
-        if failure:
-            raise failure[0]
-
     def drain(self) -> None:
         """Takes no more frames; those inside come out, and then the threads end."""
         with self._lock:
             if self._state == "running":
                 self._state = "drained"
                 self._close_entrance()
+
+    def held(self, first: int) -> list[Mapping[str, Array]]:
+        """The inputs of every frame from `first` on that went in and whose result was not taken, in order.
+
+        Of a pipeline that takes no frames any more; its slots keep them until it is collected.
+        """
+        waiting = {slot.frame: slot for slot in self._slots if slot.frame >= first}
+        return [{name: waiting[frame].buffers[name] for name in self._inputs} for frame in sorted(waiting)]
+
+    def overdue(self, limit_s: float) -> bool:
+        """Declares failed what a worker is at for longer than `limit_s`; says whether something was.
+
+        The thread cannot be ended; it is left behind, and `stop` does not wait for it.
+        """
+        late = [worker for worker in self._workers if worker.busy_s() > limit_s and not worker.abandoned]
+        for worker in late:
+            error = PipelineTimeoutError(f"it did not end within {limit_s:g} s")
+            self._fail(worker.record.stage, worker.device, worker.frame, error)
+            worker.abandon()
+        return bool(late)
 
     def stop(self) -> None:
         """Ends every thread after the frame it is at; frames inside are dropped. Safe to call twice."""
@@ -238,8 +199,26 @@ class Pipeline:
         for queue in (self._free, *self._queues):
             queue.put(None)
         for worker in self._workers:
-            if worker.ident is not None:
+            if worker.ident is not None and not worker.abandoned:
                 worker.join()
+
+    @property
+    def state(self) -> str:
+        return self._state
+
+    @property
+    def submitted(self) -> int:
+        """Frames that went in."""
+        return self._submitted
+
+    @property
+    def delivered(self) -> int:
+        """Frames whose results were taken."""
+        return self._delivered
+
+    def records(self) -> list[StageRecord]:
+        """What each worker writes down, in the order of the plan's stages and their devices."""
+        return [worker.record for worker in self._workers]
 
     def statistics(self) -> RunStatistics:
         """What was measured until now, in steady state."""
@@ -252,15 +231,6 @@ class Pipeline:
         self._record = RunRecord()
         for worker in self._workers:
             worker.record = StageRecord(worker.record.stage, worker.record.device)
-
-    def __enter__(self) -> Pipeline:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
 
     def _checked(self, inputs: Inputs) -> Mapping[str, Array]:
         wanted = self._inputs
@@ -292,7 +262,7 @@ class Pipeline:
             raise PipelineTimeoutError(f"{what} in the time allowed; {inside} frames are inside") from None
         if slot is None:
             queue.put(None)  # for whoever asks next
-            self._refuse(what)
+            self.refuse(what)
         return slot
 
     def _dropped(self, frame: int) -> bool:
@@ -318,7 +288,7 @@ class Pipeline:
         if self._failure is not None:
             raise StageError(*self._failure) from self._failure[3]
 
-    def _refuse(self, what: str) -> NoReturn:
+    def refuse(self, what: str) -> NoReturn:
         """Says why nothing goes in or comes out any more."""
         self._raise_failure()
         todo = "call start() first, or use `with`" if self._state == "new" else "make a new one"

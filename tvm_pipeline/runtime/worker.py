@@ -41,6 +41,7 @@ class Worker(threading.Thread):
     def __init__(
         self,
         runner: StageRunner,
+        device: str,
         bindings: Sequence[Binding],
         gate: StageGate,
         record: StageRecord,
@@ -49,15 +50,28 @@ class Worker(threading.Thread):
         failed: Callable[[int, str, int, BaseException], None],
     ) -> None:
         super().__init__(name=f"stage {record.stage} on {record.device}", daemon=True)
-        self.record = record
+        self.record, self.device = record, device
         self._runner, self._bindings, self._gate = runner, bindings, gate
         self._bound, self._dropped, self._failed = bound, dropped, failed
+        self.frame = -1
+        self._since_s: float | None = None
+        self.abandoned = False
+
+    def busy_s(self) -> float:
+        """Seconds since it began with the frame it is at; 0 where it is at none."""
+        since_s = self._since_s
+        return 0.0 if since_s is None else time.perf_counter() - since_s
+
+    def abandon(self) -> None:
+        """Gives it up where it hangs: nothing that it does counts any more, and its stage ends without it."""
+        self.abandoned = True
+        self._gate.close()
 
     def run(self) -> None:
         try:
             self._runner.bind()
         except BaseException as error:  # whatever it is, the caller must hear of it
-            self._failed(self.record.stage, self.record.device, -1, error)
+            self._failed(self.record.stage, self.device, -1, error)
         self._bound()
         take, give = self._gate.source.get, self._gate.target.put
         idle_since = time.perf_counter()
@@ -67,15 +81,21 @@ class Worker(threading.Thread):
             try:
                 idle_since = self._process(slot, idle_since)
             except BaseException as error:
-                self._failed(self.record.stage, self.record.device, slot.frame, error)
+                if not self.abandoned:
+                    self._failed(self.record.stage, self.device, slot.frame, error)
             else:
+                if self.abandoned:
+                    return
                 give(slot)
-        self._gate.close()
+            finally:
+                self._since_s = None
+        if not self.abandoned:
+            self._gate.close()
 
     def _process(self, slot: Slot, idle_since: float) -> float:
         """Runs the stage on a slot, writes down what took how long, and returns when it was done."""
         clock = time.perf_counter
-        began = clock()
+        self.frame, self._since_s = slot.frame, (began := clock())
         binding = self._bindings[slot.number]
         for conversion in binding.receive:
             conversion.receive()

@@ -1,0 +1,347 @@
+"""A pipeline whose plan may change while it runs: re-planned when devices slow down, and when one fails.
+
+A running plan is a Pipeline; a change of plan makes a second one. Frames that are inside finish where they are, new
+ones take the new plan, and results are taken from the old one until it is empty: order holds, nothing is lost and
+nothing stops. Where a device fails, what its pipeline still held is put into the next one.
+
+Next: `adaptation.py`, which says when another plan is worth a change.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from tvm_pipeline.backend import Array, CompiledModel
+from tvm_pipeline.errors import (
+    InfeasibleError,
+    PipelineClosedError,
+    PipelineError,
+    PlatformError,
+    StageError,
+)
+from tvm_pipeline.evaluate import judged
+from tvm_pipeline.plan import Plan, Problem, merit
+from tvm_pipeline.runtime.adaptation import Adaptation, quick_plan
+from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
+from tvm_pipeline.statistics import RunRecord, RunStatistics
+
+TICK_S = 0.1  # between two looks at the devices
+KEPT_EVENTS = 1000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that was decided or happened: when, what, why, and the plan that runs since then.
+
+    Attributes:
+        time_s: seconds since the start, on a clock that never jumps.
+        kind: `start`, `switch`, `failure`, `return` (of a device), `refusal` (of a plan) or `objective`.
+        version: of the plan, counted from 0.
+        frame: the first frame of that plan; -1 where the plan did not change.
+    """
+
+    time_s: float
+    kind: str
+    reason: str
+    version: int
+    frame: int = -1
+    plan: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """One plan's pipeline: its frame 0 is frame `base` of the whole."""
+
+    pipeline: Pipeline
+    base: int
+    taking: threading.Lock = field(default_factory=threading.Lock)  # held by whoever takes its results
+    early: deque[Result] = field(default_factory=deque)  # taken already, by whom waited for it to end
+    over: bool = False
+
+
+class LivePipeline(FrameStream):
+    """A running plan that is exchanged while it runs.
+
+    Args:
+        compiled: the model, compiled for every device of the problem's platform.
+        problem: what to plan for; the platform settled on this machine.
+        plan: what to begin with.
+        adaptation: watches the devices and proposes plans; None keeps the plan while nothing fails.
+        watchdog_s: a stage that is at one frame for longer has failed; None waits for ever.
+        cool_down_s: how long a failed device is left out before it may serve again; doubled at each failure.
+        on_event: is told of every event, from whichever thread it happens in.
+        in_flight: as for Pipeline.
+
+    What a device does wrong costs speed and no frame: it is left out of the next plan, and the frames inside are run
+    again. A StageError only comes where no device is left, or no plan.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        problem: Problem,
+        plan: Plan,
+        *,
+        adaptation: Adaptation | None = None,
+        watchdog_s: float | None = None,
+        cool_down_s: float = 30.0,
+        on_event: Callable[[Event], None] = lambda _: None,
+        in_flight: int | None = None,
+    ) -> None:
+        self.plan, self.version = plan, 0
+        self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._compiled, self._problem, self._in_flight = compiled, problem, in_flight
+        self._adaptation, self._watchdog_s, self._cool_down_s = adaptation, watchdog_s, cool_down_s
+        self._on_event = on_event
+        self._out: dict[str, tuple[float, float]] = {}  # failed devices: until when, and how long that was
+        self._changing = threading.RLock()  # held while a plan is being exchanged
+        self._lock = threading.Lock()  # over the generations
+        self._generations: deque[_Generation] = deque([_Generation(self._pipeline(plan), 0)])
+        self._record = RunRecord()
+        self._began_s = self._last_entry_s = 0.0
+        self._closing = False
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+
+    def start(self) -> None:
+        self._began_s = time.perf_counter()
+        self._generations[-1].pipeline.start()
+        self._tell("start", "it was given", 0)
+        self._watcher.start()
+
+    @property
+    def state(self) -> str:
+        return self._generations[-1].pipeline.state
+
+    @property
+    def problem(self) -> Problem:
+        """What is planned for: without the devices that have failed, as slow as the others are found to be."""
+        return self._adaptation.scaled(self._able()) if self._adaptation else self._able()
+
+    def _able(self) -> Problem:
+        """The problem without the devices that are left out; raises PlatformError where none remains."""
+        now_s = time.perf_counter()
+        platform = self._problem.platform
+        able = tuple(d for d in platform.devices if self._out.get(d.name, (-math.inf, 0.0))[0] <= now_s)
+        names = {device.name for device in able}
+        links = tuple(link for link in platform.links if {link.source, link.destination} <= names)
+        return replace(self._problem, platform=replace(platform, devices=able, links=links))
+
+    def submit(self, inputs: Inputs, timeout_s: float | None = None) -> int:
+        """Copies one frame's inputs in and returns its index; waits while the pipeline is full.
+
+        Raises what `Pipeline.submit` does; a StageError only where nothing can run the frames any more.
+        """
+        while True:
+            generation = self._generations[-1]
+            try:
+                frame = generation.pipeline.submit(inputs, timeout_s)
+            except StageError as error:
+                self._outlive(generation, error)
+            except PipelineClosedError:
+                with self._changing, self._lock:  # a change of plan may be on
+                    if self._generations[-1] is generation:
+                        raise
+            else:
+                self._last_entry_s = time.perf_counter()
+                return generation.base + frame
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """The next frame's result, in the order of submission, whichever plan it ran on.
+
+        Raises what `Pipeline.result` does; a StageError only where nothing can run the frames any more.
+        """
+        while True:
+            generation = self._generations[0]
+            try:
+                with generation.taking:
+                    result = generation.early.popleft() if generation.early else generation.pipeline.result(timeout_s)
+            except StageError as error:
+                if not (generation.over and self._retire(generation)):
+                    self._outlive(generation, error)
+            except PipelineClosedError:
+                if not self._retire(generation):
+                    raise
+            else:
+                done_s = time.perf_counter()
+                self._record.add(done_s - result.latency_s, done_s)
+                return replace(result, frame=generation.base + result.frame)
+
+    def drain(self) -> None:
+        with self._changing:
+            self._closing = True
+            self._generations[-1].pipeline.drain()
+
+    def stop(self) -> None:
+        self._ended.set()
+        with self._changing:
+            for generation in list(self._generations):
+                generation.pipeline.stop()
+        if self._watcher.ident is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+
+    def refuse(self, what: str) -> NoReturn:
+        self._generations[-1].pipeline.refuse(what)
+
+    def statistics(self) -> RunStatistics:
+        """Of the whole run, with the stages of the plan that runs now."""
+        stages = self._generations[-1].pipeline.statistics().stages
+        return self._record.summary(0, self._last_entry_s, stages)
+
+    def reset_statistics(self) -> None:
+        self._record = RunRecord()
+        self._generations[-1].pipeline.reset_statistics()
+
+    def switch(self, plan: Plan, reason: str) -> bool:
+        """Runs the frames from now on by `plan`; those inside finish by the old one.
+
+        Returns False, and keeps the old plan, where the new one cannot be started or the pipeline is ending.
+        """
+        with self._changing:
+            try:
+                pipeline = self._pipeline(plan)
+                pipeline.start()
+            except PipelineError as error:
+                if isinstance(error, StageError):
+                    self._leave_out(error.device)
+                self._tell("refusal", f"{reason}, but it cannot be started: {error}", -1, plan)
+                return False
+            with self._lock:
+                old = self._generations[-1]
+                running = old.pipeline.state == "running"
+                if running:
+                    old.pipeline.drain()
+                    base = old.base + old.pipeline.submitted
+                    self._generations.append(_Generation(pipeline, base))
+            if not running:
+                pipeline.stop()
+                return False
+            self._now(plan, "switch", reason, base)
+            return True
+
+    def set_objective(self, problem: Problem) -> None:
+        """Plans for another objective or other limits from now on: a problem of the same graph and platform."""
+        with self._changing:
+            self._problem = problem
+            self._tell("objective", f"it is now {problem.objective}", -1)
+            self.switch(quick_plan(self.problem), f"the objective is {problem.objective}")
+
+    def _pipeline(self, plan: Plan, least_slots: int = 0) -> Pipeline:
+        slots = self._in_flight
+        if least_slots:
+            slots = max(least_slots, slots or 2 * sum(len(stage.devices) for stage in plan.stages))
+        return Pipeline(self._compiled, plan, self._problem.platform, in_flight=slots)
+
+    def _retire(self, generation: _Generation) -> bool:
+        """Whether results go on after the generation, which has none any more."""
+        with self._lock:
+            if len(self._generations) == 1 or self._generations[0] is not generation:
+                return self._generations[0] is not generation
+            self._generations.popleft()
+        generation.pipeline.stop()
+        return True
+
+    def _outlive(self, generation: _Generation, failure: StageError) -> None:
+        """Puts what a failed pipeline held into a new one on other devices; raises the error where there are none."""
+        cause = failure.__cause__ or failure
+        error = StageError(failure.stage, failure.device, generation.base + failure.frame, cause)
+        with self._changing, generation.taking:
+            if generation.over:
+                return
+            while True:  # what came before the failed frame still comes out
+                try:
+                    generation.early.append(generation.pipeline.result())
+                except (StageError, PipelineClosedError):
+                    break
+            self._leave_out(error.device)
+            self._tell("failure", str(error), -1)
+            held = generation.pipeline.held(generation.pipeline.delivered)
+            pipeline, plan = self._survivor(held, error, cause)
+            base = generation.base + generation.pipeline.delivered
+            with self._lock:
+                place = self._generations.index(generation)
+                last = place == len(self._generations) - 1
+                if self._closing or not last:
+                    pipeline.drain()
+                self._generations.insert(place + 1, _Generation(pipeline, base))
+                generation.over = True
+            if last:
+                self._now(plan, "switch", f"device {error.device} failed; {len(held)} frames run again", base)
+
+    def _survivor(
+        self, held: Sequence[Mapping[str, Array]], error: StageError, cause: BaseException
+    ) -> tuple[Pipeline, Plan]:
+        """A started pipeline on the devices that are left, with these frames inside."""
+        while True:
+            try:
+                plan = quick_plan(self.problem)
+            except (InfeasibleError, PlatformError):
+                raise error from cause
+            pipeline = self._pipeline(plan, len(held))
+            try:
+                pipeline.start()
+                for inputs in held:
+                    pipeline.submit(inputs)
+                return pipeline, plan
+            except StageError as again:
+                pipeline.stop()
+                self._leave_out(again.device)
+                self._tell("failure", str(again), -1)
+
+    def _leave_out(self, device: str) -> None:
+        _, before_s = self._out.get(device, (0.0, self._cool_down_s / 2))
+        self._out[device] = (time.perf_counter() + 2 * before_s, 2 * before_s)
+
+    def _now(self, plan: Plan, kind: str, reason: str, base: int) -> None:
+        self.plan = plan
+        self.version += 1
+        if self._adaptation:
+            self._adaptation.begin(self._problem, plan)
+        self._tell(kind, reason, base, plan)
+
+    def _tell(self, kind: str, reason: str, frame: int, plan: Plan | None = None) -> None:
+        shown = " | ".join("+".join(stage.devices) for stage in (plan or self.plan).stages)
+        event = Event(time.perf_counter() - self._began_s, kind, reason, self.version, frame, shown)
+        self.events.append(event)
+        _log.info("%s: %s (plan %d: %s)", kind, reason, self.version, shown)
+        self._on_event(event)
+
+    def _watch(self) -> None:
+        """Looks at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
+        if self._adaptation:
+            self._adaptation.begin(self._problem, self.plan)
+        while not self._ended.wait(TICK_S):
+            if self._watchdog_s is not None:
+                for generation in list(self._generations):
+                    generation.pipeline.overdue(self._watchdog_s)
+            try:
+                self._improve()
+            except PipelineError as error:
+                _log.warning("no new plan: %s", error)
+
+    def _improve(self) -> None:
+        """Changes to a better plan where there is one: by the slow-downs, or because a device may serve again."""
+        back = [name for name, (until_s, _) in self._out.items() if -math.inf < until_s <= time.perf_counter()]
+        for name in back:
+            self._out[name] = -math.inf, self._out[name][1]
+            self._tell("return", f"device {name} may serve again", -1)
+        if self._closing or self.state != "running":
+            return
+        if self._adaptation:
+            proposal = self._adaptation.look(self._generations[-1].pipeline.records(), self._able(), bool(back))
+            if proposal:
+                self.switch(*proposal)
+        elif back:
+            plan = quick_plan(self.problem)
+            if merit(plan) < merit(judged(self.problem, self.plan)):
+                self.switch(plan, f"{', '.join(back)} may serve again")
