@@ -4,8 +4,9 @@
         for frame in source:
             ...  # frame.image is uint8, height x width x 3, RGB
 
-A source gives frames as fast as it is asked (a camera: as fast as it films); pacing, queueing and dropping
-are the runtime's. Read next: decoding.py (what damage does), preprocessing.py (a frame to a model's input).
+A source gives frames as fast as it is asked (a camera: as fast as it films); queueing, dropping and coming
+back after a stall are live.py's. Read next: decoding.py (what damage does), preprocessing.py (a frame to a
+model's input).
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Source:
         fps: frames a second as the container says it, None for pictures and where it does not say.
         frames: how many it will give as the container says it, None for live sources and where it does not
             say.
+        live: whether it has no end of its own: a camera, or an address that does not say how long it is.
         damaged: damaged packets and pictures met so far, see decoding.py.
     """
 
@@ -64,10 +66,12 @@ class Source:
         fps: float | None,
         frames: int | None,
         limit: int | None,
+        live: bool = False,
     ) -> None:
         self.name = name
         self.fps = fps
         self.frames = min((n for n in (frames, limit) if n is not None), default=None)
+        self.live = live and self.frames is None
         self.damaged = 0
         self._pictures = pictures
         self._limit = limit
@@ -161,7 +165,9 @@ def _address(spec: str, limit: int | None, timeout_s: float, thread_count: int) 
         raise OptionError(f"cannot read {name}: {scheme}:// is not supported; give one of {', '.join(SCHEMES)}")
     advice = "check the address, that its server is sending, and the network; a slow one needs a longer timeout"
     container, stream = open_container(spec, name, advice, timeout_s=timeout_s, thread_count=thread_count)
-    return _stream(name, container, stream, limit, timeout_s)
+    playlist = container.format.name in ("hls", "dash")  # its size is not that of the video
+    live = container.duration is None and (playlist or container.size <= 0)
+    return _stream(name, container, stream, limit, timeout_s, live)
 
 
 def _camera(spec: str, limit: int | None, thread_count: int) -> Source:
@@ -174,7 +180,7 @@ def _camera(spec: str, limit: int | None, thread_count: int) -> Source:
         )
     advice = "check that no other program uses it, that you are in group video, and that it is a V4L2 camera"
     container, stream = open_container(name, name, advice, format="v4l2", thread_count=thread_count)
-    return _stream(name, container, stream, limit)
+    return _stream(name, container, stream, limit, live=True)
 
 
 def _stream(
@@ -183,10 +189,11 @@ def _stream(
     stream: VideoStream,
     limit: int | None,
     timeout_s: float | None = None,
+    live: bool = False,
 ) -> Source:
     fps = float(stream.average_rate) if stream.average_rate else None
     pictures = decode(container, stream, name, timeout_s=timeout_s)
-    return Source(name, pictures, fps=fps, frames=stream.frames or None, limit=limit)
+    return Source(name, pictures, fps=fps, frames=stream.frames or None, limit=limit, live=live)
 
 
 def _pictures(spec: str, paths: list[Path], limit: int | None) -> Source:

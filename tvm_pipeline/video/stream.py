@@ -5,50 +5,56 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
 from tvm_pipeline.backend import aligned_empty
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.runtime import Pipeline, Result
+from tvm_pipeline.runtime import Result
+from tvm_pipeline.runtime.stream import FrameStream
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
 from tvm_pipeline.video.sinks import Annotation
-from tvm_pipeline.video.sources import Frame, Source
+from tvm_pipeline.video.sources import Frame
 
 Outputs = Mapping[str, NDArray[Any]]
 
 # Turns the model's outputs into what is drawn; the transform leads from the model's input back to the picture.
 Decoder = Callable[[Outputs, Transform], Sequence[Annotation]]
 
+FrameT = TypeVar("FrameT", bound=Frame)  # live sources give a LiveFrame, which knows where it is from
+
 
 @dataclass(frozen=True, slots=True)
-class Analysed:
-    """A frame with what the model found on it."""
+class Analysed(Generic[FrameT]):
+    """A frame, of the kind that the source gives, with what the model found on it."""
 
-    frame: Frame
+    frame: FrameT
     result: Result
     annotations: Sequence[Annotation]
 
 
 def stream(
-    pipeline: Pipeline,
-    source: Source,
+    pipeline: FrameStream,
+    source: Iterable[FrameT],
     settings: Preprocessing,
     decode: Decoder | None = None,
     stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Analysed]:
+) -> Iterator[Analysed[FrameT]]:
     """Runs every frame of `source`; ends when it ends, or with the frames inside once `stopped()` says so.
+
+    `source` is one Source or LiveSource, or several of these by `merge`; it is asked in another thread.
+    `stopped` is asked at each frame: close live sources as well, since they may give none for long.
 
     Raises:
         VideoError: the source broke; the frames before that have been yielded.
         StageError: a stage failed.
     """
-    inside: deque[Frame] = deque()
+    inside: deque[FrameT] = deque()
 
     def pictures() -> Iterator[NDArray[Any]]:
         tensor: NDArray[Any] | None = None  # submit copies, so one will do

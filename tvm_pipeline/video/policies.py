@@ -1,0 +1,78 @@
+"""What a user may ask of a live source: which frames are let go, and how it is opened again.
+
+Read next: live.py, which does it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm_pipeline.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Which frames are let go; the default keeps every one and makes the source wait. See `parse_policy`."""
+
+    every: int = 1
+    latest: bool = False
+    max_age_s: float | None = None
+
+
+def parse_policy(text: str) -> Policy:
+    """A queue policy from its text: one of these, or several with commas between.
+
+    - `block`: keeps every frame, and makes the source wait where the pipeline is slower; right for files. A
+      camera that waits long drops frames by itself, uncounted.
+    - `latest`: only the newest frame waits.
+    - `every=N`: the first frame of each N. Alone it makes the source wait, as `block` does.
+    - `max-age=S`: none older than S seconds is given out.
+
+    Raises:
+        OptionError: it is none of these, a rate is not above 0, or two contradict each other.
+    """
+    takes = "it takes block, latest, every=N, max-age=SECONDS (above 0), or several with commas, as every=2,latest"
+    given: dict[str, str] = {}
+    for part in text.split(","):
+        form = re.fullmatch(r"(block|latest)|(every)=(\d+)|(max-age)=(\d+\.?\d*|\.\d+)", part.strip())
+        if not form or (form[2] and int(form[3]) == 0) or (form[4] and float(form[5]) == 0):
+            raise OptionError(f"--policy {text}: cannot use {part.strip() or 'nothing'!r}; {takes}")
+        key = form[1] or form[2] or form[4]
+        if key in given:
+            raise OptionError(f"--policy {text}: {key} is given twice; keep one")
+        given[key] = form[3] or form[5] or ""
+    if "block" in given and (clash := [key for key in ("latest", "max-age") if key in given]):
+        raise OptionError(f"--policy {text}: block keeps every frame, {clash[0]} lets some go; choose one")
+    max_age_s = float(given["max-age"]) if "max-age" in given else None
+    return Policy(int(given.get("every", 1)), "latest" in given, max_age_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """The back-off: wait `first_s`, then twice as long each time up to `longest_s`; a frame starts it anew.
+
+    Raises:
+        OptionError: a wait is not above 0, the longest is shorter than the first, or `attempts` (in a row;
+            None for ever) is less than one.
+    """
+
+    first_s: float = 0.5
+    longest_s: float = 30.0
+    attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_s <= self.longest_s < float("inf") or (self.attempts is not None and self.attempts < 1):
+            raise OptionError(f"{self}: it needs 0 < first_s <= longest_s, and attempts of at least 1 or None")
+
+    def waits(self) -> Iterator[float]:
+        """Seconds to wait before each attempt in a row."""
+        made, wait_s = 0, self.first_s
+        while self.attempts is None or made < self.attempts:
+            yield wait_s
+            made, wait_s = made + 1, min(2 * wait_s, self.longest_s)
+
+
+BLOCK = Policy()
+RECONNECT = Reconnect()
