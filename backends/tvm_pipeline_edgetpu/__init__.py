@@ -6,7 +6,7 @@ model.py        a .tflite read as an operator graph; work.py: how much each oper
 slicer.py       the file cut into a file for each stage
 support.py      which operators an Edge TPU takes
 compiler.py     Google's edgetpu_compiler; delegate.py: libedgetpu; interpreter.py: a file that runs
-byoc.py         `relay.ext.edgetpu`: regions of a Relay module on Edge TPUs
+byoc.py         `relay.ext.edgetpu`: regions of a Relay module on Edge TPUs; patterns.py: which operators they may be
 """
 
 from tvm_pipeline_edgetpu.edgetpu import EdgeTpuBackend

@@ -19,7 +19,7 @@ import os
 os.environ.setdefault("TOPHUB_LOCATION", "NONE")
 
 try:
-    import tvm  # noqa: F401
+    from tvm import relay  # noqa: F401
 except ImportError as error:
     raise ImportError(
         "TVM with Relay is not installed: run `pip install 'tvm-pipeline[relay]'`, or bring your own build of TVM 0.19"
