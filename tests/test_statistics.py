@@ -52,7 +52,7 @@ def test_the_steady_state_is_between_filling_and_draining(
 def test_a_stages_figures(samples: list[tuple[float, float, float]]) -> None:
     record = StageRecord(1, "d1")
     for sample in samples:
-        record.add(*sample)
+        record.add(*sample, record.frames, 0.0)
     stage = record.summary(3)
     wait, transfer, compute = zip(*samples[3:], strict=True)
     assert (stage.stage, stage.device, stage.frames) == (1, "d1", len(samples))
@@ -145,7 +145,7 @@ def test_a_long_run_keeps_the_latest_samples_in_bounded_memory() -> None:
     def add(frames: int, latency_s: float) -> None:
         for _ in range(frames):
             run.add(run.frames * 1.0, run.frames + latency_s)
-            stage.add(1e-3, 2e-3, latency_s)
+            stage.add(1e-3, 2e-3, latency_s, stage.frames, 0.0)
 
     add(WINDOW, 9.0)
     tracemalloc.start()

@@ -282,7 +282,7 @@ class _Run:
                 return
             began_s, received_s, *_, ended_s = times
             bar = Bar(stage, device, frame, began_s, received_s - began_s, ended_s - received_s)
-            self.records[stage, device].add(waited_s, bar.transfer_s, bar.compute_s)
+            self.records[stage, device].add(waited_s, bar.transfer_s, bar.compute_s, frame, self.now)
             self.finish(bar)
 
         proceed()

@@ -135,7 +135,7 @@ class Adaptation:
                 continue
             self._seen[place] = record.frames
             latest = list(record.samples)[-min(new, MOST_SAMPLES) :]
-            took_s[name] = took_s.get(name, 0.0) + median(compute_s for _, _, compute_s in latest)
+            took_s[name] = took_s.get(name, 0.0) + median(sample[2] for sample in latest)
             should_s[name] = should_s.get(name, 0.0) + expected_s
         working = {name for name, _ in self._expected_s}
         for name, seconds in took_s.items():

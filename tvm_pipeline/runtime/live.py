@@ -31,10 +31,11 @@ from tvm_pipeline.plan import Plan, Problem, merit
 from tvm_pipeline.runtime.adaptation import Adaptation, quick_plan
 from tvm_pipeline.runtime.pipeline import Pipeline
 from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
-from tvm_pipeline.statistics import RunRecord, RunStatistics
+from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
 
 TICK_S = 0.1  # between two looks at the devices
 KEPT_EVENTS = 1000
+KEPT_PLANS = 8  # whose records are kept for a trace
 
 _log = logging.getLogger(__name__)
 
@@ -108,13 +109,16 @@ class LivePipeline(FrameStream):
         self._lock = threading.Lock()  # over the generations
         self._generations: deque[_Generation] = deque([_Generation(self._pipeline(plan), 0)])
         self._record = RunRecord()
-        self._began_s = self._last_entry_s = 0.0
+        self._retired: deque[tuple[int, list[StageRecord]]] = deque(maxlen=KEPT_PLANS)
+        self.frames = 0  # results taken
+        self.last_result_s = 0.0
+        self.began_s = self._last_entry_s = 0.0
         self._closing = False
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def start(self) -> None:
-        self._began_s = time.perf_counter()
+        self.began_s = self.last_result_s = time.perf_counter()
         self._generations[-1].pipeline.start()
         self._tell("start", "it was given", 0)
         self._watcher.start()
@@ -122,6 +126,11 @@ class LivePipeline(FrameStream):
     @property
     def state(self) -> str:
         return self._generations[-1].pipeline.state
+
+    @property
+    def given(self) -> Problem:
+        """What was asked for: every device as it was profiled."""
+        return self._problem
 
     @property
     def problem(self) -> Problem:
@@ -173,7 +182,8 @@ class LivePipeline(FrameStream):
                 if not self._retire(generation):
                     raise
             else:
-                done_s = time.perf_counter()
+                self.last_result_s = done_s = time.perf_counter()
+                self.frames += 1
                 self._record.add(done_s - result.latency_s, done_s)
                 return replace(result, frame=generation.base + result.frame)
 
@@ -201,6 +211,30 @@ class LivePipeline(FrameStream):
     def reset_statistics(self) -> None:
         self._record = RunRecord()
         self._generations[-1].pipeline.reset_statistics()
+
+    def latencies_s(self) -> list[float]:
+        """Of the last frames that came out, the newest last."""
+        return [done_s - entered_s for entered_s, done_s in list(self._record.samples)]
+
+    def waiting(self) -> list[int]:
+        """How many frames wait in front of each stage of the plan that runs."""
+        return self._generations[-1].pipeline.waiting()
+
+    @property
+    def in_flight(self) -> int:
+        """Frames inside."""
+        newest = self._generations[-1]
+        return newest.base + newest.pipeline.submitted - self.frames
+
+    def records(self) -> list[tuple[int, list[StageRecord]]]:
+        """What the stages wrote down, by plan, the newest last: the frame that is their frame 0, and a record each."""
+        with self._lock:
+            return [*self._retired, *((g.base, g.pipeline.records()) for g in self._generations)]
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """How many times slower each device is than its profile, as far as that is watched."""
+        return dict(self._adaptation.factors) if self._adaptation else {}
 
     def switch(self, plan: Plan, reason: str) -> bool:
         """Runs the frames from now on by `plan`; those inside finish by the old one.
@@ -248,6 +282,7 @@ class LivePipeline(FrameStream):
             if len(self._generations) == 1 or self._generations[0] is not generation:
                 return self._generations[0] is not generation
             self._generations.popleft()
+            self._retired.append((generation.base, generation.pipeline.records()))
         generation.pipeline.stop()
         return True
 
@@ -311,7 +346,7 @@ class LivePipeline(FrameStream):
 
     def _tell(self, kind: str, reason: str, frame: int, plan: Plan | None = None) -> None:
         shown = " | ".join("+".join(stage.devices) for stage in (plan or self.plan).stages)
-        event = Event(time.perf_counter() - self._began_s, kind, reason, self.version, frame, shown)
+        event = Event(time.perf_counter() - self.began_s, kind, reason, self.version, frame, shown)
         self.events.append(event)
         _log.info("%s: %s (plan %d: %s)", kind, reason, self.version, shown)
         self._on_event(event)

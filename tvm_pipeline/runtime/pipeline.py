@@ -216,6 +216,10 @@ class Pipeline(FrameStream):
         """Frames whose results were taken."""
         return self._delivered
 
+    def waiting(self) -> list[int]:
+        """How many frames wait in front of each stage."""
+        return [queue.qsize() for queue in self._queues[:-1]]
+
     def records(self) -> list[StageRecord]:
         """What each worker writes down, in the order of the plan's stages and their devices."""
         return [worker.record for worker in self._workers]

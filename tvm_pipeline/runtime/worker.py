@@ -105,5 +105,6 @@ class Worker(threading.Thread):
         for conversion in binding.send:
             conversion.send()
         slot.done_s = sent = clock()
-        self.record.add(began - idle_since, received - began + sent - computed, computed - received)
+        transfer_s = received - began + sent - computed
+        self.record.add(began - idle_since, transfer_s, computed - received, slot.frame, sent)
         return sent
