@@ -1,0 +1,312 @@
+"""A running pipeline over HTTP: who may ask, and what is answered.
+
+    /metrics            for Prometheus
+    /health             200, or 503 where no frame has come out for too long; JSON says why
+    /state              all that a screen shows, as JSON
+    /trace?seconds=10   what each device did lately, as a Chrome trace
+    /frame.jpg          the last frame, where there is a picture
+    /                   a page that draws these
+
+Whoever can connect to a loopback address may ask; any other address needs a token, sent as `Authorization: Bearer
+TOKEN`. A browser cannot send that for a page, so the page alone also takes `/?token=TOKEN`. There is no TLS: beyond a
+trusted network, put a proxy in front. Nothing is written and no file of the machine can be reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import io
+import ipaddress
+import logging
+import math
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from email.message import Message
+from http import HTTPStatus
+from http.client import LineTooLong
+from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+import numpy as np
+from prometheus_client.exposition import choose_encoder
+
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.watch.metrics import new_registry
+from tvm_pipeline.watch.snapshot import Snapshot, Watched
+from tvm_pipeline.watch.trace import chrome_trace
+
+LONGEST_TRACE_S = 600.0
+MOST_CONNECTIONS = 32  # a client gone wild may not take the machine from the pipeline
+LARGEST_REQUEST = 16 * 1024  # bytes, its headers among them; a body is never read
+SILENCE_S = 10.0  # after which a client that says nothing is left
+SHORTEST_TOKEN = 16
+STOP_S = 0.1  # how long `stop` may wait
+
+Reply = tuple[HTTPStatus, str, bytes]  # status, content type, body
+
+# The page may run and draw what is in it, and ask this server; nothing else.
+SECURITY = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src blob: data:; "
+    "script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+_log = logging.getLogger(__name__)
+
+
+class WatchServer:
+    """Answers for a running pipeline, from threads of its own. Use it as a context manager; leaving it stops them.
+
+    Args:
+        address: where to listen; what is not loopback needs a token.
+        port: 0 takes any free one; `url` says which.
+        token: what a client must know; at least 16 characters of ASCII, no blanks.
+        unhealthy_after_s: how long no frame may come out.
+        picture: gives the last frame as JPEG, or None where there is none yet.
+
+    Raises:
+        OptionError: it cannot listen there, or the token is missing or unfit.
+    """
+
+    def __init__(
+        self,
+        watched: Watched,
+        address: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        token: str | None = None,
+        unhealthy_after_s: float = 10.0,
+        picture: Callable[[], bytes | None] | None = None,
+    ) -> None:
+        if not 0 < unhealthy_after_s < math.inf:
+            raise OptionError(f"unhealthy after {unhealthy_after_s:g} s: give seconds above 0")
+        if token is not None and not re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token):
+            raise OptionError(
+                f"--token: give {SHORTEST_TOKEN} characters or more, plain ASCII without blanks, such as "
+                "`python -c 'import secrets; print(secrets.token_urlsafe())'` prints"
+            )
+        self._watched, self._token, self._picture = watched, token, picture
+        self._unhealthy_after_s = unhealthy_after_s
+        self._registry = new_registry(watched)
+        self._server = _listen(address, port, self, guarded=token is not None)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(STOP_S,), name="watch", daemon=True)
+
+    @property
+    def url(self) -> str:
+        """Where the page is, without its token."""
+        host, port = self._server.server_address[:2]
+        host = str(host)
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def start(self) -> None:
+        """Starts to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it and frees the port. Safe to call twice."""
+        if self._thread.ident is not None:
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> WatchServer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def reply(self, target: str, headers: Message) -> Reply:
+        """The answer to a GET of `target`, such as `/trace?seconds=2`."""
+        path, _, query = target.partition("?")
+        refused = self._refused(path, query, headers)
+        if refused:
+            return refused
+        match path:
+            case "/":
+                page = files(__package__).joinpath("page.html").read_bytes()
+                return HTTPStatus.OK, "text/html; charset=utf-8", page
+            case "/metrics":
+                encode, content_type = choose_encoder(headers.get("Accept", ""))
+                return HTTPStatus.OK, content_type, encode(self._registry)
+            case "/health":
+                return self._health()
+            case "/state":
+                snapshot = self._watched.snapshot()
+                why = snapshot.health(self._unhealthy_after_s)
+                more = {"healthy": not why, "why": why, "picture": self._picture is not None}
+                return _json(HTTPStatus.OK, snapshot.state(self._watched.statistics()) | more)
+            case "/trace":
+                return self._trace(query)
+            case "/frame.jpg":
+                picture = self._picture() if self._picture else None
+                if picture:
+                    return HTTPStatus.OK, "image/jpeg", picture
+                return _text(HTTPStatus.NOT_FOUND, "there is no picture of a frame")
+        return _text(HTTPStatus.NOT_FOUND, "there are /metrics /health /state /trace?seconds=10 /frame.jpg and /")
+
+    def _refused(self, path: str, query: str, headers: Message) -> Reply | None:
+        """Why this client gets no answer."""
+        if self._token is None:
+            # A page of another site may have its own name resolve to this address, and so read what is here
+            # (DNS rebinding); its requests still carry the name.
+            if _names_an_address(headers.get("Host", "")):
+                return None
+            return _text(HTTPStatus.FORBIDDEN, "ask for this server by its address or as localhost, or give it a token")
+        scheme, _, given = headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = parse_qs(query).get("token", [""])[0] if path == "/" else ""
+        if hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._token.encode()):
+            return None
+        return _text(
+            HTTPStatus.UNAUTHORIZED,
+            "send the token (--token) as `Authorization: Bearer TOKEN`; the page takes /?token=",
+        )
+
+    def _health(self) -> Reply:
+        facts: dict[str, Any] = {}
+        try:
+            snapshot: Snapshot = self._watched.snapshot()
+        except Exception as error:  # whatever keeps it from telling is no health
+            why = f"the pipeline cannot tell how it is: {type(error).__name__}: {error}"
+        else:
+            why = snapshot.health(self._unhealthy_after_s)
+            facts = {"frames": snapshot.frames, "since_last_frame_s": snapshot.since_last_frame_s}
+        status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+        return _json(status, {"healthy": not why, "why": why, **facts})
+
+    def _trace(self, query: str) -> Reply:
+        text = parse_qs(query).get("seconds", ["10"])[0]
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds <= LONGEST_TRACE_S:
+            return _text(HTTPStatus.BAD_REQUEST, f"seconds={text!r}: give a number above 0, up to {LONGEST_TRACE_S:g}")
+        since_s, snapshot = time.perf_counter() - seconds, self._watched.snapshot()
+        times = [(snapshot.began_s + event["time_s"], event) for event in snapshot.events]
+        marks = [(time_s, f"{event['kind']}: {event['reason']}") for time_s, event in times if time_s >= since_s]
+        trace = chrome_trace(self._watched.bars(since_s), snapshot.plan.graph, marks)
+        return _json(HTTPStatus.OK, trace)
+
+
+class _Server(ThreadingMixIn, TCPServer):
+    """As `http.server.ThreadingHTTPServer`, but it never asks a name server, and serves so many at a time."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, family: socket.AddressFamily, address: tuple[Any, ...], site: WatchServer) -> None:
+        self.address_family, self.site = family, site
+        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__(address, _Handler)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        return self._room.acquire(blocking=False)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("client %s", client_address, exc_info=True)  # most often it has hung up
+
+
+def _listen(address: str, port: int, site: WatchServer, *, guarded: bool) -> _Server:
+    """A server bound to the address; raises OptionError where there is none, or others reach it unguarded."""
+    where = f"--watch {address}:{port}"
+    if not 0 <= port < 1 << 16:
+        raise OptionError(f"{where}: a port is a number from 0 to 65535")
+    try:
+        family, *_, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise OptionError(f"{where}: this machine knows no such address ({error}); try 127.0.0.1") from error
+    # What is judged is what it listens on, not how that was written.
+    if not guarded and not ipaddress.ip_address(str(found[0]).partition("%")[0]).is_loopback:
+        raise OptionError(f"{where}: other machines can reach this address; give a --token, or listen on 127.0.0.1")
+    try:
+        return _Server(family, found, site)
+    except OSError as error:
+        todo = "give another --watch"
+        if error.errno == errno.EADDRINUSE:
+            todo = "another program listens there: stop it, or give another port (0 takes any free one)"
+        raise OptionError(f"{where}: cannot listen ({error.strerror}); {todo}") from error
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request; the standard library refuses whatever is not GET."""
+
+    server: _Server
+    timeout = SILENCE_S
+    server_version, sys_version = "tvm-pipeline", ""
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = _Request(self.rfile.detach())
+
+    def do_GET(self) -> None:
+        try:
+            status, content_type, body = self.server.site.reply(self.path, self.headers)
+        except Exception as error:  # the next who asks may be answered
+            _log.warning("cannot answer %s", self.path.partition("?")[0], exc_info=True)
+            status, content_type, body = _text(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+        self.send_response(status)
+        if status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **SECURITY}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is logged: a page's address holds its token."""
+
+
+class _Request(io.BufferedReader):
+    """What a client sends, up to a limit; the standard library's own is 6 MB."""
+
+    _left = LARGEST_REQUEST
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        line = super().readline(self._left + 1)
+        self._left -= len(line)
+        if self._left < 0:
+            raise LineTooLong("request")
+        return line
+
+
+def _names_an_address(host: str) -> bool:
+    """Whether the Host of a request is an IP address, localhost, or absent."""
+    try:
+        name = urlsplit(f"//{host}").hostname or "localhost"
+        return name == "localhost" or bool(ipaddress.ip_address(name))
+    except ValueError:
+        return False
+
+
+def _json(status: HTTPStatus, content: Any) -> Reply:
+    return status, "application/json", msgspec.json.encode(content, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What msgspec does not know, for events may hold anything."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def _text(status: HTTPStatus, content: str) -> Reply:
+    return status, "text/plain; charset=utf-8", f"{content}\n".encode()

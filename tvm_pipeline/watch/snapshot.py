@@ -1,0 +1,91 @@
+"""What a running pipeline tells of itself: plain data, so that neither side need know the other.
+
+Read next: metrics.py and server.py, which say it to others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tvm_pipeline.plan import Plan
+from tvm_pipeline.simulate import Bar
+from tvm_pipeline.statistics import RunStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A running pipeline at one moment. What counts up (frames, drops, energy) counts since its start, over all plans.
+
+    Attributes:
+        began_s: when the run began, on the clock of `time.perf_counter`.
+        plan: that which new frames take.
+        plan_version: grows by one with every switch.
+        objective: what is asked of the plan now, which may be more than `plan.objective` says.
+        frames: how many came out.
+        since_last_frame_s: since a frame came out, or since the start where none has.
+        latencies_s: of the last frames that came out, the newest last; as many as the run's window holds.
+        queue_depths: frames that wait in front of each stage.
+        in_flight: frames inside.
+        drops: source -> reason -> frames.
+        factors: device -> how many times slower it is now than its profile says.
+        stand_ins: device -> what stands in for it.
+        events: what was decided or happened lately, the oldest first, each with `time_s` (since the start), `kind` and
+            `reason`; what else they hold is shown as it is.
+        energy_j: joules since the start; None where no sensor tells.
+    """
+
+    began_s: float
+    plan: Plan
+    plan_version: int
+    objective: str
+    frames: int
+    since_last_frame_s: float
+    latencies_s: Sequence[float] = ()
+    queue_depths: Sequence[int] = ()
+    in_flight: int = 0
+    drops: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    events: Sequence[Mapping[str, Any]] = ()
+    energy_j: float | None = None
+
+    def health(self, unhealthy_after_s: float) -> str:
+        """Why the pipeline counts as unhealthy; empty where it does not."""
+        if self.since_last_frame_s <= unhealthy_after_s:
+            return ""
+        return f"no frame has come out for {self.since_last_frame_s:.1f} s, and {unhealthy_after_s:g} s are allowed"
+
+    def state(self, statistics: RunStatistics) -> dict[str, Any]:
+        """All but the latencies, for JSON; `now_s` is the time since the start, as that of events."""
+        return {
+            "now_s": time.perf_counter() - self.began_s,
+            "graph": self.plan.graph,
+            "plan": str(self.plan),
+            "scheduler": self.plan.scheduler,
+            "predicted": self.plan.predicted,
+            "stages": self.plan.stages,
+            "statistics": statistics,
+            **{name: getattr(self, name) for name in self.__slots__ if name not in ("began_s", "plan", "latencies_s")},
+        }
+
+
+class Watched(Protocol):
+    """What can be watched. All are called from the server's threads, while the pipeline runs."""
+
+    def snapshot(self) -> Snapshot:
+        """The state of now; as cheap as a health check should be."""
+        ...
+
+    def statistics(self) -> RunStatistics:
+        """What was measured in steady state, with the stages of the plan that runs."""
+        ...
+
+    def bars(self, since_s: float) -> Sequence[Bar]:
+        """What each stage did on each device, as far as recorded; at least what ended after `since_s`.
+
+        Times are those of `time.perf_counter`, frames are numbered as they came out. See `trace.stage_bars`.
+        """
+        ...
