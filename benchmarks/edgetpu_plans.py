@@ -10,10 +10,8 @@ parameters (what edgetpu_compiler does, as far as it says), libcoral's parameter
 partitioner with its defect mended; `-` where that aborts. `free` may replicate stages and leave devices out.
 
 Ours must never be below a baseline in the simulator, and a free plan never below k stages: where one is, this exits
-with 1. `evaluate` counts what a frame needs of a bus as if turns never fell badly, but devices fall into step: who
-waits for a frame begins together with who made it, and of the two the one whose parameters come first keeps the other
-from the bus, frame after frame. So on a bus the planner is asked several times (`candidates`), and the simulator
-chooses. What `evaluate` alone would have chosen stands in the summary, and so does the choice under jitter.
+with 1. On a bus the judge's figure is a bound, so the plan is chosen by simulation (`tvm_pipeline/rehearsal.py`). What
+`evaluate` alone would have chosen stands in the summary, and so does the choice under jitter.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
@@ -30,9 +27,10 @@ from planner import PUBLISHED, keras, show
 
 from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Plan, Problem, Stage
+from tvm_pipeline.plan import Problem, Stage
 from tvm_pipeline.platform import Platform, read_platform
 from tvm_pipeline.profile import unmeasured
+from tvm_pipeline.rehearsal import rehearsed, shares_a_bus
 from tvm_pipeline.scheduling import Decision, solve
 from tvm_pipeline.simulate import simulate
 
@@ -41,8 +39,6 @@ KINDS = ("coral-usb", "coral-pcie")
 BASELINES = ("even-parameters", "coral-parameters", "coral-profiling")
 FRAMES = 300
 JITTER = 0.05
-# How much slower than it is parameters are said to come, so that plans which leave the bus some slack are found.
-HANDICAPS = (1.15, 1.3, 1.5, 2.0)
 # Plans that are equally fast may differ by the rounding of sums.
 ROUNDING = 1e-9
 
@@ -50,35 +46,6 @@ ROUNDING = 1e-9
 def coral(kind: str, devices: int) -> Platform:
     platform = read_platform(PLATFORMS / f"{kind}-8.toml")
     return replace(platform, devices=platform.devices[:devices])
-
-
-def candidates(problem: Problem, decision: Decision) -> Iterator[Plan]:
-    """The planner's answer; where devices share a bus also what it would say if the bus weighed more.
-
-    Parameters that come more slowly make plans that fetch fewer; the least seconds and the least bytes that are fetched
-    in all are the ends of that scale.
-    """
-    yield from decision.candidates
-    if not any(device.bus for device in problem.platform.devices):
-        return
-    scheduler = "best" if problem.stages is None else "ideals"
-    for factor in HANDICAPS:
-        slower = replace(problem, platform=handicapped(problem.platform, factor))
-        yield from solve(slower, scheduler).candidates
-    stages = problem.stages or len(problem.platform.devices)
-    for objective in ("latency", "dram,memory,communication"):
-        yield solve(replace(problem, objective=objective, stages=stages), "ideals").plan
-
-
-def handicapped(platform: Platform, factor: float) -> Platform:
-    """The platform with parameters that are not cached coming `factor` times as slowly, to each device by itself."""
-    return replace(
-        platform,
-        devices=tuple(
-            replace(d, bus="", model=replace(d.model, refill_bytes_per_s=d.model.refill_bytes_per_s / factor))
-            for d in platform.devices
-        ),
-    )
 
 
 @dataclass(frozen=True)
@@ -112,20 +79,19 @@ def fps(problem: Problem, stages: tuple[Stage, ...], jitter: float = 0.0) -> flo
     return simulate(problem, stages, FRAMES, jitter=jitter).statistics.throughput_fps or nan
 
 
-def fastest(problem: Problem, plans: Iterable[Plan]) -> tuple[tuple[Stage, ...], float]:
-    """The stages that the simulator likes best, and their frames a second; of equals those that come first."""
-    rates = {stages: fps(problem, stages) for stages in dict.fromkeys(plan.stages for plan in plans)}
-    best = max(rates.values())
-    return next((stages, rate) for stages, rate in rates.items() if rate >= best * (1 - ROUNDING))
+def chosen(problem: Problem, decision: Decision) -> tuple[Stage, ...]:
+    """What `tvm-pipeline plan` would choose: by simulation, where devices share a bus."""
+    return (rehearsed(problem, decision) if shares_a_bus(problem) else decision).plan.stages
 
 
 def compare(graph: OperatorGraph, kind: str, devices: int) -> Found:
     free = Problem(graph, coral(kind, devices), unmeasured(graph))
     problem = replace(free, stages=devices)
     planned = solve(problem, "ideals")
-    our_stages, ours = fastest(problem, candidates(problem, planned))
-    pipeline = replace(planned.plan, stages=our_stages)
-    free_stages, free_fps = fastest(free, (*candidates(free, solve(free)), pipeline))
+    our_stages, free_stages = chosen(problem, planned), chosen(free, solve(free))
+    ours, free_fps = fps(problem, our_stages), fps(free, free_stages)
+    if free_fps < ours * (1 - ROUNDING):  # the free one may have as many stages, too
+        free_stages, free_fps = our_stages, ours
     baselines: dict[str, tuple[Stage, ...]] = {}
     for name in BASELINES:
         try:

@@ -25,6 +25,7 @@ from tvm_pipeline.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicogra
 from tvm_pipeline.platform import Device, Platform, read_platform
 from tvm_pipeline.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.profiling import MEASURED, measured_plan, profile_model
+from tvm_pipeline.rehearsal import rehearsed, shares_a_bus
 from tvm_pipeline.scheduling import SCHEDULERS, Decision, solve
 
 # People read the tables on standard error's twin, programs read one JSON object on standard output.
@@ -174,7 +175,11 @@ def decide(
 ) -> tuple[Decision, Profile]:
     """Plans with the scheduler of that name; the profile comes back with whatever was measured on the way."""
     if scheduler != MEASURED:
-        return solve(problem, scheduler), problem.profile
+        decision = solve(problem, scheduler)
+        if scheduler == "best" and shares_a_bus(problem) and problem.time_limit_s is None:
+            tell("playing the best plans through, with turns on the bus")
+            decision = rehearsed(problem, decision)
+        return decision, problem.profile
     if compiled is None:
         raise OptionError(f"--scheduler {MEASURED} compiles and measures stages; give a model, not a graph alone")
     plan, segments = measured_plan(compiled, problem, tell)
