@@ -31,8 +31,7 @@ from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.stream import FrameStream
 from tvm_pipeline.scheduling import describe
 
-QUIET_S = 1.0  # before the load
-SETTLING_S = 2.0  # from its onset until throughput counts
+QUIET_S = 0.5  # before the load
 
 
 def compute(core: int) -> None:
@@ -90,10 +89,10 @@ class Run:
     changed_s: float | None
 
 
-def run(pipeline: FrameStream, frame: dict, what: Callable[[int], None] | None, core: int, seconds: float) -> Run:
+def run(pipeline: FrameStream, frame: dict, what: Callable[[int], None] | None, core: int, arguments) -> Run:
     """A saturated pipeline: a second of nothing, then the load; what comes out once that has settled counts."""
-    begin = time.perf_counter()
-    end = begin + QUIET_S + SETTLING_S + seconds
+    begin, seconds = time.perf_counter(), arguments.seconds
+    end = begin + QUIET_S + arguments.settling + seconds
     process = multiprocessing.get_context("fork").Process(target=what, args=(core,), daemon=True) if what else None
     done: list[float] = []
     onset_s = None
@@ -110,7 +109,7 @@ def run(pipeline: FrameStream, frame: dict, what: Callable[[int], None] | None, 
     counted = [t for t in done if end - seconds <= t <= end]
     changes = [e.time_s + begin for e in getattr(pipeline, "events", ()) if e.kind == "switch"]
     after = [t - onset_s for t in changes if onset_s and t > onset_s]
-    return Run((len(counted) - 1) / (counted[-1] - counted[0]), after[0] if after else None)
+    return Run(len(counted) / seconds, after[0] if after else None)
 
 
 def measured(compiled: CompiledModel, problem: Problem, frame: dict, core: int, what, arguments) -> list[str]:
@@ -125,7 +124,7 @@ def measured(compiled: CompiledModel, problem: Problem, frame: dict, core: int, 
     for round_ in range(arguments.rounds):
         keys = list(makers)
         for key in keys[round_ % len(keys) :] + keys[: round_ % len(keys)]:
-            runs[key].append(run(makers[key](), frame, what, core, arguments.seconds))
+            runs[key].append(run(makers[key](), frame, what, core, arguments))
     fps = {key: statistics.median(r.fps for r in rows) for key, rows in runs.items()}
     single = max(fps[stages] for stages in plans if len(stages) == 1 and len(stages[0].devices) == 1)
     oracle = max(plans, key=lambda stages: fps[stages])
@@ -145,12 +144,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each plan in each round")
+    parser.add_argument("--settling", type=float, default=2.0, help="from the onset until throughput counts")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--short", action="store_true", help="one load, briefly: proves that it works")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.loads, arguments.seconds, arguments.rounds = ["computing"], 0.5, 1
+        arguments.loads, arguments.seconds, arguments.settling, arguments.rounds = ["computing"], 0.5, 0.3, 1
 
     console = Console(width=150)
     backend, platform = settle_platform(detect_platform())

@@ -333,7 +333,8 @@ class LivePipeline(FrameStream):
                 self._leave_out(again.device)
                 self._tell("failure", str(again), -1)
 
-    def _leave_out(self, device: str) -> None:
+    def _leave_out(self, label: str) -> None:
+        device = next(device.name for device in self._problem.platform.devices if device.label == label)
         _, before_s = self._out.get(device, (0.0, self._cool_down_s / 2))
         self._out[device] = (time.perf_counter() + 2 * before_s, 2 * before_s)
 

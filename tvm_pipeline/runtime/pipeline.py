@@ -79,7 +79,7 @@ class Pipeline(FrameStream):
                 bindings = [bind_slot(slot, ports, runner, scratch) for slot in self._slots]
                 record = StageRecord(index, platform.device(device).label)
                 self._workers.append(
-                    Worker(runner, device, bindings, gate, record, self._bound.release, self._dropped, self._fail)
+                    Worker(runner, bindings, gate, record, self._bound.release, self._dropped, self._fail)
                 )
         self._lock = threading.Lock()  # over what follows, where more than one thread writes it
         self._state: str = "new"  # then running, and drained, stopped or failed
@@ -186,7 +186,7 @@ class Pipeline(FrameStream):
         late = [worker for worker in self._workers if worker.busy_s() > limit_s and not worker.abandoned]
         for worker in late:
             error = PipelineTimeoutError(f"it did not end within {limit_s:g} s")
-            self._fail(worker.record.stage, worker.device, worker.frame, error)
+            self._fail(worker.record.stage, worker.record.device, worker.frame, error)
             worker.abandon()
         return bool(late)
 

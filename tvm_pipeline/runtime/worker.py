@@ -41,7 +41,6 @@ class Worker(threading.Thread):
     def __init__(
         self,
         runner: StageRunner,
-        device: str,
         bindings: Sequence[Binding],
         gate: StageGate,
         record: StageRecord,
@@ -50,7 +49,7 @@ class Worker(threading.Thread):
         failed: Callable[[int, str, int, BaseException], None],
     ) -> None:
         super().__init__(name=f"stage {record.stage} on {record.device}", daemon=True)
-        self.record, self.device = record, device
+        self.record = record
         self._runner, self._bindings, self._gate = runner, bindings, gate
         self._bound, self._dropped, self._failed = bound, dropped, failed
         self.frame = -1
@@ -71,7 +70,7 @@ class Worker(threading.Thread):
         try:
             self._runner.bind()
         except BaseException as error:  # whatever it is, the caller must hear of it
-            self._failed(self.record.stage, self.device, -1, error)
+            self._failed(self.record.stage, self.record.device, -1, error)
         self._bound()
         take, give = self._gate.source.get, self._gate.target.put
         idle_since = time.perf_counter()
@@ -82,7 +81,7 @@ class Worker(threading.Thread):
                 idle_since = self._process(slot, idle_since)
             except BaseException as error:
                 if not self.abandoned:
-                    self._failed(self.record.stage, self.device, slot.frame, error)
+                    self._failed(self.record.stage, self.record.device, slot.frame, error)
             else:
                 if self.abandoned:
                     return
