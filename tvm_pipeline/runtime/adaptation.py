@@ -30,10 +30,15 @@ MOST_SAMPLES = 32
 MEMORY = 0.5
 # A slow-down that moved by less is not planned for anew.
 CHANGE = 0.03
+# Predictions are not surer than this.
+NEARLY = 0.05
 
 
 def quick_plan(problem: Problem) -> Plan:
     """The best of one device, the model on every device, and a pipeline cut along the graph's own order: milliseconds.
+
+    Of plans that are nearly as good the one with fewest stages: replicas take what load there is as it comes, a cut is
+    right for one.
 
     Raises InfeasibleError where none of these is possible.
     """
@@ -52,7 +57,9 @@ def quick_plan(problem: Problem) -> Plan:
     fitting = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
     if not fitting:
         raise InfeasibleError(f"no plan is left: {'; '.join(dict.fromkeys(reasons))}")
-    return min(fitting, key=lambda plan: (merit(plan), len(plan.stages), len(plan.devices)))
+    best = min(fitting, key=merit)
+    near = [plan for plan in fitting if (lead(best, plan) or 0.0) <= NEARLY]
+    return min(near, key=lambda plan: (len(plan.stages), merit(plan), len(plan.devices)))
 
 
 class Adaptation:
