@@ -20,9 +20,9 @@ import numpy as np
 from tvm_pipeline.errors import InfeasibleError, ModelError, OptionError, PlanError, ProfileError
 from tvm_pipeline.plan import Problem
 from tvm_pipeline.platform import Device
-from tvm_pipeline.scheduling.costs import capacities, stage_seconds
-from tvm_pipeline.scheduling.cuts import Floats, prefixes
-from tvm_pipeline.scheduling.segments import Partition
+from tvm_pipeline.scheduling.costs import capacities
+from tvm_pipeline.scheduling.cuts import Floats
+from tvm_pipeline.scheduling.segments import Partition, chain_costs
 
 # More than any segment takes: what contains a refused segment will likely be refused, so all else is tried before it.
 REFUSED_S = 1e6
@@ -161,14 +161,9 @@ def model_seconds(problem: Problem, devices: Sequence[Device]) -> Floats:
     Raises:
         ProfileError: a device has neither measurements nor a model.
     """
-    for device in devices:
-        if device.model is None:
-            problem.profile.device(device.name)
-    cuts = prefixes(problem.graph)
-    costs = stage_seconds(problem, cuts, devices, len(devices))
-    held = cuts.param_bytes.astype(np.float64)
+    costs, held = chain_costs(problem, devices)
     last = len(devices) - 1
-    ends = np.arange(len(cuts))
+    ends = np.arange(len(held))
     starts = ends[:, None]
     taken_s = costs.stage(held, last, last - 1 if last else len(devices), starts, ends)
     fits = held[ends] - held[starts] <= capacities(devices)[last]

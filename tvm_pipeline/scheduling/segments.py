@@ -21,8 +21,8 @@ from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, Profile
 from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.plan import Plan, Problem, Stage, merit
 from tvm_pipeline.platform import Device, disjoint_sets
-from tvm_pipeline.scheduling.costs import stage_seconds
-from tvm_pipeline.scheduling.cuts import prefixes
+from tvm_pipeline.scheduling.costs import StageCosts, stage_seconds
+from tvm_pipeline.scheduling.cuts import Floats, prefixes
 
 # (device, start, end) -> seconds of that segment there; infinite where the device cannot run or hold it.
 Seconds = Callable[[int, int, int], float]
@@ -189,12 +189,7 @@ def segment_seconds(problem: Problem, devices: Sequence[Device]) -> Seconds:
     Raises:
         ProfileError: a device has neither measurements nor a model.
     """
-    for device in devices:
-        if device.model is None:
-            problem.profile.device(device.name)
-    cuts = prefixes(problem.graph)
-    costs = stage_seconds(problem, cuts, devices, len(devices))
-    held = cuts.param_bytes.astype(np.float64)
+    costs, held = chain_costs(problem, devices)
 
     def seconds(device: int, start: int, end: int) -> float:
         room = devices[device].memory_bytes
@@ -205,6 +200,19 @@ def segment_seconds(problem: Problem, devices: Sequence[Device]) -> Seconds:
         return taken if taken < costs.impossible else math.inf
 
     return seconds
+
+
+def chain_costs(problem: Problem, devices: Sequence[Device]) -> tuple[StageCosts, Floats]:
+    """The costs over the prefixes of the graph's own order, all devices busy, and the parameter bytes of each prefix.
+
+    Raises:
+        ProfileError: a device has neither measurements nor a model.
+    """
+    for device in devices:
+        if device.model is None:
+            problem.profile.device(device.name)
+    cuts = prefixes(problem.graph)
+    return stage_seconds(problem, cuts, devices, len(devices)), cuts.param_bytes.astype(np.float64)
 
 
 def best_pipeline(problem: Problem, name: str, cuts_for: Callable[[tuple[Device, ...]], Sequence[int]]) -> Plan:
