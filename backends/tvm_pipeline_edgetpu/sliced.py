@@ -11,6 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -19,7 +20,6 @@ import numpy.typing as npt
 
 from tvm_pipeline.backend import Array, CompiledModel, Port, Progress, StageRunner, find_backend, noise
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
-from tvm_pipeline.graph import Operator
 from tvm_pipeline.model import Model
 from tvm_pipeline.plan import Stage
 from tvm_pipeline.platform import Device, Platform
@@ -86,16 +86,12 @@ class SlicedModel:
         Of operators that do the same work on tensors of the same extents one is timed for all. One that the device's
         compiler makes nothing of, such as a reshape, takes no time.
         """
-        alike: dict[object, list[int]] = {}
-        for place, operator in enumerate(self.graph.operators):
-            alike.setdefault(self._work(operator), []).append(place)
         if device not in self._alone:
-            names = [self.graph.operators[places[0]].name for places in alike.values()]
+            names = [self.graph.operators[places[0]].name for places in self._alike]
             self._alone[device] = [self._alone_on(name, device) for name in names]
-        frame = {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in self.graph.inputs}
-        values = every_tensor(self._model.content, frame)
+        values = self._values
         seconds = np.full((repeats, len(self.graph)), _LEAST_S)
-        for places, runner in zip(alike.values(), self._alone[device], strict=True):
+        for places, runner in zip(self._alike, self._alone[device], strict=True):
             if runner is None:
                 continue
             inputs = [port.buffer() for port in runner.inputs]
@@ -127,7 +123,7 @@ class SlicedModel:
             part = self._slice(stage.operators)
             for device in map(platform.device, stage.devices):
                 if device.backend == "edgetpu":
-                    if device.target != CPU and (find_compiler() or not device.stand_in):
+                    if _is_compiled_for(device):
                         (folder / f"{_digest(part)}_edgetpu.tflite").write_bytes(self._for_edge_tpu(part))
                 elif (key := _key(part, device)) not in keys:
                     place = folder / str(len(keys))
@@ -201,12 +197,23 @@ class SlicedModel:
     def _described(self, part: Slice) -> str:
         return f"the stage of {self.graph.name} that makes {part.outputs[0].name}"
 
-    def _work(self, operator: Operator) -> object:
-        """What two operators have in common that take the same time."""
+    @cached_property
+    def _alike(self) -> list[list[int]]:
+        """The places of operators that take the same time: the same work, on tensors of the same extents."""
         tensors = self.graph.tensors
-        extents = [(tensors[name].shape, tensors[name].dtype) for name in operator.inputs]
-        results = [(tensor.shape, tensor.dtype) for tensor in operator.outputs]
-        return operator.kind, operator.macs, operator.param_bytes, tuple(extents), tuple(results)
+        found: dict[object, list[int]] = {}
+        for place, operator in enumerate(self.graph.operators):
+            extents = tuple((tensors[name].shape, tensors[name].dtype) for name in operator.inputs)
+            results = tuple((tensor.shape, tensor.dtype) for tensor in operator.outputs)
+            work = operator.kind, operator.macs, operator.param_bytes, extents, results
+            found.setdefault(work, []).append(place)
+        return list(found.values())
+
+    @cached_property
+    def _values(self) -> dict[str, Array]:
+        """Every tensor of one frame of noise, by name."""
+        frame = {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in self.graph.inputs}
+        return every_tensor(self._model.content, frame)
 
     def _alone_on(self, operator: str, device: Device) -> StageRunner | None:
         try:
@@ -221,7 +228,7 @@ def co_compile(residents: Sequence[tuple[SlicedModel, Sequence[Stage]]], devices
     Only where an Edge TPU is meant, by its address; where none is here and no compiler either, nothing is done.
     """
     for device in devices:
-        if device.target == CPU or (device.stand_in and not find_compiler()):
+        if not _is_compiled_for(device):
             continue
         parts = [
             (model, model._slice(stage.operators))
@@ -233,6 +240,11 @@ def co_compile(residents: Sequence[tuple[SlicedModel, Sequence[Stage]]], devices
             made = compile_parts([part.content for _, part in parts], [model.graph.name for model, _ in parts])
             for (model, part), (content, report) in zip(parts, made, strict=True):
                 model._keep(part, content, report)
+
+
+def _is_compiled_for(device: Device) -> bool:
+    """Whether slices for it go through edgetpu_compiler; for one that is not here, if the compiler is."""
+    return device.target != CPU and (not device.stand_in or find_compiler() is not None)
 
 
 class _Renamed:
