@@ -178,8 +178,8 @@ class Pipeline(FrameStream):
         waiting = {slot.frame: slot for slot in self._slots if slot.frame >= first}
         return [{name: waiting[frame].buffers[name] for name in self._inputs} for frame in sorted(waiting)]
 
-    def overdue(self, limit_s: float) -> bool:
-        """Declares failed what a worker is at for longer than `limit_s`; says whether something was.
+    def overdue(self, limit_s: float) -> None:
+        """Declares failed what a worker is at for longer than `limit_s`.
 
         The thread cannot be ended; it is left behind, and `stop` does not wait for it.
         """
@@ -188,7 +188,6 @@ class Pipeline(FrameStream):
             error = PipelineTimeoutError(f"it did not end within {limit_s:g} s")
             self._fail(worker.record.stage, worker.record.device, worker.frame, error)
             worker.abandon()
-        return bool(late)
 
     def stop(self) -> None:
         """Ends every thread after the frame it is at; frames inside are dropped. Safe to call twice."""
