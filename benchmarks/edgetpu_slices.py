@@ -29,8 +29,7 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from int8_models import NAMES, int8_model
-from rich.console import Console
-from rich.table import Table
+from planner import CONSOLE, show
 from tvm_pipeline_edgetpu.model import TfliteModel, indices, read_model
 from tvm_pipeline_edgetpu.slicer import slice_model
 
@@ -182,13 +181,8 @@ COSTS: Columns = {
 }
 
 
-def show(console: Console, title: str, columns: Columns, rows: list[Row]) -> None:
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index == 0)
-    for row in rows:
-        table.add_row(*(cell(row) for cell in columns.values()))
-    console.print(table)
+def cells(columns: Columns, rows: list[Row]) -> list[list[str]]:
+    return [[cell(row) for cell in columns.values()] for row in rows]
 
 
 def main() -> None:
@@ -200,11 +194,10 @@ def main() -> None:
     arguments = parser.parse_args()
     models, cuts, frames = (["mobilenet_v2"], 7, 1) if arguments.short else (arguments.models, arguments.cuts, 3)
     rows = [measure(name, cuts, frames) for name in models]
-    console = Console(width=max(Console().width, 120))
-    show(console, "Cuts against the whole file, bit for bit, on the same kernels", EXACTNESS, rows)
-    show(console, "What cutting costs; asked: < 500 ms, < 0.5 %", COSTS, rows)
+    show("Cuts against the whole file, bit for bit, on the same kernels", list(EXACTNESS), cells(EXACTNESS, rows))
+    show("What cutting costs; asked: < 500 ms, < 0.5 %", list(COSTS), cells(COSTS, rows))
     different = sum(sum(row["tensors_that_differ"].values()) for row in rows)
-    console.print(f"{sum(row['cuts'] for row in rows)} cuts, {different} tensors that differ")
+    CONSOLE.print(f"{sum(row['cuts'] for row in rows)} cuts, {different} tensors that differ")
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
     sys.exit(1 if different else 0)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, reject
 
 from tests.support.brute_force import verdict
-from tests.support.graphs import Traits, random_problem, randoms
+from tests.support.graphs import Traits, random_order, random_problem, randoms
 from tests.support.simulation import push_frames, single_frame, single_frames, slowdown
 from tvm_pipeline.errors import PlanError, ProfileError
 from tvm_pipeline.evaluate import busy_factor, evaluate, judged, require_energy
@@ -23,18 +23,6 @@ CAPABLE = Traits(unsupported=False, memory=False)
 MODELLED = replace(CAPABLE, modelled=True)
 # Some of the devices were measured, some have a model instead, and some have both.
 MEASURED_OR_NOT = pytest.mark.parametrize("traits", [CAPABLE, MODELLED], ids=["measured", "modelled"])
-
-
-def random_order(rng: random.Random, graph: OperatorGraph) -> list[str]:
-    """Any topological order, not only the graph's own."""
-    known = {tensor.name for tensor in graph.inputs}
-    left, order = list(graph.operators), []
-    while left:
-        operator = rng.choice([o for o in left if known.issuperset(o.inputs)])
-        left.remove(operator)
-        order.append(operator.name)
-        known.update(tensor.name for tensor in operator.outputs)
-    return order
 
 
 def random_stages(rng: random.Random, problem: Problem, *, replicated: str = "") -> tuple[Stage, ...]:

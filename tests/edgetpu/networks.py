@@ -16,6 +16,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from tests.support.graphs import random_order
 from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.plan import Stage
 
@@ -143,13 +144,7 @@ def random_network(seed: int, operators: int = 12) -> bytes:
 def random_stages(graph: OperatorGraph, count: int, seed: int) -> list[Stage]:
     """A random topological order, cut at random places: stages are seldom contiguous in the order of the file."""
     draw = random.Random(seed)
-    made = {tensor.name for tensor in graph.inputs}
-    left, order = list(graph.operators), []
-    while left:
-        chosen = draw.choice([operator for operator in left if made.issuperset(operator.inputs)])
-        left.remove(chosen)
-        order.append(chosen.name)
-        made.update(tensor.name for tensor in chosen.outputs)
+    order = random_order(draw, graph)
     cuts = [0, *sorted(draw.sample(range(1, len(order)), count - 1)), len(order)]
     return [Stage((f"tpu{i}",), tuple(order[a:b])) for i, (a, b) in enumerate(pairwise(cuts))]
 

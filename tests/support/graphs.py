@@ -244,3 +244,15 @@ def lexicographic_problems(
         devices=devices,
         children_together=children_together,
     )
+
+
+def random_order(rng: random.Random, graph: OperatorGraph) -> list[str]:
+    """Any topological order, not only the graph's own."""
+    known = {tensor.name for tensor in graph.inputs}
+    left, order = list(graph.operators), []
+    while left:
+        operator = rng.choice([o for o in left if known.issuperset(o.inputs)])
+        left.remove(operator)
+        order.append(operator.name)
+        known.update(tensor.name for tensor in operator.outputs)
+    return order
