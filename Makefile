@@ -18,7 +18,7 @@ demo: $(VENV)/.stamp
 	$(BIN)/python examples/face_detector/demo.py --output out
 
 test: $(VENV)/.stamp
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.stamp
 	$(BIN)/ruff format --check .
