@@ -19,6 +19,7 @@ Next: `evaluate.py`, which says what a plan costs, and `scheduling/`, which make
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -145,6 +146,21 @@ class Prediction:
     memory_bytes: int | None = None
     dram_bytes: int | None = None
     communication_bytes: int | None = None
+
+
+# For each worker: a replica so slow that the others finish more frames meanwhile is better left out.
+MOST_INSIDE = 16
+
+
+def frames_inside(stages: Sequence[Stage], predicted: Prediction) -> int:
+    """How many frames a pipeline holds by default: one in each worker and one waiting for it.
+
+    Uneven replicas need more, for what the fast ones finish waits for the slowest: as many frames are inside as come in
+    while one goes through (Little's law), and one more waits for each worker.
+    """
+    workers = sum(len(stage.devices) for stage in stages)
+    fps, latency_s = predicted.throughput_fps or 0.0, predicted.latency_s or 0.0
+    return max(2 * workers, math.ceil(min(MOST_INSIDE * workers, fps * latency_s)) + workers)
 
 
 @dataclass(frozen=True, slots=True)

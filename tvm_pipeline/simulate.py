@@ -33,7 +33,7 @@ from itertools import accumulate, count, islice, pairwise, repeat
 
 from tvm_pipeline.errors import OptionError, ProfileError
 from tvm_pipeline.evaluate import busy_factor, check_stages, evaluate
-from tvm_pipeline.plan import Problem, Stage
+from tvm_pipeline.plan import Problem, Stage, frames_inside
 from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
 
 # When each frame arrives, in seconds: all of them at once, so that the source is never empty.
@@ -162,12 +162,13 @@ class _Work:
     """What each device does for a frame of each stage, as `evaluate` judges it, on idle devices."""
 
     def __init__(self, problem: Problem, stages: tuple[Stage, ...]) -> None:
-        costs = evaluate(problem, stages).costs
+        evaluation = evaluate(problem, stages)
+        costs = evaluation.costs
         if not costs:
             raise ProfileError(
                 "nothing says how fast the devices of this plan are; give a profile, or a platform with [device.model]"
             )
-        self.stages = stages
+        self.stages, self.frames_inside = stages, frames_inside(stages, evaluation.predicted)
         self.devices = tuple(dict.fromkeys(cost.device for cost in costs))
         self.factors = {
             name: [busy_factor(problem, name, n + 1) for n in range(len(self.devices))] for name in self.devices
@@ -205,7 +206,7 @@ class _Run:
     def __init__(self, work: _Work, in_flight: int | None, *, drop: bool, noise: Callable[[], float]) -> None:
         self.work, self.drop, self.noise = work, drop, noise
         self.records = {(i, d): StageRecord(i, d) for i, stage in enumerate(work.stages) for d in stage.devices}
-        self.slots = in_flight or 2 * len(self.records)
+        self.slots = in_flight or work.frames_inside
         self.serves = {d: [i for i, stage in enumerate(work.stages) if d in stage.devices] for d in work.devices}
         self.now = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []

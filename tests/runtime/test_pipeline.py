@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,8 +29,10 @@ from tests.support.fake_backend import (
 )
 from tvm_pipeline.backend import Array
 from tvm_pipeline.errors import ModelError, OptionError, PipelineTimeoutError, PlanError
+from tvm_pipeline.evaluate import judged
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Plan
+from tvm_pipeline.plan import Plan, Prediction, Problem, frames_inside
+from tvm_pipeline.profile import DeviceProfile, Profile
 from tvm_pipeline.runtime import Pipeline, Result
 
 DEVICES = tuple(f"d{index}" for index in range(9))
@@ -291,3 +294,36 @@ def test_plans_that_do_not_fit_are_refused() -> None:
 def test_a_pipeline_without_room_is_refused(in_flight: int) -> None:
     with pytest.raises(OptionError, match="at least one frame"):
         chain_pipeline(chain_model(), in_flight=in_flight)
+
+
+def test_fast_replicas_need_not_wait_for_a_slow_one():
+    """While the slow replica is at its frame, the fast one finishes as many as are predicted, and they find room."""
+    release, done = threading.Event(), threading.Semaphore(0)
+    model = chain_model(1, hooks={("op0", "slow"): lambda _: release.wait(), ("op0", "fast"): lambda _: done.release()})
+    seconds = {"slow": DeviceProfile((10e-3,)), "fast": DeviceProfile((1e-3,))}
+    profile = Profile(model.graph.name, model.graph.fingerprint, seconds)
+    problem = Problem(model.graph, fake_platform("slow", "fast"), profile)
+    plan = judged(problem, make_plan(model.graph, (["slow", "fast"], ["op0"])))
+    with Pipeline(model, plan, problem.platform) as pipeline:
+        for value in range(11):  # one for the slow, ten for the fast
+            pipeline.submit(number(value), timeout_s=10)
+        for _ in range(10):
+            assert done.acquire(timeout=10)
+        release.set()
+        assert values([pipeline.result() for _ in range(11)]) == [value + 1 for value in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("prediction", "frames"),
+    [
+        (Prediction(), 4),
+        (Prediction(1.0, 1.0), 4),
+        (Prediction(110.0, 0.1), 13),
+        (Prediction(1e9, 1.0), 34),  # no more than 16 for each worker
+        (Prediction(math.nan, 1.0), 34),
+    ],
+)
+def test_how_many_frames_are_inside_by_default(prediction: Prediction, frames: int):
+    model = chain_model(2)
+    plan = make_plan(model.graph, (["d0"], ["op0"]), (["d1"], ["op1"]))
+    assert frames_inside(plan.stages, prediction) == frames

@@ -47,7 +47,9 @@ def command(
         bool, typer.Option("--live", help="A frame that finds the pipeline full is dropped; else it waits.")
     ] = False,
     frames: Annotated[int, typer.Option(help="How many frames arrive.")] = 1000,
-    in_flight: Annotated[int | None, typer.Option(help="Frames inside at once; else two for each worker.")] = None,
+    in_flight: Annotated[
+        int | None, typer.Option(help="Frames inside at once; else as many as keep every worker busy.")
+    ] = None,
     jitter: Annotated[float, typer.Option(help="How much stage times vary: standard deviation over mean.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the random times; the same seed gives the same run.")] = 0,
     json: JsonOption = False,

@@ -33,7 +33,7 @@ from tvm_pipeline.errors import (
 )
 from tvm_pipeline.evaluate import check_stages
 from tvm_pipeline.layout import to_logical
-from tvm_pipeline.plan import Plan
+from tvm_pipeline.plan import Plan, frames_inside
 from tvm_pipeline.platform import Platform
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
 from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
@@ -48,7 +48,7 @@ class Pipeline(FrameStream):
         compiled: the model, compiled for the plan's devices.
         plan: which device runs which operators.
         platform: the devices, settled on this machine.
-        in_flight: frames inside at once; the default keeps every worker busy with one more waiting.
+        in_flight: frames inside at once; the default, see `plan.frames_inside`, keeps every worker busy.
 
     Raises:
         OptionError: `in_flight` is less than one.
@@ -65,8 +65,8 @@ class Pipeline(FrameStream):
         self._inputs = {tensor.name: tensor for tensor in compiled.graph.inputs}
         runners = [[compiled.stage(s.operators, platform.device(d)) for d in s.devices] for s in plan.stages]
         self._ports = ports = slot_ports(compiled.graph, runners)
-        workers = sum(len(stage) for stage in runners)
-        self._slots = [new_slot(number, ports) for number in range(in_flight or 2 * workers)]
+        inside = in_flight or frames_inside(plan.stages, plan.predicted)
+        self._slots = [new_slot(number, ports) for number in range(inside)]
         self._free: SlotQueue = SimpleQueue()
         self._queues: list[SlotQueue] = [SimpleQueue() for _ in range(len(runners) + 1)]
         self._record = RunRecord()
