@@ -92,12 +92,11 @@ class RunRecord:
     def summary(self, skip: int, last_entry_s: float, stages: tuple[StageStatistics, ...]) -> RunStatistics:
         """The steady state: without the first `skip` frames and what came out after the last one went in."""
         samples = _filled(self.samples, self.frames, skip, least=2)
-        before_drain = [(entered_s, done_s) for entered_s, done_s in samples if done_s <= last_entry_s]
-        if len(before_drain) >= 2:
-            samples = before_drain
         if not samples:
             return RunStatistics(self.frames, None, None, None, None, None, stages)
-        entered, done = np.array(samples).T
+        times = np.fromiter(chain.from_iterable(samples), float).reshape(-1, 2)
+        before_drain = times[times[:, 1] <= last_entry_s]
+        entered, done = (before_drain if len(before_drain) >= 2 else times).T
         span = float(done.max() - done.min())
         fps = (len(done) - 1) / span if span > 0 else None
         p50, p90, p99, longest = (float(q) for q in np.quantile(done - entered, [0.5, 0.9, 0.99, 1.0]))
