@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.plan import Plan, Prediction, Stage
-from tvm_pipeline.report import draw_graph, drawing
+from tvm_pipeline.report import draw_graph, drawing, layered
 
 
 def plan_of(graph: OperatorGraph, *cuts: int) -> Plan:
@@ -102,12 +102,12 @@ def graphs(draw: st.DrawFn) -> tuple[OperatorGraph, Plan]:
 @settings(max_examples=50, deadline=None)
 def test_layout_shows_all_and_covers_nothing(case: tuple[OperatorGraph, Plan]) -> None:
     graph, plan = case
-    rows = drawing._layout(graph, plan)
-    sheet = drawing._fold(rows)
+    rows = layered.layered(graph, plan)
+    sheet = layered.folded_sheet(rows)
     vertices = list(sheet.at)
     assert sum(vertex.kind == "operator" for vertex in vertices) == len(graph)
     assert sum(vertex.kind == "cut" for vertex in vertices) == len(plan.stages) - 1
-    boxes = [(*sheet.at[v], v.width / 2, 0.0 if v.kind == "thread" else drawing.BOX / 2) for v in vertices]
+    boxes = [(*sheet.at[v], v.width / 2, 0.0 if v.kind == "thread" else layered.BOX / 2) for v in vertices]
     for index, (x, y, half_width, half_height) in enumerate(boxes):
         assert x - half_width >= -1e-6
         assert x + half_width <= sheet.width + 1e-6
