@@ -4,7 +4,7 @@ A running plan is a Pipeline; a change of plan makes a second one. Frames that a
 ones take the new plan, and results are taken from the old one until it is empty: order holds, nothing is lost and
 nothing stops. Where a device fails, what its pipeline still held is put into the next one.
 
-Next: `adaptation.py`, which says when another plan is worth a change.
+Next: `adaptation.py` and `hill_climb.py`, which say when another plan is worth a change; `planning.py`, which finds it.
 """
 
 from __future__ import annotations
@@ -21,42 +21,32 @@ from typing import NoReturn
 from tvm_pipeline.backend import Array, CompiledModel
 from tvm_pipeline.errors import (
     InfeasibleError,
+    OptionError,
     PipelineClosedError,
     PipelineError,
     PlatformError,
     StageError,
 )
-from tvm_pipeline.evaluate import judged
-from tvm_pipeline.plan import Plan, Problem, merit
-from tvm_pipeline.runtime.adaptation import Adaptation, quick_plan
+from tvm_pipeline.plan import Plan, Problem, frames_inside
+from tvm_pipeline.runtime.events import Event
 from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.planning import (
+    LimitWatch,
+    gain,
+    nearest_plan,
+    quick_plan,
+    shown_objective,
+    timed,
+    without,
+)
+from tvm_pipeline.runtime.strategy import TICK_S, Strategy
 from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
 from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
 
-TICK_S = 0.1  # between two looks at the devices
 KEPT_EVENTS = 1000
 KEPT_PLANS = 8  # whose records are kept for a trace
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that was decided or happened: when, what, why, and the plan that runs since then.
-
-    Attributes:
-        time_s: seconds since the start, on a clock that never jumps.
-        kind: `start`, `switch`, `failure`, `return` (of a device), `refusal` (of a plan) or `objective`.
-        version: of the plan, counted from 0.
-        frame: the first frame of that plan; -1 where the plan did not change.
-    """
-
-    time_s: float
-    kind: str
-    reason: str
-    version: int
-    frame: int = -1
-    plan: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +65,7 @@ class LivePipeline(FrameStream):
 
     Args:
         compiled: the model, compiled for every device of the problem's platform.
-        problem: what to plan for; the platform settled on this machine.
+        problem: what to plan for; the platform settled on this machine. An objective of bytes becomes throughput.
         plan: what to begin with.
         adaptation: watches the devices and proposes plans; None keeps the plan while nothing fails.
         watchdog_s: a stage that is at one frame for longer has failed; None waits for ever.
@@ -93,7 +83,7 @@ class LivePipeline(FrameStream):
         problem: Problem,
         plan: Plan,
         *,
-        adaptation: Adaptation | None = None,
+        adaptation: Strategy | None = None,
         watchdog_s: float | None = None,
         cool_down_s: float = 30.0,
         on_event: Callable[[Event], None] = lambda _: None,
@@ -101,9 +91,10 @@ class LivePipeline(FrameStream):
     ) -> None:
         self.plan, self.version = plan, 0
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
-        self._compiled, self._problem, self._in_flight = compiled, problem, in_flight
+        self._compiled, self._problem, self._in_flight = compiled, timed(problem), in_flight
         self._adaptation, self._watchdog_s, self._cool_down_s = adaptation, watchdog_s, cool_down_s
         self._on_event = on_event
+        self._limits = LimitWatch()
         self._out: dict[str, tuple[float, float]] = {}  # failed devices: until when, and how long that was
         self._changing = threading.RLock()  # held while a plan is being exchanged
         self._lock = threading.Lock()  # over the generations
@@ -140,11 +131,7 @@ class LivePipeline(FrameStream):
     def _able(self) -> Problem:
         """The problem without the devices that are left out; raises PlatformError where none remains."""
         now_s = time.perf_counter()
-        platform = self._problem.platform
-        able = tuple(d for d in platform.devices if self._out.get(d.name, (-math.inf, 0.0))[0] <= now_s)
-        names = {device.name for device in able}
-        links = tuple(link for link in platform.links if {link.source, link.destination} <= names)
-        return replace(self._problem, platform=replace(platform, devices=able, links=links))
+        return without(self._problem, {name for name, (until_s, _) in self._out.items() if until_s > now_s})
 
     def submit(self, inputs: Inputs, timeout_s: float | None = None) -> int:
         """Copies one frame's inputs in and returns its index; waits while the pipeline is full.
@@ -264,17 +251,32 @@ class LivePipeline(FrameStream):
             return True
 
     def set_objective(self, problem: Problem) -> None:
-        """Plans for another objective or other limits from now on: a problem of the same graph and platform."""
+        """Plans for another objective or other limits from now on: a problem of the same graph and platform.
+
+        Where a limit cannot be kept now, because devices are slow or out, the plan that comes nearest runs.
+
+        Raises:
+            InfeasibleError: no plan keeps the limits even with every device as it was profiled; nothing changes.
+            OptionError: the problem is of another graph or platform.
+            ProfileError: nothing says what the objective asks for, such as energy.
+        """
+        wanted = timed(problem)
+        if (wanted.graph, wanted.platform) != (self._problem.graph, self._problem.platform):
+            keeps = f"{self._problem.graph.name} on {self._problem.platform.name}"
+            raise OptionError(f"a running pipeline keeps {keeps}; make the problem by `replace(pipeline.given, ...)`")
+        quick_plan(wanted)
         with self._changing:
-            self._problem = problem
-            self._tell("objective", f"it is now {problem.objective}", -1)
-            self.switch(quick_plan(self.problem), f"the objective is {problem.objective}")
+            self._problem, self._limits = wanted, LimitWatch()
+            self._tell("objective", shown_objective(wanted), -1)
+            plan = nearest_plan(self.problem)
+            if plan.stages != self.plan.stages:
+                self.switch(plan, f"it is best for {shown_objective(wanted)}")
+            else:
+                self._run_by(plan)
 
     def _pipeline(self, plan: Plan, least_slots: int = 0) -> Pipeline:
-        slots = self._in_flight
-        if least_slots:
-            slots = max(least_slots, slots or 2 * sum(len(stage.devices) for stage in plan.stages))
-        return Pipeline(self._compiled, plan, self._problem.platform, in_flight=slots)
+        slots = frames_inside(plan.stages, plan.predicted) if self._in_flight is None else self._in_flight
+        return Pipeline(self._compiled, plan, self._problem.platform, in_flight=max(least_slots, slots))
 
     def _retire(self, generation: _Generation) -> bool:
         """Whether results go on after the generation, which has none any more."""
@@ -319,17 +321,19 @@ class LivePipeline(FrameStream):
         """A started pipeline on the devices that are left, with these frames inside."""
         while True:
             try:
-                plan = quick_plan(self.problem)
+                plan = nearest_plan(self.problem)
             except (InfeasibleError, PlatformError):
                 raise error from cause
-            pipeline = self._pipeline(plan, len(held))
+            pipeline: Pipeline | None = None
             try:
+                pipeline = self._pipeline(plan, len(held))
                 pipeline.start()
                 for inputs in held:
                     pipeline.submit(inputs)
                 return pipeline, plan
-            except StageError as again:
-                pipeline.stop()
+            except StageError as again:  # a stage in a process of its own may fail while it is made
+                if pipeline is not None:
+                    pipeline.stop()
                 self._leave_out(again.device)
                 self._tell("failure", str(again), -1)
 
@@ -339,11 +343,14 @@ class LivePipeline(FrameStream):
         self._out[device] = (time.perf_counter() + 2 * before_s, 2 * before_s)
 
     def _now(self, plan: Plan, kind: str, reason: str, base: int) -> None:
-        self.plan = plan
         self.version += 1
+        self._run_by(plan)
+        self._tell(kind, reason, base, plan)
+
+    def _run_by(self, plan: Plan) -> None:
+        self.plan = plan
         if self._adaptation:
             self._adaptation.begin(self._problem, plan)
-        self._tell(kind, reason, base, plan)
 
     def _tell(self, kind: str, reason: str, frame: int, plan: Plan | None = None) -> None:
         shown = " | ".join("+".join(stage.devices) for stage in (plan or self.plan).stages)
@@ -354,16 +361,23 @@ class LivePipeline(FrameStream):
 
     def _watch(self) -> None:
         """Looks at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
-        if self._adaptation:
-            self._adaptation.begin(self._problem, self.plan)
+        with self._changing:
+            self._run_by(self.plan)
+        said = ""
         while not self._ended.wait(TICK_S):
             if self._watchdog_s is not None:
                 for generation in list(self._generations):
                     generation.pipeline.overdue(self._watchdog_s)
+            if not self._changing.acquire(blocking=False):
+                continue  # another plan is on its way, and may wait for what only this thread can end
             try:
                 self._improve()
             except PipelineError as error:
-                _log.warning("no new plan: %s", error)
+                if str(error) != said:
+                    _log.warning("no new plan: %s", error)
+                said = str(error)
+            finally:
+                self._changing.release()
 
     def _improve(self) -> None:
         """Changes to a better plan where there is one: by the slow-downs, or because a device may serve again."""
@@ -374,10 +388,14 @@ class LivePipeline(FrameStream):
         if self._closing or self.state != "running":
             return
         if self._adaptation:
-            proposal = self._adaptation.look(self._generations[-1].pipeline.records(), self._able(), bool(back))
+            proposal = self._adaptation.look(self._generations[-1].pipeline.records(), self._able())
             if proposal:
                 self.switch(*proposal)
-        elif back:
-            plan = quick_plan(self.problem)
-            if merit(plan) < merit(judged(self.problem, self.plan)):
+        if back:
+            plan = nearest_plan(self.problem)
+            if gain(self.problem, plan, self.plan) > 0:
                 self.switch(plan, f"{', '.join(back)} may serve again")
+        if self._problem.min_throughput_fps or self._problem.max_latency_s:
+            starved = self._adaptation is not None and self._adaptation.starved
+            if news := self._limits.look(self.problem, self.plan, starved):
+                self._tell("limit", news, -1)

@@ -1,0 +1,131 @@
+"""The strategy `hill-climb`: one operator at a time moves from a slower stage to a faster one.
+
+This is what is known of Algorithm 2 of Velasco-Montero et al., "A Pipelining-Based Heterogeneous Scheduling and
+Energy-Throughput Optimization Scheme for CNNs Leveraging Apache TVM", IEEE Access 2023: the stages' times are watched;
+where they differ by more than alpha, one operator at the cut moves from the slower stage to the faster; a move after
+which throughput did not rise is taken back. The paper's text was not at hand, so these choices are ours:
+
+- alpha is relative to the faster stage's time, 0.1, and a stage's time is the median of its compute and transfer times;
+- of more than two stages the slowest gives, to the faster of its neighbours, as far as the other can take nothing;
+- an operator of less than `STEP` of its stage's time moves along with the one behind it, for alone it shows in nothing;
+- throughput rose if the slowest stage takes less time than before;
+- after a move is taken back the climb rests until a stage's time is other than it then was by more than alpha.
+
+It knows no model of what a move brings, which is what it is compared for with `adaptation.py`. It climbs for throughput
+alone, and only where there is a cut to move: a single device and replicas stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tvm_pipeline.errors import PlanError
+from tvm_pipeline.plan import Plan, Problem, Stage
+from tvm_pipeline.runtime.planning import judged_now
+from tvm_pipeline.runtime.strategy import Strategy
+from tvm_pipeline.statistics import StageRecord
+
+# Of a stage's time: what an operator that moves takes at least.
+STEP = 0.01
+
+
+class HillClimb(Strategy):
+    """Moves the cuts of a chain to where its stages take equal times.
+
+    Args:
+        alpha: by how much, relative, stages may differ.
+    """
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        super().__init__()
+        self._alpha = alpha
+        self._plan: Plan | None = None
+        # Where a move began, and its slowest stage's seconds: of that under trial, and of what was proposed last.
+        self._before: tuple[Plan, float] | None = None
+        self._proposed: tuple[tuple[Stage, ...], tuple[Plan, float] | None] | None = None
+        self._resting = False
+        self._rest_s: list[float] = []  # the stages' times as the rest began; empty where they are still to be seen
+
+    def begin(self, problem: Problem, plan: Plan) -> None:
+        super().begin(problem, plan)
+        self._plan, proposed, self._proposed = plan, self._proposed, None
+        if proposed and proposed[0] == plan.stages:
+            self._before = proposed[1]
+        else:  # another has chosen it
+            self._before, self._resting = None, False
+
+    def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
+        self._observe(records, problem.platform.devices)
+        plan = self._plan
+        known = [worker.seconds for worker in self.seen if worker is not None]
+        if plan is None or not is_chain(plan) or len(known) < len(plan.stages):
+            return None
+        if self._before is not None:
+            (before, before_s), self._before = self._before, None
+            if max(known) >= before_s:
+                self._resting, self._rest_s = True, []
+                reason = f"taken back: the stages take {_shown(known)} ms, the slowest took {1e3 * before_s:.3g}"
+                return self._to(problem, before, reason)
+        if self._resting:
+            self._rest_s = self._rest_s or known
+            if not any(abs(now / then - 1) > self._alpha for now, then in zip(known, self._rest_s, strict=True)):
+                return None
+            self._resting = False
+        return self._climb(problem, plan, known)
+
+    def _climb(self, problem: Problem, plan: Plan, known: list[float]) -> tuple[Plan, str] | None:
+        slow = max(range(len(known)), key=known.__getitem__)
+        neighbours = sorted((n for n in (slow - 1, slow + 1) if 0 <= n < len(known)), key=known.__getitem__)
+        for fast in neighbours:
+            if known[slow] <= known[fast] * (1 + self._alpha):
+                continue
+            stages = moved(self.scaled(problem), plan.stages, slow, fast)
+            if stages is None:
+                continue
+            reason = f"the stages take {_shown(known)} ms: one operator moves from stage {slow} to {fast}"
+            try:
+                return self._to(problem, replace(plan, stages=stages), reason, (plan, known[slow]))
+            except PlanError:  # the device cannot run or hold it
+                continue
+        return None
+
+    def _to(
+        self, problem: Problem, plan: Plan, reason: str, trial: tuple[Plan, float] | None = None
+    ) -> tuple[Plan, str]:
+        proposal = judged_now(
+            self.scaled(problem), replace(plan, scheduler="hill-climb", status="feasible", bound=None)
+        )
+        self._proposed = plan.stages, trial
+        return proposal, reason
+
+
+def is_chain(plan: Plan) -> bool:
+    """Whether it has stages to move operators between, each on a device of its own."""
+    return 1 < len(plan.stages) == len(plan.devices) and all(len(stage.devices) == 1 for stage in plan.stages)
+
+
+def moved(problem: Problem, stages: tuple[Stage, ...], source: int, target: int) -> tuple[Stage, ...] | None:
+    """The stages after the smallest move from stage `source` to its neighbour `target`; None where none would be left.
+
+    What moves is last (or first) of its stage in the graph's order, so that no path leaves a stage and comes back.
+    """
+    order = {operator.name: place for place, operator in enumerate(problem.graph.operators)}
+    giving = sorted(stages[source].operators, key=order.__getitem__, reverse=target > source)
+    measured = problem.measured(stages[source].devices[0])
+    count = 1
+    if measured is not None:
+        seconds = [measured.seconds[order[name]] or 0.0 for name in giving]
+        while count < len(giving) and sum(seconds[:count]) < STEP * sum(seconds):
+            count += 1
+    if count == len(giving):
+        return None
+    parts = {source: set(giving[count:]), target: {*stages[target].operators, *giving[:count]}}
+    return tuple(
+        replace(stage, operators=tuple(sorted(parts[index], key=order.__getitem__))) if index in parts else stage
+        for index, stage in enumerate(stages)
+    )
+
+
+def _shown(seconds: Sequence[float]) -> str:
+    return " | ".join(f"{1e3 * s:.3g}" for s in seconds)
