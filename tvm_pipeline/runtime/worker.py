@@ -80,16 +80,16 @@ class Worker(threading.Thread):
             try:
                 idle_since = self._process(slot, idle_since)
             except BaseException as error:
-                if not self.abandoned:
-                    self._failed(self.record.stage, self.record.device, slot.frame, error)
+                if self.abandoned:  # its stage ended without it
+                    return
+                self._failed(self.record.stage, self.record.device, slot.frame, error)
             else:
                 if self.abandoned:
                     return
                 give(slot)
             finally:
                 self._since_s = None
-        if not self.abandoned:
-            self._gate.close()
+        self._gate.close()
 
     def _process(self, slot: Slot, idle_since: float) -> float:
         """Runs the stage on a slot, writes down what took how long, and returns when it was done."""

@@ -1,0 +1,72 @@
+"""A fake backend for child processes, and operators that end, hang or raise in the process they run in, once.
+
+A child finds a backend by its entry point, so `install` writes what an installed package would have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.fake_backend import FakeBackend
+from tvm_pipeline.backend import Array
+
+backend = FakeBackend([])
+
+
+def install(folder: Path) -> None:
+    """Makes the backend `fake` one that is installed, wherever `folder` is on the path."""
+    package = folder / "fake-1.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1\n")
+    (package / "entry_points.txt").write_text("[tvm_pipeline.backends]\nfake = tests.support.crashes:backend\n")
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def leaves() -> None:
+    os._exit(3)
+
+
+def hangs() -> None:
+    ctypes.PyDLL(None).sleep(1000)  # with the interpreter's lock, as a kernel may
+
+
+def raises() -> None:
+    raise ValueError("no such kernel")
+
+
+WAYS = {function.__name__: function for function in (segfault, hangs, raises)}
+
+
+@dataclass(frozen=True)
+class AddOne:
+    """Adds one to its number, but something else first at each of some numbers, once: files in `folder` remember."""
+
+    folder: Path
+    way: str = "segfault"
+    at: tuple[int, ...] = ()
+
+    def __call__(self, x: Array) -> list[Array]:
+        number = int(x[0])
+        if number in self.at:
+            try:
+                (self.folder / f"{self.way}-{number}").touch(exist_ok=False)
+            except FileExistsError:
+                return [x + 1]
+            WAYS[self.way]()
+        return [x + 1]
+
+
+class EndsLoading:
+    """An operator whose backend dies while the model is loaded."""
+
+    def __call__(self, x: Array) -> list[Array]:
+        return [x + 1]
+
+    def __reduce__(self) -> tuple[object, tuple[()]]:
+        return leaves, ()
