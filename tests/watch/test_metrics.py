@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ class Told:
 
     def __init__(self, watched: Watching) -> None:
         self.now, self.statistics, self.bars = watched.snapshot(), watched.statistics, watched.bars
+        self.graph = watched.graph
         self.registry = new_registry(self)
 
     def snapshot(self) -> Snapshot:
@@ -41,6 +43,12 @@ class Told:
 
 def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
     return f"tvm_pipeline_{name}", frozenset(labels.items())
+
+
+def source(**known: Any) -> dict[str, Any]:
+    """What a source that lives tells of itself."""
+    none = {"read": 0, "delivered": 0, "waiting": 0, "dropped": {}, "reconnects": 0, "damaged": 0}
+    return {**none, "fps": None, "age_p50_s": None, "age_p99_s": None, **known}
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +100,11 @@ def test_nothing_unknown_is_said():
 
 def test_counters_never_fall_over_a_switch_of_plans():
     watched = watching()
-    watched.drops = {"door": Counter(latest=2)}
+    watched.sources = {"door": source(read=10, dropped=Counter(latest=2), reconnects=1)}
     registry = new_registry(watched)
     before = parsed(generate_latest(registry).decode())
     watched.run(20, WHOLE)
-    watched.drops["door"]["latest"] += 1
+    watched.sources["door"]["dropped"]["latest"] += 1
     after = parsed(generate_latest(registry).decode())
     rising = [name for name in before if name[0].endswith(("_total", "_bucket", "_count", "_sum"))]
     assert all(after[name] >= before[name] for name in rising)
@@ -126,11 +134,13 @@ def test_histogram_takes_each_frame_once_as_far_as_the_window_holds_it(watched, 
 @given(st.dictionaries(st.text(), st.dictionaries(st.text(), st.integers(0, 1 << 40), max_size=3), max_size=3))
 def test_any_name_of_a_source_survives(watched, drops):
     told = Told(watched)
-    told.now = dataclasses.replace(told.now, drops=drops)
+    sources = {name: source(dropped=reasons) for name, reasons in drops.items()}
+    told.now = dataclasses.replace(told.now, sources=sources)
     found = told.scrape()
-    for source, reasons in drops.items():
+    for name, reasons in drops.items():
+        assert found[key("source_frames_total", source=name)] == 0
         for reason, frames in reasons.items():
-            assert found[key("frames_dropped_total", source=source, reason=reason)] == frames
+            assert found[key("frames_dropped_total", source=name, reason=reason)] == frames
 
 
 def test_openmetrics_is_valid(watched):

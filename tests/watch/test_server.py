@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import socket
-import subprocess
 import threading
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -15,13 +12,13 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from tests.watch.watched import Watching, watching
+from tests.watch.watched import WHOLE, Watching, watching
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.watch import WatchServer
+from tvm_pipeline.watch.cut import cut_svg
 
 TOKEN = "a-token-for-the-tests"
 JPEG = b"\xff\xd8 a picture"
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")
@@ -151,12 +148,26 @@ def test_last_frame_where_there_is_one(watched):
         assert get(server, "/frame.jpg")[0] == 404
 
 
+def test_the_cut_is_that_of_the_plan_that_runs():
+    watched = watching()
+    with WatchServer(watched) as server:
+        for _ in range(2):
+            status, drawing, headers = get(server, "/cut.svg")
+            assert (status, headers["Content-Type"]) == (200, "image/svg+xml")
+            assert drawing == cut_svg(watched.graph, watched.plan)
+            assert b"cut 1" in drawing
+        watched.run(5, WHOLE)
+        drawing = get(server, "/cut.svg")[1]
+        assert drawing == cut_svg(watched.graph, watched.plan)
+        assert b"cut 1" not in drawing
+
+
 # Who is refused
 
 
 def test_token(watched):
     with WatchServer(watched, token=TOKEN) as server:
-        for path in ("/", "/metrics", "/health", "/state", "/trace", "/frame.jpg", "/nothing"):
+        for path in ("/", "/metrics", "/health", "/state", "/trace", "/cut.svg", "/frame.jpg", "/nothing"):
             status, body, headers = get(server, path)
             assert (status, headers["WWW-Authenticate"]) == (401, "Bearer")
             assert b"Bearer TOKEN" in body
@@ -279,44 +290,3 @@ def test_silent_clients_do_not_keep_it_from_stopping_and_leave_no_thread(watched
         thread.join(20)
     assert set(threading.enumerate()) <= before
     server.stop()  # a second time
-
-
-# The page
-
-
-def page(watched):
-    with WatchServer(watched) as server:
-        status, body, headers = get(server, "/")
-    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
-    return body.decode(), headers
-
-
-def test_the_page_needs_nothing_from_elsewhere(watched):
-    text, headers = page(watched)
-    assert not re.search(r"https?:|@import|url\(|[\"'`]//", text)
-    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
-    asked = set(re.findall(r'byId\("(\w+)"\)', text)) | set(re.findall(r'(?:fill|chart)\("(\w+)"', text))
-    assert asked <= set(re.findall(r'id="(\w+)"', text))
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium on this machine, nor named by $CHROMIUM")
-def test_the_page_draws_in_chromium(watched, tmp_path):
-    """It asks for the picture after it has drawn the state and the Gantt chart; an error in these would come before."""
-    watched.more = {"factors": {"d0": 1.25}, "events": [{"time_s": 0.0, "kind": "switch", "reason": "<b>slow</b>"}]}
-    drawn, asked = threading.Event(), []
-
-    def picture() -> bytes:
-        asked.append(JPEG)
-        if len(asked) == 2:
-            drawn.set()
-        return JPEG
-
-    with WatchServer(watched, token=TOKEN, picture=picture) as server:
-        command = [CHROMIUM, "--headless", "--no-sandbox", "--no-zygote", "--single-process", "--disable-gpu"]
-        command += [f"--user-data-dir={tmp_path}", "--remote-debugging-port=0", f"{server.url}?token={TOKEN}"]
-        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            assert drawn.wait(60)
-        finally:
-            browser.kill()
-            browser.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +37,8 @@ class Watching:
     def __init__(self) -> None:
         self.model = chain_model(hooks={("op0", "d0"): busy(0.002), ("op1", "d1"): busy(0.001)})
         self.latencies_s: list[float] = []
-        self.drops: dict[str, Counter[str]] = {}
+        self.graph = self.model.graph
+        self.sources: dict[str, dict[str, Any]] = {}
         self.idle_s = 0.0
         self.more: dict[str, Any] = {}
         self.records: list[TimedRecord] = []
@@ -68,7 +68,7 @@ class Watching:
             self.idle_s,
             latencies_s=tuple(self.latencies_s),
             queue_depths=(0,) * len(self.plan.stages),
-            drops=self.drops,
+            sources=self.sources,
             **self.more,
         )
 

@@ -41,8 +41,11 @@ class Picture(NamedTuple):
 
 
 def without_password(spec: str) -> str:
-    """`rtsp://user:secret@camera/1` -> `rtsp://user:***@camera/1`, for names and messages."""
-    return re.sub(r"(://[^/@:]*):[^/]*@", r"\1:***@", spec)
+    """`rtsp://user:secret@camera/1?token=secret` -> `rtsp://user:***@camera/1?token=***`, for names and messages."""
+    # A password that holds a / is no address, but may be tried; `:8080/` is a port.
+    spec = re.sub(r"(://[^/@:]*):(?:[^/]*|(?!\d*/).*?)@", r"\1:***@", spec)
+    # Many cameras take it in the query: ?usr=admin&pwd=secret.
+    return re.sub(r"(?i)([?&][^=&]*(?:auth|key|pass|pwd|secret|sig|token)[^=&]*=)[^&#]*", r"\1***", spec)
 
 
 def reason(error: FFmpegError, timeout_s: float | None) -> str:

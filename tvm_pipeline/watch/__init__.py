@@ -1,7 +1,7 @@
 """Watching a running pipeline from outside: metrics, health, traces and a page, over HTTP.
 
     with WatchServer(live, port=9600) as server:
-        print(server.url)  # /metrics  /health  /state  /trace?seconds=10  /frame.jpg  and a page at /
+        print(server.url)  # /metrics  /health  /state  /trace  /cut.svg  /frame.jpg  and a page at /
 
 A running pipeline does nothing for it, frame by frame: whoever asks, pays, by reading what the run writes down anyway.
 
@@ -10,7 +10,9 @@ live.py      LiveWatch: that of a LivePipeline
 metrics.py   a snapshot as Prometheus metrics
 trace.py     what each device did as a Chrome trace, for ui.perfetto.dev
 server.py    WatchServer: who may ask, and what is answered
-page.html    the page, which draws what /state and /trace say
+cut.py       the cut drawn on the operator graph
+picture.py   a frame as JPEG
+page.html    the page, which shows them
 """
 
 from tvm_pipeline.watch.live import LiveWatch

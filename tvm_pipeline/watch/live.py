@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from tvm_pipeline.runtime.live import LivePipeline
 from tvm_pipeline.simulate import Bar
@@ -19,27 +20,29 @@ class LiveWatch:
     """What a server needs of a running pipeline: the `Watched` of `LivePipeline`.
 
     Args:
-        drops: source -> reason -> frames, as they are now.
+        sources: gives `Snapshot.sources` as they are now.
     """
 
-    def __init__(self, pipeline: LivePipeline, drops: Callable[[], Mapping[str, Mapping[str, int]]] = dict) -> None:
-        self._pipeline, self._drops = pipeline, drops
+    def __init__(self, pipeline: LivePipeline, sources: Callable[[], Mapping[str, Mapping[str, Any]]] = dict) -> None:
+        self._pipeline, self._sources = pipeline, sources
+        self._made_s = time.perf_counter()
+        self.graph = pipeline.given.graph
         self.statistics: Callable[[], RunStatistics] = pipeline.statistics
 
     def snapshot(self) -> Snapshot:
         live = self._pipeline
         problem = live.given
         return Snapshot(
-            live.began_s,
+            live.began_s or self._made_s,  # who asks may be here before the pipeline has begun
             live.plan,
             live.version,
             problem.objective,
             live.frames,
-            time.perf_counter() - live.last_result_s,
+            time.perf_counter() - max(live.last_result_s, self._made_s),
             latencies_s=live.latencies_s(),
             queue_depths=live.waiting(),
             in_flight=live.in_flight,
-            drops=self._drops(),
+            sources=self._sources(),
             factors=live.factors,
             stand_ins=problem.platform.stand_ins,
             events=[asdict(event) for event in list(live.events)[-SHOWN_EVENTS:]],

@@ -58,6 +58,7 @@ class PipelineCollector(Collector):
             latency = self._latency(snapshot)
         statistics = self._watched.statistics()
         yield from _run_metrics(snapshot, statistics)
+        yield from _source_metrics(snapshot.sources)
         yield latency
         yield from _stage_metrics(snapshot, statistics)
 
@@ -84,8 +85,8 @@ def _run_metrics(snapshot: Snapshot, statistics: RunStatistics) -> Iterator[Metr
     dropped = CounterMetricFamily(
         "tvm_pipeline_frames_dropped", "Frames that a source gave and that did not enter", labels=("source", "reason")
     )
-    for source, reasons in snapshot.drops.items():
-        for reason, frames in reasons.items():
+    for source, found in snapshot.sources.items():
+        for reason, frames in found["dropped"].items():
             dropped.add_metric((source, reason), frames)
     yield dropped
     for name, what, value in (
@@ -100,6 +101,27 @@ def _run_metrics(snapshot: Snapshot, statistics: RunStatistics) -> Iterator[Metr
             yield GaugeMetricFamily(f"tvm_pipeline_{name}", what, value=value)
     if snapshot.energy_j is not None:
         yield CounterMetricFamily("tvm_pipeline_energy_joules", "Joules since the start", value=snapshot.energy_j)
+
+
+def _source_metrics(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    for key, name, what in (
+        ("read", "frames", "Frames that the source gave"),
+        ("reconnects", "reconnects", "How often it was opened again, in vain or not"),
+    ):
+        counter = CounterMetricFamily(f"tvm_pipeline_source_{name}", what, labels=("source",))
+        for source, found in sources.items():
+            counter.add_metric((source,), found[key])
+        yield counter
+    waiting = {(source,): found["waiting"] for source, found in sources.items()}
+    yield _gauge("source_waiting_frames", "Frames read that wait to enter", ("source",), waiting)
+    ages = {
+        (source, quantile): found[key]
+        for source, found in sources.items()
+        for quantile, key in (("0.5", "age_p50_s"), ("0.99", "age_p99_s"))
+        if found[key] is not None
+    }
+    what = "Age of the frames delivered lately, when they were: since they were decoded"
+    yield _gauge("source_age_seconds", what, ("source", "quantile"), ages)
 
 
 def _stage_metrics(snapshot: Snapshot, statistics: RunStatistics) -> Iterator[Metric]:

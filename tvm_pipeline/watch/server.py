@@ -4,6 +4,7 @@
     /health             200, or 503 where no frame has come out for too long; JSON says why
     /state              all that a screen shows, as JSON
     /trace?seconds=10   what each device did lately, as a Chrome trace
+    /cut.svg            the operator graph as the present plan cuts it
     /frame.jpg          the last frame, where there is a picture
     /                   a page that draws these
 
@@ -39,6 +40,8 @@ import numpy as np
 from prometheus_client.exposition import choose_encoder
 
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.plan import Stage
+from tvm_pipeline.watch.cut import cut_svg
 from tvm_pipeline.watch.metrics import new_registry
 from tvm_pipeline.watch.snapshot import Snapshot, Watched
 from tvm_pipeline.watch.trace import chrome_trace
@@ -98,6 +101,8 @@ class WatchServer:
         self._watched, self._token, self._picture = watched, token, picture
         self._unhealthy_after_s = unhealthy_after_s
         self._registry = new_registry(watched)
+        self._drawing = threading.Lock()  # one draws, the others wait for it
+        self._drawn: tuple[tuple[Stage, ...], bytes] | None = None
         self._server = _listen(address, port, self, guarded=token is not None)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(STOP_S,), name="watch", daemon=True)
 
@@ -148,12 +153,16 @@ class WatchServer:
                 return _json(HTTPStatus.OK, snapshot.state(self._watched.statistics()) | more)
             case "/trace":
                 return self._trace(query)
+            case "/cut.svg":
+                return self._cut()
             case "/frame.jpg":
                 picture = self._picture() if self._picture else None
                 if picture:
                     return HTTPStatus.OK, "image/jpeg", picture
                 return _text(HTTPStatus.NOT_FOUND, "there is no picture of a frame")
-        return _text(HTTPStatus.NOT_FOUND, "there are /metrics /health /state /trace?seconds=10 /frame.jpg and /")
+        return _text(
+            HTTPStatus.NOT_FOUND, "there are /metrics /health /state /trace?seconds=10 /cut.svg /frame.jpg and /"
+        )
 
     def _refused(self, path: str, query: str, headers: Message) -> Reply | None:
         """Why this client gets no answer."""
@@ -184,6 +193,13 @@ class WatchServer:
             facts = {"frames": snapshot.frames, "since_last_frame_s": snapshot.since_last_frame_s}
         status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
         return _json(status, {"healthy": not why, "why": why, **facts})
+
+    def _cut(self) -> Reply:
+        plan = self._watched.snapshot().plan
+        with self._drawing:
+            if self._drawn is None or self._drawn[0] != plan.stages:
+                self._drawn = plan.stages, cut_svg(self._watched.graph, plan)
+            return HTTPStatus.OK, "image/svg+xml", self._drawn[1]
 
     def _trace(self, query: str) -> Reply:
         text = parse_qs(query).get("seconds", ["10"])[0]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.plan import Plan
 from tvm_pipeline.simulate import Bar
 from tvm_pipeline.statistics import RunStatistics
@@ -17,7 +18,7 @@ from tvm_pipeline.statistics import RunStatistics
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A running pipeline at one moment. What counts up (frames, drops, energy) counts since its start, over all plans.
+    """A running pipeline at one moment. What counts up (frames, energy) counts since its start, over all plans.
 
     Attributes:
         began_s: when the run began, on the clock of `time.perf_counter`.
@@ -29,7 +30,7 @@ class Snapshot:
         latencies_s: of the last frames that came out, the newest last; as many as the run's window holds.
         queue_depths: frames that wait in front of each stage.
         in_flight: frames inside.
-        drops: source -> reason -> frames.
+        sources: source that lives -> what became of its frames, under the names of `video.LiveStatistics`.
         factors: device -> how many times slower it is now than its profile says.
         stand_ins: device -> what stands in for it.
         events: what was decided or happened lately, the oldest first, each with `time_s` (since the start), `kind` and
@@ -46,7 +47,7 @@ class Snapshot:
     latencies_s: Sequence[float] = ()
     queue_depths: Sequence[int] = ()
     in_flight: int = 0
-    drops: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    sources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
@@ -74,6 +75,11 @@ class Snapshot:
 
 class Watched(Protocol):
     """What can be watched. All are called from the server's threads, while the pipeline runs."""
+
+    @property
+    def graph(self) -> OperatorGraph:
+        """That of every plan."""
+        ...
 
     def snapshot(self) -> Snapshot:
         """The state of now; as cheap as a health check should be."""
