@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from contextlib import suppress
+from io import BytesIO
 from itertools import groupby
 
 import pytest
+from PIL import Image
+
+from tvm_pipeline.cli.frames import lives
 
 WIDE, SMALL = "synthetic:64x48@30:20", "synthetic:32x32@30:10"
 
@@ -50,12 +61,115 @@ def test_a_watched_run_says_where(cli, bundle):
     assert "watch it at http://127.0.0.1:" in outcome.err
 
 
+def test_a_policy_for_each_source(cli, bundle):
+    outcome = cli(
+        "run", bundle, "--source", WIDE, "--source", SMALL, "--policy", "block", "--policy", "every=5", "--json"
+    )
+    assert outcome.code == 0, outcome.err
+    found = outcome.json["sources"]
+    assert {name: found[name]["delivered"] for name in (WIDE, SMALL)} == {WIDE: 20, SMALL: 2}
+
+
+def test_what_films_by_itself_is_given_as_the_latest():
+    assert all(map(lives, ("camera:0", "/dev/video1", "rtsp://gate/1", "udp://0.0.0.0:5000")))
+    assert not any(map(lives, ("bikes.mp4", "pictures", WIDE, "http://host/bikes.mp4")))
+
+
+def test_several_models_each_with_its_source(cli, bundle, tmp_path):
+    """One file twice; each model's frames are whole, and what is found is as in a run of its own."""
+    (tmp_path / "other.tar").symlink_to(bundle)
+    lines, alone = tmp_path / "lines.jsonl", tmp_path / "alone.jsonl"
+    outcome = cli(
+        "run", bundle, tmp_path / "other.tar", "--source", WIDE, "--source", WIDE, "--results", lines, "--json",
+        "--events", tmp_path / "events.jsonl",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert [(one["model"], one["measured"]["frames"]) for one in outcome.json["models"]] == [("net", 20), ("other", 20)]
+    assert cli("run", bundle, "--source", WIDE, "--results", alone).code == 0
+    expected = [(row["frame"], row["outputs"]) for row in map(json.loads, alone.read_text().splitlines())]
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    for model in ("net", "other"):
+        assert [(row["frame"], row["outputs"]) for row in rows if row["model"] == model] == expected
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert sorted(event["model"] for event in events if event["kind"] == "start") == ["net", "other"]
+
+
+def test_one_model_that_fails_ends_the_run_and_what_the_other_gave_is_kept(cli, bundle, tmp_path):
+    folder, lines = tmp_path / "pictures", tmp_path / "lines.jsonl"
+    folder.mkdir()
+    for number in range(20):
+        Image.new("RGB", (64, 48)).save(folder / f"{number}.png")
+    (folder / "20.png").write_bytes(b"no picture")
+    outcome = cli("run", bundle, bundle, "--source", folder, "--source", "synthetic:64x48", "--results", lines)
+    assert outcome.code == 1
+    assert "20.png" in outcome.err
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    for model in ("net-1", "net-2"):
+        frames = [row["frame"] for row in rows if row["model"] == model]
+        assert frames == list(range(len(frames)))
+        assert frames
+
+
+def test_what_is_planned_for(cli, bundle):
+    outcome = cli("run", bundle, "--source", WIDE, "--objective", "latency", "--adapt", "hill-climb", "--json")
+    assert outcome.code == 0, outcome.err
+    assert list(outcome.json["objectives"]) == ["latency"]
+
+
+def test_a_full_disk_for_the_events_does_not_end_the_run(cli, bundle):
+    outcome = cli("run", bundle, "--source", SMALL, "--events", "/dev/full", "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["measured"]["frames"] == 10
+    assert "--events /dev/full" in outcome.err
+    assert "it lacks: it was given" in outcome.err
+
+
+def test_a_port_in_use(cli, bundle):
+    """Of two models the second is watched at the next port."""
+    pytest.importorskip("prometheus_client")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        options = ("--source", WIDE, "--source", SMALL, "--watch", port - 1)
+        outcome = cli("run", bundle, bundle, *options)
+    assert outcome.code == 2
+    assert f"--watch 127.0.0.1:{port}: cannot listen" in outcome.err
+
+
+def test_the_last_picture_is_served(cli, bundle):
+    pytest.importorskip("prometheus_client")
+    pictures: list[bytes] = []
+
+    def ask(port: int) -> None:
+        until_s = time.monotonic() + 60
+        while not pictures and time.monotonic() < until_s:
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/frame.jpg") as answer:
+                pictures.append(answer.read())
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    thread = threading.Thread(target=ask, args=(port,))
+    thread.start()
+    outcome = cli("run", bundle, "--source", "synthetic:64x48", "--watch", port)
+    thread.join()
+    assert outcome.code == 0, outcome.err
+    assert "draining" in outcome.err
+    assert Image.open(BytesIO(pictures[0])).size == (64, 48)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--adapt", "sometimes"), "--adapt 'sometimes' is neither replan nor off"),
+        (("--adapt", "sometimes"), "--adapt 'sometimes' is none of replan, hill-climb, off"),
         (("--watchdog", "0"), "--watchdog 0: it must be positive"),
         (("--policy", "newest"), "--policy newest: cannot use 'newest'; it takes block"),
+        (("--policy", "latest", "--policy", "block"), "--policy is given 2 times for 1 sources; give it once, or"),
+        (("--unhealthy-after", "0"), "--unhealthy-after 0: it must be positive"),
+        (("--objective", "memory,communication"), "counts bytes, which do not change while a plan runs"),
+        (("--objective", "latency", "--max-latency", "1"), "--max-latency goes with objective throughput"),
+        (("--max-latency", "1e-9"), "1e-09"),
+        (("--output", "out.mp4", "--supervise"), "--output with --supervise: a video cannot go on"),
         (("--source", WIDE), "--source names one source twice"),
         (("--source", SMALL, "--output", "out.mp4"), "--output is a video of one source"),
         (("--events", "/nowhere/events.jsonl"), "--events /nowhere/events.jsonl: No such file or directory"),

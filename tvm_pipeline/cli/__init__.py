@@ -1,7 +1,7 @@
 """The command line, in tvmc's manner: one file a command, each thin.
 
 Exit codes: 0, 2 for wrong usage, 1 for a failure with its reason in one line (`--traceback` for the rest), 130 after
-a second Ctrl-C.
+a second Ctrl-C; 70 tells the supervisor of `run --supervise` to start another worker.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import traceback
 import typer
 
 from tvm_pipeline import __version__
-from tvm_pipeline.cli import bench, compile, deploy, devices, plan, profile, run, show, simulate, slice
-from tvm_pipeline.cli.common import errors
+from tvm_pipeline.cli import bench, compile, deploy, devices, plan, profile, run, show, simulate, slice, top
+from tvm_pipeline.cli.common import say
 from tvm_pipeline.errors import OptionError, PipelineError
 
 app = typer.Typer(
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (devices, profile, plan, simulate, deploy, compile, run, bench, show, slice):
+for command in (devices, profile, plan, simulate, deploy, compile, run, bench, top, show, slice):
     app.command(command.__name__.rpartition(".")[2])(command.command)
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     try:
         app(args=[argument for argument in arguments if argument != "--traceback"])
     except KeyboardInterrupt:
-        errors.print("stopped")
+        say("stopped")
         sys.exit(130)
     except Exception as error:  # the last place where a failure can become one line
         if wants_traceback:
@@ -53,5 +53,5 @@ def main() -> None:
         reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
         hint = "" if isinstance(error, PipelineError) or wants_traceback else " (--traceback shows where)"
         lines = [line.strip() for line in reason.splitlines() if line.strip()]
-        errors.print(f"error: {' '.join(lines[:2])}{hint}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(f"error: {' '.join(lines[:2])}{hint}", "red")
         sys.exit(2 if isinstance(error, OptionError) else 1)

@@ -65,6 +65,11 @@ def show(renderable: Any, as_json: bool) -> None:
     (errors if as_json else Console()).print(renderable)
 
 
+def say(line: str, style: str | None = None) -> None:
+    """One line on standard error, unbroken however long: logs and scripts read it."""
+    errors.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """The one JSON object of a command."""
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
@@ -102,7 +107,7 @@ def say_stand_ins(platform: Platform) -> None:
             alike.setdefault(device.stand_in.replace(device.target, "*"), []).append(device)
     for devices in alike.values():
         names = ", ".join(device.name for device in devices)
-        errors.print(f"warning: not here: {names}. Stages run on {devices[0].stand_in}", style="yellow", markup=False)
+        say(f"warning: not here: {names}. Stages run on {devices[0].stand_in}", "yellow")
 
 
 @contextmanager
@@ -130,7 +135,7 @@ def measured_profile(
     else:
         found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell)
     for warning in found.warnings:
-        errors.print(f"warning: {warning}", style="yellow", markup=False)
+        say(f"warning: {warning}", "yellow")
     return found
 
 

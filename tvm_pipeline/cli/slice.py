@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tvm_pipeline.cli.common import JsonOption, errors, print_json, progress, show
+from tvm_pipeline.cli.common import JsonOption, print_json, progress, say, show
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.plan import read_plan
@@ -109,7 +109,7 @@ def command(
     columns = ("file", "device", "operators", "size", "in", "out", *(["on the Edge TPU"] if compile_ else []))
     show(TextTable(title, columns, rows), json)
     for operator, reason in refused.items():
-        errors.print(f"an Edge TPU leaves {operator} to the CPU: {reason}", style="yellow", markup=False)
+        say(f"an Edge TPU leaves {operator} to the CPU: {reason}", "yellow")
 
 
 def _figures(report: Any) -> str:

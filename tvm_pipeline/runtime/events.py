@@ -11,8 +11,8 @@ class Event:
 
     Attributes:
         time_s: seconds since the start, on a clock that never jumps.
-        kind: `start`, `switch`, `failure`, `return` (of a device), `refusal` (of a plan), `objective`, or `limit`,
-            which the plan begins to miss or keeps again.
+        kind: `start`, `switch`, `failure`, `return` (of a device), `refusal` (of a plan), `objective`, `limit`, which
+            the plan begins to miss or keeps again, or `restart` (of a process, by its supervisor).
         version: of the plan, counted from 0.
         frame: the first frame of that plan; -1 where the plan did not change.
     """
