@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import gc
+import weakref
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -170,6 +172,17 @@ def test_more_buffers_than_are_remembered(compiled: Compiled, cpu: Device) -> No
         data[...] = frame["data"]
         runner.run([data], [scores])
         np.testing.assert_array_equal(scores, expected)
+
+
+def test_a_slice_that_nobody_holds_is_gone(compiled: Compiled, cpu: Device) -> None:
+    """A pipeline that runs for weeks makes one at every change of plan."""
+    model = compiled("branching")
+    part = Slice(model.libraries[cpu.target], model.cut([o.name for o in model.graph.operators], cpu))
+    part.run([port.buffer() for port in part.inputs], [port.buffer() for port in part.outputs])
+    seen = weakref.ref(part)
+    del part
+    gc.collect()
+    assert seen() is None
 
 
 def test_inputs_are_read_and_never_written(compiled: Compiled, cpu: Device) -> None:

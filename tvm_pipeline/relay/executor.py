@@ -1,8 +1,8 @@
 """A slice with an executor: what a stage's thread runs.
 
 The graph executor asks for the storage of every tensor through its `lookup_linked_param` hook. It gets the
-library's own parameter, so that slices share parameters, or a view of the slice's arena (`storage.py`). Inputs and
-outputs are pointers into the caller's buffers, set for a run where they changed.
+library's own parameter, so that slices share parameters, or a view of the slice's arena (`memory/layout.py`). Inputs
+and outputs are pointers into the caller's buffers, set for a run where they changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,12 @@ class Slice:
         self._views: dict[int, Array] = {}
         kind = "graph_executor_debug" if debug else "graph_executor"
         create = tvm.get_global_func(f"tvm.{kind}.create")
-        self.executor = create(part.graph_json, library.module, self._storage_of, library.device_type, 0)
+        # The executor keeps the function for good, which must not keep this slice: no collector sees through TVM.
+        storage_of = [self._storage_of]
+        self.executor = create(
+            part.graph_json, library.module, lambda *asked: storage_of[0](*asked), library.device_type, 0
+        )
+        storage_of.clear()
         self._run = placed(self.executor["run"])
         self._set_input = self.executor["set_input_zero_copy"]
         self._set_output = self.executor["set_output_zero_copy"]
