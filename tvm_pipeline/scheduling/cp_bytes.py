@@ -16,12 +16,13 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from tvm_pipeline.constraints import library, search
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
 from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.graph import readers_of
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage, Status
 from tvm_pipeline.platform import Device, disjoint_sets
-from tvm_pipeline.scheduling.cp_staging import Staging, dag_of, library, search, stage_of, weighted
+from tvm_pipeline.scheduling.cp_staging import Staging, dag_of, stage_of, weighted
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model

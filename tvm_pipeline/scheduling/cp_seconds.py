@@ -11,12 +11,13 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tvm_pipeline.constraints import Answer, library, search
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.evaluate import busy_factor, evaluate, require_energy
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage, objective_value
 from tvm_pipeline.platform import disjoint_sets
 from tvm_pipeline.scheduling.cp_devices import Loads, Placement, break_symmetry, once_only, second_rows, unit_of
-from tvm_pipeline.scheduling.cp_staging import Answer, Staging, dag_of, library, search, stage_of
+from tvm_pipeline.scheduling.cp_staging import Staging, dag_of, stage_of
 
 if TYPE_CHECKING:
     from tvm_pipeline.scheduling.cp_staging import Expression

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.scheduling.hot import hot
+from tvm_pipeline.hot import hot
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

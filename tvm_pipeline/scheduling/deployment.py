@@ -17,13 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from tvm_pipeline.constraints import library, search
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
 from tvm_pipeline.evaluate import busy_factor, evaluate
 from tvm_pipeline.graph import crossing_tensors
 from tvm_pipeline.plan import Plan, Problem, Stage, Status
 from tvm_pipeline.platform import Platform, disjoint_sets
 from tvm_pipeline.scheduling.cp_devices import Loads, Placement, break_symmetry, second_rows, unit_of
-from tvm_pipeline.scheduling.cp_staging import Staging, dag_of, library, search, weighted
+from tvm_pipeline.scheduling.cp_staging import Staging, dag_of, weighted
 
 
 @dataclass(frozen=True, slots=True)

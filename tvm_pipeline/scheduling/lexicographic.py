@@ -29,10 +29,10 @@ import numpy as np
 
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.evaluate import evaluate
+from tvm_pipeline.hot import hot
 from tvm_pipeline.plan import Plan, Problem, Stage
 from tvm_pipeline.platform import disjoint_sets
 from tvm_pipeline.scheduling.cuts import Cuts, Integers
-from tvm_pipeline.scheduling.hot import hot
 
 NEVER = np.iinfo(np.int64).max // 4
 

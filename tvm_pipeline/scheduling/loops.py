@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf
 from typing import Any
 
-from tvm_pipeline.scheduling.hot import hot
+from tvm_pipeline.hot import hot
 
 
 @hot

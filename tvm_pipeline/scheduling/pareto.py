@@ -15,12 +15,12 @@ import numpy as np
 
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.evaluate import evaluate
+from tvm_pipeline.hot import hot
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.platform import Device, disjoint_sets
 from tvm_pipeline.scheduling.conflict import explain
 from tvm_pipeline.scheduling.costs import StageCosts, buses, capacities, stage_joules, stage_seconds
 from tvm_pipeline.scheduling.cuts import Cuts, Floats, Integers, ideals, prefixes
-from tvm_pipeline.scheduling.hot import hot
 
 # The work grows with the square of the cuts; of more, so many spread over the graph are used.
 MOST_CUTS = 256

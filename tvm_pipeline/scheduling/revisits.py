@@ -20,11 +20,11 @@ import numpy as np
 
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.evaluate import evaluate
+from tvm_pipeline.hot import hot
 from tvm_pipeline.plan import Plan, Problem, Stage
 from tvm_pipeline.platform import Device, disjoint_sets
 from tvm_pipeline.scheduling.costs import StageCosts, capacities, stage_seconds
 from tvm_pipeline.scheduling.cuts import Cuts, Floats, Integers, ideals, prefixes
-from tvm_pipeline.scheduling.hot import hot
 
 # Beyond so many ideals only the graph's own order is cut.
 MOST_CUTS = 1500

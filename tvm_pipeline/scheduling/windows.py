@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_pipeline.hot import hot
 from tvm_pipeline.scheduling.costs import StageCosts
 from tvm_pipeline.scheduling.cuts import Floats, Integers
-from tvm_pipeline.scheduling.hot import hot
 from tvm_pipeline.scheduling.space import Space
 
 

@@ -49,7 +49,7 @@ def printed(before: str = "", **environment: str) -> tuple[str, str]:
         text=True,
         check=True,
         env={**os.environ, **environment},
-        cwd=os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        cwd=os.path.dirname(os.path.dirname(__file__)),
     )
     return done.stdout, done.stderr.split()[-1]
 
