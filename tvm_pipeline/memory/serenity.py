@@ -1,0 +1,147 @@
+"""SERENITY's scheduler as published, to compare with: Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of
+Irregularly Wired Neural Networks for Edge Devices", MLSys 2020.
+
+Dynamic programming over signatures, the sets of operators that are ready (Algorithm 1), under a budget that falls and
+rises until a search is both quick and successful (adaptive soft budgeting, Algorithm 2), on each part between cut nodes
+(divide and conquer). It is exact, and meets far more states than `exact.py`, which is the method to use.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import accumulate
+from typing import TypeAlias
+
+from tvm_pipeline.memory.graph import MemoryGraph, footprint, predecessors
+from tvm_pipeline.memory.orders import Ordering, kahn_order, successors
+from tvm_pipeline.memory.regions import split
+
+# The paper gives a step of the search a second of its machine; a number of schedules makes the same search everywhere.
+STEP_LIMIT = 50_000
+
+
+# What has run and in which order, last first, with the bytes alive and the peak.
+_Steps: TypeAlias = "tuple[int, _Steps] | None"
+_Partial: TypeAlias = "tuple[int, int, int, _Steps]"
+
+
+def serenity_order(graph: MemoryGraph, time_limit_s: float | None = None) -> Ordering:
+    """The order that SERENITY's scheduler finds, which is optimal; Kahn's in the parts where it finds none in time."""
+    deadline = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
+    kahn = kahn_order(graph)
+    steps = footprint(graph, kahn)
+    machine = _Machine(graph)
+    order: list[int] = []
+    peaks, bound = [machine.start], machine.start
+    for part in _cells(graph):
+        hard = max(steps[part.start : part.stop])
+        found = _soft_budgeting(machine, part, hard, deadline)
+        order += found[1] if found else kahn[part.start : part.stop]
+        peaks.append(found[0] if found else hard)
+        bound = max(bound, found[0] if found else 0)
+    peak = max(peaks)
+    return Ordering(tuple(order), peak, bound)
+
+
+def _cells(graph: MemoryGraph) -> list[range]:
+    """Parts of the graph, each but the first from a node through which all goes: no other buffer passes it by."""
+    change = [0] * (len(graph) + 1)
+    for buffer in graph.buffers:
+        users = buffer.producers + buffer.consumers
+        if users and min(users) + 1 < max(users):
+            change[min(users) + 1] += 1
+            change[max(users)] -= 1
+    passing = list(accumulate(change))
+    cells: list[range] = []
+    for part in split(graph):
+        if cells and passing[part.start]:
+            cells[-1] = range(cells[-1].start, part.stop)
+        else:
+            cells.append(part)
+    return cells
+
+
+def _soft_budgeting(machine: _Machine, part: range, hard: int, deadline: float) -> tuple[int, list[int]] | None:
+    """Algorithm 2: the peak and the order of a part; None where no budget is both quick and enough, or time is over.
+
+    As printed, a second "no solution" in a row lowers the budget; here it is the binary search that the text describes.
+    """
+    low, high, budget = 0, hard, hard
+    while time.monotonic() < deadline:
+        found = _schedule(machine, part, budget, deadline)
+        if isinstance(found, tuple):
+            return found
+        if found == "timeout":
+            high, budget = budget, max(budget // 2, (low + budget) // 2)
+        else:
+            low, budget = budget, (budget + high + 1) // 2
+        if budget in (low, high):
+            return None
+    return None
+
+
+def _schedule(machine: _Machine, part: range, budget: int, deadline: float) -> tuple[int, list[int]] | str:
+    """Algorithm 1: the peak and the order; or why there are none, "timeout" or "no solution" within the budget."""
+    before = (1 << part.start) - 1
+    ready = frozenset(op for op in part if machine.before[op] & ~before == 0)
+    layer: dict[frozenset[int], _Partial] = {ready: (before, machine.alive(before), 0, None)}
+    for _ in part:
+        following: dict[frozenset[int], _Partial] = {}
+        for signature, (done, alive, peak, order) in layer.items():
+            for op in signature:
+                needed, change = machine.step(done, alive, op)
+                reached = max(peak, needed)
+                if reached > budget:
+                    continue
+                then = done | 1 << op
+                released = (o for o in machine.after[op] if o in part and machine.before[o] & ~then == 0)
+                key = signature - {op} | set(released)
+                if key not in following or reached < following[key][2]:
+                    following[key] = (then, alive + change, reached, (op, order))
+            if len(following) > STEP_LIMIT or time.monotonic() >= deadline:
+                return "timeout"
+        if not following:
+            return "no solution"
+        layer = following
+    (_, _, peak, last) = next(iter(layer.values()))
+    steps: list[int] = []
+    while last is not None:
+        op, last = last
+        steps.append(op)
+    return peak, steps[::-1]
+
+
+class _Machine:
+    """The bytes alive as a function of what has run, a set of bits."""
+
+    def __init__(self, graph: MemoryGraph) -> None:
+        self.graph = graph
+        self.before = [sum(1 << other for other in found) for found in predecessors(graph)]
+        self.after = successors(predecessors(graph))
+        self.begins = [sum(1 << op for op in buffer.producers) for buffer in graph.buffers]
+        self.users = [sum(1 << op for op in buffer.producers + buffer.consumers) for buffer in graph.buffers]
+        self.touched: list[list[int]] = [[] for _ in graph.operators]
+        for index, buffer in enumerate(graph.buffers):
+            for op in buffer.producers + buffer.consumers:
+                self.touched[op].append(index)
+        self.start = self.alive(0)
+
+    def lives(self, buffer: int, done: int) -> bool:
+        begun = not self.begins[buffer] or self.begins[buffer] & done != 0
+        return begun and (self.graph.buffers[buffer].pinned or self.users[buffer] & ~done != 0)
+
+    def alive(self, done: int) -> int:
+        return sum(buffer.bytes for index, buffer in enumerate(self.graph.buffers) if self.lives(index, done))
+
+    def step(self, done: int, alive: int, op: int) -> tuple[int, int]:
+        """Bytes alive while an operator runs, and how many more afterwards than before."""
+        then = done | 1 << op
+        buffers = self.graph.buffers
+        lived = {index for index in self.touched[op] if self.lives(index, done)}
+        living = {index for index in self.touched[op] if self.lives(index, then)}
+        written = sum(buffers[i].bytes for i in self.touched[op] if i not in lived and self.begins[i] >> op & 1)
+        marks = self.graph.in_place[op] if self.graph.in_place else ()
+        overwrites = any(i in lived and i not in living and buffers[i].bytes >= written for i in marks)
+        needed = alive + (0 if overwrites else written)
+        needed += self.graph.workspace_bytes[op] if self.graph.workspace_bytes else 0
+        return needed, sum(buffers[i].bytes for i in living) - sum(buffers[i].bytes for i in lived)
