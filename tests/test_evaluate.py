@@ -248,9 +248,15 @@ def test_a_device_is_not_asked_for_more_than_it_can(spoil: Callable[[Problem], P
 
 def test_memory_counts_all_stages_of_a_device() -> None:
     problem = two_devices()
-    problem = replace(problem, platform=Platform("box", (Device("a", memory_bytes=200), Device("b"))))
+    # Parameters of both stages on a; 4000 bytes in and 4000 out are the activations of either.
+    problem = replace(problem, platform=Platform("box", (Device("a", memory_bytes=8200), Device("b"))))
     back_and_forth = (Stage(("a",), ("op0",)), Stage(("b",), ("op1",)), Stage(("a",), ("op2",)))
     assert evaluate(problem, back_and_forth).predicted.latency_s > 0
+    small = replace(problem, platform=Platform("box", (Device("a", memory_bytes=8199), Device("b"))))
+    refused = "stage 0 does not fit on device a: 200 bytes of parameters and at least 8000 of activations .* its 8199"
+    with pytest.raises(PlanError, match=refused):
+        evaluate(small, back_and_forth)
+    assert evaluate(replace(small, activations=False), back_and_forth).predicted.latency_s > 0
     problem = replace(problem, platform=Platform("box", (Device("a", memory_bytes=199), Device("b"))))
     with pytest.raises(PlanError, match="device a would hold 200 bytes"):
         evaluate(problem, back_and_forth)

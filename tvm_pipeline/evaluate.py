@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from tvm_pipeline.errors import GraphError, OptionError, PlanError, PlatformError, ProfileError
 from tvm_pipeline.graph import OperatorGraph, Tensor, crossing_tensors, handed_on_bytes, readers_of
+from tvm_pipeline.memory import stages as memory
 from tvm_pipeline.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.platform import Device, Platform, disjoint_sets
 
@@ -67,6 +69,8 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     boundaries = check_stages(problem.graph, problem.platform, stages)
     if problem.children_together:
         _check_children(problem.graph, stages)
+    if problem.counts_activations:
+        _check_activations(problem, stages)
     predicted = _predicted_bytes(problem, stages)
     used = tuple(dict.fromkeys(name for stage in stages for name in stage.devices))
     if any(problem.measured(name) is None and problem.platform.device(name).model is None for name in used):
@@ -117,6 +121,31 @@ def _check_children(graph: OperatorGraph, stages: tuple[Stage, ...]) -> None:
     for name, readers in readers_of(graph).items():
         if len({stage_of[reader] for reader in readers}) > 1:
             raise PlanError(f"the operators that read {name} stand in several stages, --children-together forbids it")
+
+
+def _check_activations(problem: Problem, stages: tuple[Stage, ...]) -> None:
+    """Parameters stay from stage to stage of a device; activations are those of the stage that runs."""
+    graph = problem.graph
+    for name in dict.fromkeys(name for stage in stages for name in stage.devices):
+        capacity = problem.platform.device(name).memory_bytes
+        if capacity is None:
+            continue
+        held = held_bytes(graph, [stage for stage in stages if name in stage.devices])
+        for index, stage in enumerate(stages):
+            if name not in stage.devices:
+                continue
+            if memory.activation_bytes(graph, stage.operators, capacity - held) > capacity - held:
+                raise PlanError(
+                    f"stage {index} does not fit on device {name}: {held} bytes of parameters and "
+                    f"{memory.needed(graph, stage.operators)} are more than its {capacity}; make the stage smaller, or "
+                    "give the device more memory_bytes"
+                )
+
+
+def held_bytes(graph: OperatorGraph, stages: Iterable[Stage]) -> int:
+    """Bytes of parameters of all these stages."""
+    members = {name for stage in stages for name in stage.operators}
+    return sum(operator.param_bytes for operator in graph.operators if operator.name in members)
 
 
 def _predicted_bytes(problem: Problem, stages: tuple[Stage, ...]) -> Prediction:
@@ -192,9 +221,8 @@ def _check_devices(graph: OperatorGraph, platform: Platform, stages: tuple[Stage
             if name in used and (len(stage.devices) > 1 or _replicated(stages, name)):
                 raise PlanError(f"device {name} of stage {index} is a replica, and serves another stage as well")
             used[name] = device
-    param_bytes = {operator.name: operator.param_bytes for operator in graph.operators}
     for device in used.values():
-        held = sum(param_bytes[o] for s in stages if device.name in s.devices for o in s.operators)
+        held = held_bytes(graph, [stage for stage in stages if device.name in stage.devices])
         if device.memory_bytes is not None and held > device.memory_bytes:
             raise PlanError(f"device {device.name} would hold {held} bytes of parameters and has {device.memory_bytes}")
 

@@ -55,6 +55,8 @@ class Problem:
         min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).
         max_latency_s: plans whose frames take longer are not allowed (with objective throughput).
         time_limit_s: how long a scheduler may search; it then returns the best plan it has, with its bound.
+        activations: whether the `memory_bytes` of a device must hold the activations of its stages, too. Without, they
+            hold parameters alone, which is what the searches count: a relaxation, see `scheduling/activations.py`.
     """
 
     graph: OperatorGraph
@@ -66,6 +68,7 @@ class Problem:
     min_throughput_fps: float | None = None
     max_latency_s: float | None = None
     time_limit_s: float | None = None
+    activations: bool = True
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
@@ -107,6 +110,11 @@ class Problem:
     def is_lexicographic(self) -> bool:
         """Whether the objective is one of bytes, for which no seconds need be known."""
         return is_lexicographic(self.objective)
+
+    @property
+    def counts_activations(self) -> bool:
+        """Whether there is a memory that activations must fit into."""
+        return self.activations and any(device.memory_bytes is not None for device in self.platform.devices)
 
     def measured(self, device: str) -> DeviceProfile | None:
         """What was measured of a device, if it was; else its model speaks for it."""

@@ -100,7 +100,8 @@ class Device:
         backend: name of the backend that runs it.
         cores: the CPU cores it occupies, one thread each; empty for a device that is not a CPU.
         target: what the backend compiles for (for TVM a target string); empty lets the backend choose.
-        memory_bytes: capacity for parameters, or None where it need not be watched.
+        memory_bytes: capacity for the parameters of all its stages and the activations of the one that needs most, or
+            None where it need not be watched.
         active_w: power drawn while it computes, above idle, or None where unknown.
         cache_bytes: memory of its own in which parameters stay from frame to frame; what a stage holds beyond it is
             its DRAM overflow. Nothing but the objective `dram` looks at it.

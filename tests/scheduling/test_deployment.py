@@ -49,7 +49,8 @@ def two_demands(rng: random.Random, traits: Traits) -> list[Demand]:
         name: DeviceProfile(tuple(rng.randint(1, 20) / 1000 for _ in graph.operators), busy_factor=device.busy_factor)
         for name, device in first.profile.devices.items()
     }
-    second = Problem(graph, first.platform, Profile(graph.name, graph.fingerprint, measured, first.profile.links))
+    profile = Profile(graph.name, graph.fingerprint, measured, first.profile.links)
+    second = Problem(graph, first.platform, profile, activations=False)
     return [Demand(problem, float(rng.choice((1, 10, 30)))) for problem in (first, second)]
 
 
@@ -125,11 +126,13 @@ def test_rates_that_cannot_be_met_are_scaled_and_the_cause_is_named() -> None:
 
 
 def test_memory_holds_all_models() -> None:
-    """Two models of 2 bytes; device `a` would be the faster for both, but has 3 bytes."""
+    """Two models of 2 bytes of parameters; device `a` would be the faster for both, but has 3 bytes for them."""
     platform = Platform("box", (Device("a", memory_bytes=3), Device("b")))
     problems = [row(name, 1, platform, 0.01, param_bytes=2) for name in ("one", "two")]
     seconds = {"a": DeviceProfile((0.01,)), "b": DeviceProfile((0.1,))}
-    demands = [Demand(replace(p, profile=replace(p.profile, devices=seconds)), 1.0) for p in problems]
+    demands = [
+        Demand(replace(p, profile=replace(p.profile, devices=seconds), activations=False), 1.0) for p in problems
+    ]
     assert {plan.devices for plan in deploy(demands).plans} == {("a",), ("b",)}
     both_on_a = [(Stage(("a",), ("op0",)),)] * 2
     with pytest.raises(PlanError, match="a would hold 4 bytes"):

@@ -161,7 +161,8 @@ def random_problem(
     stages = (
         rng.randint(1, min(len(graph), len(platform.devices) + 1)) if choose_stages and rng.random() < 0.4 else None
     )
-    return Problem(graph, platform, profile, objective, stages, children_together)
+    # The searches count parameters alone; what becomes of their plans is tested in test_activations.py.
+    return Problem(graph, platform, profile, objective, stages, children_together, activations=False)
 
 
 def lexicographic_problem(
@@ -178,7 +179,8 @@ def lexicographic_problem(
     cache = rng.randint(1, max(1, held * 2 // 3))
     equal = tuple(Device(f"dev{index}", cache_bytes=cache) for index in range(rng.randint(*devices)))
     stages = rng.randint(1, min(len(graph), len(equal)))
-    return Problem(graph, Platform("box", equal), unmeasured(graph), objective, stages, children_together)
+    platform = Platform("box", equal)
+    return Problem(graph, platform, unmeasured(graph), objective, stages, children_together, activations=False)
 
 
 def small_sizes(rng: random.Random, graph: OperatorGraph) -> OperatorGraph:

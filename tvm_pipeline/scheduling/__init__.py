@@ -6,7 +6,8 @@ the best by the objective, with all the others and by how much it beats them. Th
 too, to be compared with.
 
 Which exact method plans the pipelines is decided by counting: `ideals` where they can be listed, else `cp-sat` with
-the best cut of the graph's own order as its first guess.
+the best cut of the graph's own order as its first guess. They count parameters where a device's memory is limited;
+`activations.py` says what becomes of plans whose tensors do not fit besides.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
@@ -50,6 +52,8 @@ SCHEDULERS: dict[str, Scheduler] = {
     "coral-profiling-original": coral_profiling_original,
 }
 
+# What these know of memory are parameters; the others judge whatever they try.
+COUNT_PARAMETERS = ("two-stage", "ideals", "cp-sat", "hybrid", "revisits")
 
 # Where the ideals are too many and no limit is given, `best` searches for so long, and states the gap.
 CP_SAT_S = 60.0
@@ -79,10 +83,12 @@ def solve(problem: Problem, scheduler: str = "best") -> Decision:
         require_caches(problem)
     if problem.profile.segments:
         return _with_measured_stages(problem, scheduler)
+    if problem.counts_activations and scheduler == "best":
+        return _with_activations(problem)
     if scheduler != "best":
         if scheduler not in SCHEDULERS:
             raise OptionError(f"no scheduler is called {scheduler}; there are best, {', '.join(SCHEDULERS)}")
-        plan = SCHEDULERS[scheduler](problem)
+        plan = _by_name(problem, scheduler)
         if problem.stages not in (None, len(plan.stages)):
             raise OptionError(
                 f"--stages {problem.stages}: the plans of scheduler {scheduler} have {len(plan.stages)}; "
@@ -93,8 +99,7 @@ def solve(problem: Problem, scheduler: str = "best") -> Decision:
     candidates = considered.plans
     if not candidates:
         raise InfeasibleError(f"no plan is possible: {considered.reason}")
-    # On equal figures the simpler plan wins.
-    candidates.sort(key=lambda plan: (merit(plan), len(plan.stages), len(plan.devices)))
+    candidates.sort(key=_preference)
     candidates[0] = _proven(candidates[0], considered.bound)
     return Decision(candidates[0], tuple(candidates), _why(candidates))
 
@@ -124,6 +129,57 @@ def _with_measured_stages(problem: Problem, scheduler: str) -> Decision:
         raise InfeasibleError(f"no plan keeps the limits once its stages were measured: {reasons[0]}")
     plans.sort(key=merit)
     return Decision(plans[0], tuple(plans), found.why if len(plans) == 1 else _why(plans))
+
+
+def _by_name(problem: Problem, scheduler: str) -> Plan:
+    if not problem.counts_activations or scheduler not in COUNT_PARAMETERS:
+        return SCHEDULERS[scheduler](problem)
+    plan = SCHEDULERS[scheduler](replace(problem, activations=False))
+    try:
+        return judged(problem, plan)
+    except PlanError as error:
+        raise LimitMissedError(
+            f"scheduler {scheduler} counts parameters alone, and its plan does not fit: {error}; or use --scheduler "
+            "best or chain, which cut anew"
+        ) from error
+
+
+def _with_activations(problem: Problem) -> Decision:
+    """Plans by parameters alone, a relaxation, and judges with activations; where its best does not fit, cuts anew."""
+    deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
+    relaxed = solve(replace(problem, activations=False))
+    plans: list[Plan] = []
+    refused = reason = ""
+    for plan in relaxed.candidates:
+        try:
+            plans.append(judged(problem, plan))
+        except PlanError as error:
+            refused = refused or f"{describe(plan)} does not fit with its activations: {error}"
+    fits = relaxed.plan in plans
+    if not fits:
+        if deadline is not None:
+            problem = replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
+        try:
+            plans.append(chain(problem))
+        except InfeasibleError as error:
+            reason = str(error)
+        # The relaxation leaves out what equals another plan in all but its memory.
+        others: tuple[Callable[[], list[Plan]], ...] = (lambda: singles(problem), lambda: [replicas(problem)])
+        for make in others:
+            with suppress(InfeasibleError):
+                plans += make()
+    fitting = {plan.stages: plan for plan in reversed(plans) if problem.stages in (None, len(plan.stages))}
+    if not fitting:
+        raise InfeasibleError(f"no plan was found that fits: {reason}")
+    plans = sorted(fitting.values(), key=_preference)
+    plans[0] = _proven(plans[0], relaxed.plan.bound)
+    why = _why(plans)
+    return Decision(plans[0], tuple(plans), why if fits else f"{why}; {refused}")
+
+
+def _preference(plan: Plan) -> tuple[tuple[float, ...], int, int]:
+    """On equal figures the simpler plan wins."""
+    return merit(plan), len(plan.stages), len(plan.devices)
 
 
 def _proven(best: Plan, bound: tuple[float, ...] | None) -> Plan:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
-from tvm_pipeline.evaluate import busy_factor, evaluate
+from tvm_pipeline.evaluate import busy_factor, evaluate, judged
 from tvm_pipeline.plan import Plan, Problem, Stage, merit
 from tvm_pipeline.platform import Device, disjoint_sets
+from tvm_pipeline.scheduling.activations import fitting_chain
 from tvm_pipeline.scheduling.conflict import explain
 from tvm_pipeline.scheduling.costs import StageCosts, bus_seconds, buses, least_bus_seconds, stage_joules, stage_seconds
 from tvm_pipeline.scheduling.cuts import Cuts, prefixes
@@ -48,7 +49,14 @@ def chain(problem: Problem) -> Plan:
     Raises:
         InfeasibleError: there is none; the message says what is in conflict.
     """
-    return plan_over(problem, prefixes(problem.graph), single_units, "chain")
+    plan = plan_over(replace(problem, activations=False), prefixes(problem.graph), single_units, "chain")
+    if not problem.counts_activations:
+        return plan
+    try:
+        return judged(problem, plan)
+    except PlanError as error:
+        found = fitting_chain(problem, str(error))
+        return replace(found, status="optimal" if found.value == plan.bound else "feasible", bound=plan.bound)
 
 
 def ideals(problem: Problem) -> Plan:
