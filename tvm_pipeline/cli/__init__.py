@@ -12,7 +12,7 @@ import traceback
 import typer
 
 from tvm_pipeline import __version__
-from tvm_pipeline.cli import bench, compile, deploy, devices, plan, profile, run, show, simulate, slice, top
+from tvm_pipeline.cli import bench, compile, deploy, devices, memory, plan, profile, run, show, simulate, slice, top
 from tvm_pipeline.cli.common import say
 from tvm_pipeline.errors import OptionError, PipelineError
 
@@ -24,7 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (devices, profile, plan, simulate, deploy, compile, run, bench, top, show, slice):
+for command in (devices, profile, plan, simulate, deploy, compile, run, bench, top, show, slice, memory):
     app.command(command.__name__.rpartition(".")[2])(command.command)
 
 

@@ -166,7 +166,7 @@ def planned(
                 read_profile(profile) if profile else bundle.profile,
                 bundle.compiled,
             )
-        elif source.endswith(".json") and not _is_relay(source):
+        elif source.endswith(".json") and not is_relay(source):
             graph = read_graph(source)
             known = read_profile(profile) if profile else unmeasured(graph)
             yield Planned(graph, read_platform(platform) if platform else detect_platform(), known)
@@ -192,7 +192,7 @@ def decide(
     return Decision(plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured"), profile
 
 
-def _is_relay(source: str) -> bool:
+def is_relay(source: str) -> bool:
     """Whether a .json holds a Relay module, which TVM begins with its root, and not an operator graph."""
     return b'"root"' in read_bytes(source, GraphError)[:100]
 

@@ -25,7 +25,7 @@ from tvm_pipeline.cli.common import (
 )
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.plan import Problem, merit
-from tvm_pipeline.report import candidates_table
+from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.scheduling import Decision
 from tvm_pipeline.scheduling.pareto import pareto
 
@@ -81,10 +81,12 @@ def command(
             decision = pareto_decision(problem)
         else:
             decision, _ = decide(problem, scheduler, what.compiled, tell)
+        memories = stage_memories(problem.graph, problem.platform, decision.plan)
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:
-        print_json(decision_json(decision, what.platform))
+        print_json({**decision_json(decision, what.platform), "memory": memories})
     else:
         show(candidates_table(decision), json)
+        show(stages_memory_table(memories), json)
         show(decision.why, json)

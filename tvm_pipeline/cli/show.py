@@ -11,7 +11,7 @@ from tvm_pipeline.cli.common import JsonOption, chosen_plan, opened_bundle, plan
 from tvm_pipeline.cli.common import show as show_table
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.report import draw_gantt, draw_graph, stages_table
+from tvm_pipeline.report import draw_gantt, draw_graph, stage_memories, stages_memory_table, stages_table
 
 
 def command(
@@ -30,12 +30,15 @@ def command(
     with opened_bundle(bundle) as opened:
         problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
+    memories = stage_memories(problem.graph, problem.platform, chosen)
     output.mkdir(parents=True, exist_ok=True)
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
     draw_gantt(evaluation, chosen, pictures[0])
     draw_graph(opened.graph, chosen, pictures[1])
     if json:
-        print_json({**plan_json(chosen, opened.platform), "pictures": [str(picture) for picture in pictures]})
+        drawn = [str(picture) for picture in pictures]
+        print_json({**plan_json(chosen, opened.platform), "memory": memories, "pictures": drawn})
     else:
         show_table(stages_table(evaluation, chosen), json)
+        show_table(stages_memory_table(memories), json)
         show_table(f"written: {', '.join(map(str, pictures))}", json)

@@ -3,6 +3,7 @@
 tables.py    the candidates, the devices, the stages, predicted beside measured; printed by rich
 gantt.py     which device works on which frame, and when
 drawing.py   the operator graph, coloured by stage, with its cuts
+memory.py    what orders of operators need, what is alive at the fullest, memory over time
 markdown.py  all of it in one file, with how to do it again
 
 Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported when the first is drawn.
@@ -11,6 +12,14 @@ Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported
 from tvm_pipeline.report.drawing import draw_graph
 from tvm_pipeline.report.gantt import draw_gantt, schedule
 from tvm_pipeline.report.markdown import write_report
+from tvm_pipeline.report.memory import (
+    alive_at,
+    draw_memory,
+    fullest_table,
+    orders_table,
+    stage_memories,
+    stages_memory_table,
+)
 from tvm_pipeline.report.tables import (
     TextTable,
     candidates_table,
@@ -26,14 +35,20 @@ from tvm_pipeline.simulate import Bar
 __all__ = [
     "Bar",
     "TextTable",
+    "alive_at",
     "candidates_table",
     "comparison_table",
     "devices_table",
     "draw_gantt",
     "draw_graph",
+    "draw_memory",
     "duration",
+    "fullest_table",
+    "orders_table",
     "schedule",
     "size",
+    "stage_memories",
+    "stages_memory_table",
     "stages_table",
     "statistics_table",
     "write_report",

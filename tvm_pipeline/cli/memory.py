@@ -1,0 +1,169 @@
+"""`tvm-pipeline memory`: what the order of the operators costs, before and after, and where it is fullest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tvm_pipeline.cli.common import (
+    JsonOption,
+    ShapesOption,
+    compile_source,
+    errors,
+    is_relay,
+    opened_bundle,
+    print_json,
+    progress,
+    show,
+)
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.evaluate import check_stages
+from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.graph_sources import read_graph
+from tvm_pipeline.memory.graph import peak_bytes
+from tvm_pipeline.memory.layout import exact_layout, lifetimes, plan_arena
+from tvm_pipeline.memory.stages import Comparison, compare, fullest
+from tvm_pipeline.memory.traffic import traffic
+from tvm_pipeline.memory.traffic_order import traffic_order
+from tvm_pipeline.plan import Plan, read_plan
+from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline.report import TextTable, alive_at, draw_memory, fullest_table, orders_table
+
+
+def command(
+    source: Annotated[
+        str, typer.Argument(help="A model, a bundle (.tar), or an operator graph (.json), which needs no TVM.")
+    ],
+    plan: Annotated[
+        Path | None, typer.Option("--plan", help="Look at each stage of this plan; a bundle has its own.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", help="Memory over time, in the listed and in the best order: .svg or .png.")
+    ] = None,
+    on_chip: Annotated[
+        int | None,
+        typer.Option("--on-chip", help="Bytes of an on-chip memory: also list what each order moves to and from it."),
+    ] = None,
+    input_shapes: ShapesOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Finds the order of operators that needs the least memory, and lists what the usual orders need.
+
+    Counted are activations, with inputs and outputs alive to the end; parameters are listed by `plan` and `show`.
+
+    Example: tvm-pipeline memory model.onnx --plot memory.svg
+    """
+    if on_chip is not None and on_chip <= 0:
+        raise OptionError(f"--on-chip {on_chip}: give the bytes of the on-chip memory, above 0")
+    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
+        raise OptionError(f"--plot {plot}: pictures are .png or .svg")
+    with progress() as tell:
+        graph, chosen = _read(source, input_shapes, plan, tell)
+        _say_empty(graph)
+        tell("searching for the order that needs the least memory")
+        found = [compare(graph.name, graph)]
+        for index, stage in enumerate(chosen.stages if chosen else ()):
+            found.append(compare(f"stage {index} on {', '.join(stage.devices)}", graph, stage.operators))
+        arenas = [_arena(part) for part in found]
+        moved = [_moved(part, on_chip) for part in found] if on_chip else []
+        if plot:
+            draw_memory(found, plot)
+    if json:
+        rows = [_json(part, arena) for part, arena in zip(found, arenas, strict=True)]
+        for row, traffics in zip(rows, moved, strict=False):
+            row["traffic_bytes"] = traffics
+        print_json({"graph": graph.name, "parts": rows, "plot": str(plot) if plot else None})
+        return
+    show(orders_table(found), json)
+    show(_arena_table(found, arenas), json)
+    if moved:
+        show(_traffic_table(found, moved, on_chip or 0), json)
+    show(fullest_table(found[0]), json)
+    if plot:
+        show(f"written: {plot}", json)
+
+
+def _read(
+    source: str, shapes: str | None, plan: Path | None, tell: Callable[[str], None]
+) -> tuple[OperatorGraph, Plan | None]:
+    """The graph, and the plan whose stages are to be looked at."""
+    chosen = read_plan(plan) if plan else None
+    if source.endswith(".tar"):
+        with opened_bundle(Path(source)) as bundle:
+            graph, chosen = bundle.graph, chosen or bundle.plan
+    elif source.endswith(".json") and not is_relay(source):
+        graph = read_graph(source)
+    else:
+        graph = compile_source(source, shapes, None, tell).compiled.graph
+    if chosen is not None:
+        check_stages(graph, Platform("any", tuple(map(Device, chosen.devices))), chosen.stages)
+    return graph, chosen
+
+
+def _say_empty(graph: OperatorGraph) -> None:
+    empty = [name for name, tensor in graph.tensors.items() if not tensor.bytes]
+    if empty:
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        errors.print(
+            f"warning: tensors of no bytes: {', '.join(empty[:3])}{more}; they take no memory, check their shapes",
+            style="yellow",
+            markup=False,
+        )
+
+
+def _arena(found: Comparison) -> dict[str, int]:
+    """Bytes of the arena, offsets aligned: greedy in the listed order; greedy, exact and at least in the best one."""
+    tensors = lifetimes(found.graph, found.least.order)[0]
+    layout = exact_layout(tensors)
+    return {
+        "listed": plan_arena(lifetimes(found.graph, found.listed)[0])[1],
+        "greedy": plan_arena(tensors)[1],
+        "exact": layout.arena_bytes,
+        "bound": layout.bound_bytes,
+    }
+
+
+def _moved(found: Comparison, on_chip: int) -> dict[str, int]:
+    """Bytes to and from the on-chip memory, by order, and what no order moves less than."""
+    best = traffic_order(found.graph, on_chip, [found.least.order])
+    moved = {name: traffic(found.graph, order, on_chip).bytes for name, order in found.orders.items()}
+    return {**moved, "least_traffic": best.traffic_bytes, "bound": best.bound_bytes}
+
+
+def _json(found: Comparison, arena: dict[str, int]) -> dict[str, Any]:
+    graph, least = found.graph, found.least
+    return {
+        "name": found.name,
+        "operators": len(graph),
+        "peak_bytes": {name: peak_bytes(graph, order) for name, order in found.orders.items()},
+        "bound_bytes": least.bound_bytes,
+        "status": least.status,
+        "gap": least.gap,
+        "order": [graph.operators[index] for index in least.order],
+        "fullest": [
+            {
+                "operator": graph.operators[index],
+                "alive": [{"name": t.name, "bytes": t.bytes} for t in alive_at(found, least.order, index)],
+            }
+            for index in fullest(graph, least.order)
+        ],
+        "arena_bytes": arena,
+    }
+
+
+def _arena_table(found: list[Comparison], arenas: list[dict[str, int]]) -> TextTable:
+    rows = [
+        (part.name, *(f"{arena[name]:,}" for name in ("listed", "greedy", "exact", "bound")))
+        for part, arena in zip(found, arenas, strict=True)
+    ]
+    columns = ("bytes of the arena", "listed order", "least, greedy", "least, exact", "bound")
+    return TextTable("Layout in one arena", columns, tuple(rows))
+
+
+def _traffic_table(found: list[Comparison], moved: list[dict[str, int]], on_chip: int) -> TextTable:
+    rows = [(part.name, *(f"{figure:,}" for figure in row.values())) for part, row in zip(found, moved, strict=True)]
+    columns = ("bytes moved", "listed order", "Kahn's order", "least memory", "least traffic", "bound")
+    return TextTable(f"Traffic of an on-chip memory of {on_chip:,} bytes", columns, tuple(rows))
