@@ -3,16 +3,18 @@
     python benchmarks/int8_models.py
 
 MobileNetV2 is in the repository and EfficientNet-Lite0 is what `examples/edge_tpu/build.py` makes: both have trained
-weights. ResNet50 and InceptionV3 are those of `keras.applications` with **seeded random weights**, quantised on noise:
-they have the operators, shapes and sizes of the real ones, and say nothing about accuracy. The last three need
-TensorFlow, which is installed once into an environment of its own, and stay in the cache folder; delete one there to
-have it made anew.
+weights. ResNet50, InceptionV3 and NASNetMobile (for `memory_real.py`, in float as well) are those of
+`keras.applications` with **seeded random weights**, quantised on noise: they have the operators, shapes and sizes of
+the real ones, and say nothing about accuracy. All but the first need TensorFlow, which is installed once into an
+environment of its own, and stay in the cache folder; delete one there to have it made anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +24,46 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples" / "edge_
 from tensorflow_tool import quantised, run_with_tensorflow
 
 MOBILENET = Path(__file__).resolve().parents[1] / "tests" / "edgetpu" / "data" / "mobilenet_v2_int8.tflite"
-RANDOM = {"resnet50": ("ResNet50", 224), "inception_v3": ("InceptionV3", 299)}
-NAMES = ("mobilenet_v2", "efficientnet_lite0", *RANDOM)
+RANDOM = {
+    "resnet50": ("ResNet50", 224),
+    "inception_v3": ("InceptionV3", 299),
+    "nasnet_mobile": ("NASNetMobile", 224),
+}
+NAMES = ("mobilenet_v2", "efficientnet_lite0", "resnet50", "inception_v3")
 SAMPLES = 8  # of noise, to calibrate with
 
 
 def int8_model(name: str) -> Path:
-    """The file of one of NAMES; SystemExit where it cannot be made."""
+    """The file of one of NAMES or RANDOM; SystemExit where it cannot be made."""
     from build import build
-
-    from tvm_pipeline.files import cache_folder, replacing
 
     if name == "mobilenet_v2":
         return MOBILENET
-    path = cache_folder() / "models" / f"{name}_int8.tflite"
+    if name in RANDOM:
+        return random_model(name, "int8")
+    path = _in_cache(f"{name}_int8.tflite")
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if name == "efficientnet_lite0":
-            build(path)
-        else:
-            with replacing(path) as temporary:
-                run_with_tensorflow(Path(__file__), ["--convert", name, temporary])
+        build(path)
     return path
+
+
+def random_model(name: str, kind: str) -> Path:
+    """The file of one of RANDOM, `kind` int8 or float; SystemExit where it cannot be made."""
+    from tvm_pipeline.files import replacing
+
+    path = _in_cache(f"{name}_{kind}.tflite")
+    if not path.exists():
+        with replacing(path) as temporary:
+            run_with_tensorflow(Path(__file__), ["--convert", name, kind, temporary])
+    return path
+
+
+def _in_cache(name: str) -> Path:
+    from tvm_pipeline.files import cache_folder
+
+    folder = cache_folder() / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / name
 
 
 def random_network(name: str) -> tuple[Any, Any]:
@@ -70,13 +90,23 @@ def random_network(name: str) -> tuple[Any, Any]:
     return keras.Model(image, network(image, training=False)), noise
 
 
+def in_float(network: Any) -> bytes:
+    """The network as a .tflite in float, its batch of 1."""
+    import tensorflow as tf
+
+    with redirect_stdout(StringIO()):  # else hundreds of lines about the network
+        content: bytes = tf.lite.TFLiteConverter.from_keras_model(network).convert()
+    return content
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--convert", nargs=2, metavar=("NAME", "FILE"), help="make one; where TensorFlow is")
+    parser.add_argument("--convert", nargs=3, metavar=("NAME", "KIND", "FILE"), help="make one; where TensorFlow is")
     arguments = parser.parse_args()
     if arguments.convert:
-        name, file = arguments.convert
-        Path(file).write_bytes(quantised(*random_network(name), "int8"))
+        name, kind, file = arguments.convert
+        network, noise = random_network(name)
+        Path(file).write_bytes(in_float(network) if kind == "float" else quantised(network, noise, kind))
         return
     for name in NAMES:
         path = int8_model(name)

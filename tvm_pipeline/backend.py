@@ -30,6 +30,7 @@ from tvm_pipeline.platform import Device, Platform
 _log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 Progress = Callable[[str], None]
+MEMORY_ORDERED = "memory_ordered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +64,22 @@ class CompiledModel(Protocol):
     """A model compiled for every device it may run on, to be cut anywhere."""
 
     graph: OperatorGraph
+    memory_ordered: bool  # whether stages run their operators in the order that needs the least memory; may be set
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """The operators as one stage on `device`; raises PlanError where they are no legal stage."""
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        """What the activations of a stage take, as its allocator plans them: in the usual order, and as it runs."""
 
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         """Seconds of every operator, `repeats` x operators, timed in place from a bound thread."""
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        """Writes all that `Backend.load` needs into an existing folder, so that `stages` run with no compilation."""
+        """Writes all that `Backend.load` needs into an existing folder, so that `stages` run with no compilation.
+
+        The empty file MEMORY_ORDERED says that `memory_ordered` is set.
+        """
 
 
 class Backend(Protocol):

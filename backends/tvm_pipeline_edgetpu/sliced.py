@@ -18,7 +18,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import Array, CompiledModel, Port, Progress, StageRunner, find_backend, noise
+from tvm_pipeline.backend import (
+    MEMORY_ORDERED,
+    Array,
+    CompiledModel,
+    Port,
+    Progress,
+    StageRunner,
+    find_backend,
+    noise,
+)
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
 from tvm_pipeline.model import Model
 from tvm_pipeline.plan import Stage
@@ -26,6 +35,7 @@ from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
 from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, every_tensor
 from tvm_pipeline_edgetpu.model import parse_model
+from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
 from tvm_pipeline_edgetpu.slicer import Slice, slice_operators
 from tvm_pipeline_edgetpu.support import unsupported
 
@@ -45,6 +55,7 @@ class SlicedModel:
         tell: is told what is being compiled.
         parts: what edgetpu_compiler made of slices, by their digest.
         compiled: what other backends made of slices, by backend, target and digest.
+        memory_ordered: TFLite and edgetpu_compiler are given the operators of a slice in the order of least memory.
     """
 
     def __init__(
@@ -53,7 +64,9 @@ class SlicedModel:
         tell: Progress = lambda _: None,
         parts: Mapping[str, bytes] | None = None,
         compiled: Mapping[Key, CompiledModel] | None = None,
+        memory_ordered: bool = False,
     ) -> None:
+        self.memory_ordered = memory_ordered
         self._model = model
         self._parsed = parse_model(Path(f"{model.name}.tflite"), model.content)
         self.graph = self._parsed.graph
@@ -74,11 +87,22 @@ class SlicedModel:
         if device.backend != "edgetpu":
             return self._elsewhere(part, device)
         if device.stand_in:
-            return InterpreterStage(part.content, part.inputs, part.outputs, CPU, device.cores)
+            return InterpreterStage(self._content(part), part.inputs, part.outputs, CPU, device.cores)
         try:
             return InterpreterStage(self._for_edge_tpu(part), part.inputs, part.outputs, device.target, device.cores)
         except PlatformError as error:
             raise PlatformError(f"device {device.name}: {error}") from error
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        """As the contract says; of an Edge TPU, whose compiler does not say it, what TFLite would take for the stage.
+
+        Raises as `stage` does.
+        """
+        part = self._slice(operators)
+        if device.backend == "edgetpu":
+            return arena_bytes(part.content), arena_bytes(self._content(part))
+        compiled = self._compiled_elsewhere(part, device)
+        return compiled.activation_bytes([operator.name for operator in compiled.graph.operators], device)
 
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         """Seconds of every operator (repeats x operators), each as a stage of its own, on the values of a real frame.
@@ -130,6 +154,8 @@ class SlicedModel:
                     place.mkdir()
                     self._compiled_elsewhere(part, device).save(place, (), platform)
                     keys.append(key)
+        if self.memory_ordered:
+            (folder / MEMORY_ORDERED).touch()
         (folder / "index.json").write_bytes(msgspec.json.encode((self._model.name, keys)))
 
     @classmethod
@@ -142,7 +168,8 @@ class SlicedModel:
         except (OSError, msgspec.DecodeError) as error:
             raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
         compiled = {key: find_backend(key[0]).load(folder / str(place)) for place, key in enumerate(keys)}
-        return cls(Model(name, "tflite", content), parts=parts, compiled=compiled)
+        ordered = (folder / MEMORY_ORDERED).exists()
+        return cls(Model(name, "tflite", content), parts=parts, compiled=compiled, memory_ordered=ordered)
 
     def _slice(self, operators: Sequence[str]) -> Slice:
         names = {operator.name for operator in self.graph.operators}
@@ -151,10 +178,14 @@ class SlicedModel:
                 raise PlanError(f"the stage names operator {name}, which {self.graph.name} does not have")
         return slice_operators(self._parsed, operators)
 
+    def _content(self, part: Slice) -> bytes:
+        """The file of a slice as it is run or compiled; the slice itself, as cut, is what it is known by."""
+        return memory_ordered(part.content) if self.memory_ordered else part.content
+
     def _for_edge_tpu(self, part: Slice) -> bytes:
         digest = _digest(part)
         if digest not in self._parts:
-            [(content, report)] = compile_parts([part.content], [self.graph.name], tell=self._tell)
+            [(content, report)] = compile_parts([self._content(part)], [self.graph.name], tell=self._tell)
             self._keep(part, content, report)
         return self._parts[digest]
 
@@ -179,6 +210,7 @@ class SlicedModel:
                 self._compiled[key] = find_backend(device.backend).compile(model, [device], self._tell)
             except ModelError as error:
                 raise ModelError(f"device {device.name} cannot run {self._described(part)}: {error}") from error
+        self._compiled[key].memory_ordered = self.memory_ordered
         return self._compiled[key]
 
     def _elsewhere(self, part: Slice, device: Device) -> StageRunner:
@@ -237,7 +269,8 @@ def co_compile(residents: Sequence[tuple[SlicedModel, Sequence[Stage]]], devices
             if device.name in stage.devices
         ]
         if len(parts) > 1:
-            made = compile_parts([part.content for _, part in parts], [model.graph.name for model, _ in parts])
+            contents = [model._content(part) for model, part in parts]
+            made = compile_parts(contents, [model.graph.name for model, _ in parts])
             for (model, part), (content, report) in zip(parts, made, strict=True):
                 model._keep(part, content, report)
 

@@ -72,7 +72,7 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
         version=model.parsed.version,
         description=model.parsed.description,
         operatorCodes=[model.parsed.operatorCodes[code] for code in codes],
-        buffers=[_AlignedBuffer(model.parsed.buffers[buffer].data) for buffer in constants],
+        buffers=[model.parsed.buffers[buffer] for buffer in constants],
         subgraphs=[
             schema.SubGraphT(
                 name=subgraph.name,
@@ -86,7 +86,7 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
             )
         ],
     )
-    return Slice(_packed(part), inputs, outputs)
+    return Slice(packed(part), inputs, outputs)
 
 
 def _ends(graph: OperatorGraph, operators: frozenset[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -139,7 +139,9 @@ class _AlignedBuffer:
         return int(schema.BufferEnd(builder))
 
 
-def _packed(part: Any) -> bytes:
+def packed(part: Any) -> bytes:
+    """The bytes of a schema's `ModelT`, whose buffers are replaced by aligned ones."""
+    part.buffers = [_AlignedBuffer(buffer.data) for buffer in part.buffers]
     builder = flatbuffers.Builder(sum(len(buffer.data) for buffer in part.buffers) + 4096)
     builder.Finish(part.Pack(builder), b"TFL3")
     return bytes(builder.Output())

@@ -106,7 +106,7 @@ def test_a_plan_lists_what_its_stages_need(cli, net, tmp_path, monkeypatch):
     assert (row["parameter_bytes"], row["activation_bytes"], row["listed_bytes"]) == (15, 1030, 3010)
     assert row["memory_bytes"] == 1045
     monkeypatch.setenv("COLUMNS", "160")
-    assert "marked: fits with `compile --memory-order` only" in cli(*arguments).out
+    assert "marked: fits in the order of least memory only" in cli(*arguments).out
     (tmp_path / "box.toml").write_text(platform.format(1044))
     outcome = cli(*arguments)
     assert outcome.code == 1

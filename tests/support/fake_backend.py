@@ -110,6 +110,8 @@ class FakeModel:
         bind_errors: by device, what `bind` raises.
     """
 
+    memory_ordered = False
+
     def __init__(
         self,
         graph: OperatorGraph,
@@ -137,6 +139,9 @@ class FakeModel:
             elif not (after | returning).isdisjoint(operator.inputs):
                 returning |= made
         return FakeRunner(self, [o for o in self.graph.operators if o.name in chosen], device)
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        return 0, 0  # numpy keeps them where it likes
 
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         seconds = np.empty((repeats, len(self.graph)))

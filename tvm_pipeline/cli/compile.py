@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tvm_pipeline.bundle import Bundle, write_bundle
 from tvm_pipeline.cli.common import (
+    Compiled,
     JsonOption,
     ObjectiveOption,
     PlatformOption,
@@ -27,8 +28,8 @@ from tvm_pipeline.cli.common import (
     video_room,
 )
 from tvm_pipeline.evaluate import judged
-from tvm_pipeline.plan import Problem, read_plan
-from tvm_pipeline.report import candidates_table
+from tvm_pipeline.plan import Plan, Problem, read_plan
+from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.scheduling import Decision
 
 
@@ -46,6 +47,14 @@ def command(
         typer.Option(help="TOML: how a picture becomes the input; MODEL.toml is taken where it exists."),
     ] = None,
     input_shapes: ShapesOption = None,
+    memory_order: Annotated[
+        bool,
+        typer.Option(
+            "--memory-order",
+            help="Stages run their operators in the order that needs the least memory, where that takes less; the "
+            "bytes of both orders are listed. Always so where a device states its memory_bytes.",
+        ),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Compiles, measures and plans a model, and writes one file with all that `run` needs.
@@ -57,6 +66,9 @@ def command(
     settings = preprocessing or (beside if beside.exists() else None)
     with progress() as tell:
         made = compile_source(model, input_shapes, platform, tell)
+        # What a plan takes of a stated memory is what its stages take in their best order.
+        memory_order = memory_order or any(device.memory_bytes is not None for device in made.platform.devices)
+        made.compiled.memory_ordered = memory_order
         prepared = video_room().preprocessing_for(made.compiled.graph, settings).to_dict() if settings else None
         measured = measured_profile(made, profile, tell)
         problem = Problem(made.compiled.graph, made.platform, measured, wanted, stages)
@@ -65,11 +77,40 @@ def command(
             decision = Decision(given, (given,), f"it was given by {plan}")
         else:
             decision, measured = decide(problem, scheduler, made.compiled, tell)
+        activations = _activations(made, decision.plan) if memory_order else []
         tell(f"writing {output}")
         bundle = Bundle(made.compiled.graph, made.platform, measured, decision.plan, made.compiled, prepared)
         write_bundle(output, bundle)
     if json:
-        print_json({"output": str(output), **decision_json(decision, made.platform)})
+        listed = {"activations": activations} if memory_order else {}
+        print_json({"output": str(output), **decision_json(decision, made.platform), **listed})
     else:
         show(candidates_table(decision), json)
+        if memory_order:
+            show(_activations_table(activations), json)
         show(f"{decision.why}\nwritten: {output}", json)
+
+
+def _activations(made: Compiled, plan: Plan) -> list[dict[str, Any]]:
+    """Bytes of the activations of each stage on each of its devices, in the usual order and in that of least memory."""
+    rows = []
+    for index, stage in enumerate(plan.stages):
+        for device in stage.devices:
+            before, after = made.compiled.activation_bytes(stage.operators, made.platform.device(device))
+            rows.append({"stage": index, "device": device, "usual_bytes": before, "ordered_bytes": after})
+    return rows
+
+
+def _activations_table(rows: list[dict[str, Any]]) -> TextTable:
+    cells = tuple(
+        (
+            f"{row['stage']}",
+            row["device"],
+            f"{row['usual_bytes']:,}",
+            f"{row['ordered_bytes']:,}",
+            f"{row['ordered_bytes'] / row['usual_bytes'] - 1:+.1%}" if row["usual_bytes"] else "-",
+        )
+        for row in rows
+    )
+    columns = ("stage", "device", "usual order", "memory order", "change")
+    return TextTable("Bytes of activations, as allocated", columns, cells)

@@ -6,8 +6,8 @@ build.py       a module becomes a Library for one target, kept in a cache
 kernels.py     what the kernels of a library, or of a fused module, compute and read
 alignment.py   the kernels of several libraries become one operator graph
 slicing.py     some operators of a library become a slice of its graph
+ordering.py    kernels in the order of least memory; the pass MemoryOrder
 executor.py    a slice that runs
-storage.py     where a slice keeps its activations
 extraction.py  the pass ExtractOperatorGraph
 partition.py   the pass PartitionPipeline
 """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import noise
+from tvm_pipeline.backend import MEMORY_ORDERED, noise
 from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline.model import Model
 from tvm_pipeline.plan import Stage
@@ -27,7 +27,8 @@ Bind = Callable[[Device], None]
 class RelayModel:
     """One library for each target, under one operator graph."""
 
-    def __init__(self, name: str, libraries: Sequence[Library], bind: Bind) -> None:
+    def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, memory_ordered: bool = False) -> None:
+        self.memory_ordered = memory_ordered
         self.libraries = {library.target: library for library in libraries}
         first = libraries[0]
         kernels = [library.kernels for library in libraries]
@@ -38,10 +39,14 @@ class RelayModel:
     def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
         """The operators as a slice of the device's library; raises PlanError where they are none."""
         library, alignment = self._library(device)
-        return slice_graph(library, alignment, self.graph, operators)
+        return slice_graph(library, alignment, self.graph, operators, self.memory_ordered)
 
     def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
         return RelayStage(self._library(device)[0], self.cut(operators, device), device, self._bind)
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        part = self.cut(operators, device)
+        return part.unordered_bytes, part.activation_bytes
 
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         """Seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
@@ -74,6 +79,8 @@ class RelayModel:
     def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
         """Writes every library whole, whatever the stages: it can then be cut anywhere."""
         (folder / "name").write_text(self.graph.name)
+        if self.memory_ordered:
+            (folder / MEMORY_ORDERED).touch()
         for index, library in enumerate(self.libraries.values()):
             place = folder / str(index)
             place.mkdir()
@@ -91,7 +98,7 @@ class RelayModel:
         )
         if not places:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again")
-        return cls(name, [load_library(place) for place in places], bind)
+        return cls(name, [load_library(place) for place in places], bind, (folder / MEMORY_ORDERED).exists())
 
     @classmethod
     def compile(cls, model: Model, targets: Sequence[str], bind: Bind, progress: Callable[[str], None]) -> RelayModel:

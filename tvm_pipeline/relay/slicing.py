@@ -12,17 +12,18 @@ This file makes the slice as data (SliceGraph); `executor.py` runs it.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm_pipeline.backend import Port
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.memory.layout import Lifetime, exact_layout, plan_arena
 from tvm_pipeline.relay.alignment import Alignment, Entry
 from tvm_pipeline.relay.build import Library
 from tvm_pipeline.relay.kernels import tensor_bytes
-from tvm_pipeline.relay.storage import Lifetime, plan_arena
+from tvm_pipeline.relay.ordering import TIME_LIMIT_S, kernel_order
 
 
 @dataclass(slots=True)
@@ -35,7 +36,8 @@ class SliceGraph:
         copied: outputs (by index) that must be copied out of their entry instead of being written in place.
         params: name of the library's parameter for each entry that is, or shows, one.
         shapes, dtypes: of every entry.
-        offsets: place in the arena of each activation; `activation_bytes` is the arena's size.
+        offsets: place in the arena of each activation; `activation_bytes` is the arena's size, and
+            `unordered_bytes` what it would be in the library's order.
         operator_nodes: for each node that runs a kernel, the operator whose time it counts to.
     """
 
@@ -49,6 +51,7 @@ class SliceGraph:
     shapes: list[tuple[int, ...]]
     dtypes: list[str]
     activation_bytes: int
+    unordered_bytes: int
     operator_nodes: list[tuple[int, str]]
 
 
@@ -95,8 +98,18 @@ class _Selection:
         return entry, shape
 
 
-def slice_graph(library: Library, alignment: Alignment, graph: OperatorGraph, operators: Sequence[str]) -> SliceGraph:
+def slice_graph(
+    library: Library,
+    alignment: Alignment,
+    graph: OperatorGraph,
+    operators: Sequence[str],
+    memory_ordered: bool = False,
+) -> SliceGraph:
     """Cuts `operators` out of the library's graph.
+
+    Args:
+        memory_ordered: the kernels run in the order that needs the least memory, and their results lie as close as
+            can be, where the arena is smaller for it; else in the library's order, laid out greedily.
 
     Raises:
         PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or two wanted
@@ -107,7 +120,27 @@ def slice_graph(library: Library, alignment: Alignment, graph: OperatorGraph, op
     exports = _exports(chosen, graph, set(operators))
     for entry, _ in exports.values():
         chosen.need(entry)
-    return _Assembly(chosen, exports, operators).finish()
+    plain = _Assembly(chosen, exports, operators, sorted(chosen.kernels)).finish()
+    if not memory_ordered:
+        return plain
+    ordered = _Assembly(chosen, exports, operators, _least_memory_order(chosen, exports), _least_arena).finish()
+    if ordered.activation_bytes >= plain.activation_bytes:
+        return plain
+    return replace(ordered, unordered_bytes=plain.activation_bytes)
+
+
+def _least_arena(tensors: Sequence[Lifetime]) -> tuple[Sequence[int], int]:
+    layout = exact_layout(tensors, time_limit_s=TIME_LIMIT_S)
+    return layout.offsets, layout.arena_bytes
+
+
+def _least_memory_order(chosen: _Selection, exports: Mapping[str, tuple[Entry, Entry]]) -> list[int]:
+    library = chosen.library
+    kernels = {kernel: library.kernels[kernel] for kernel in sorted(chosen.kernels)}
+    written = {origin for _, origin in exports.values()}
+    # As `_with_storage` has it: an output that is also shown under another shape lives in the arena.
+    shown = {chosen.origin((kernel, 0))[0] for kernel in kernels if library.is_reshape(kernel)}
+    return kernel_order(kernels, library.is_reshape, written & shown, written - shown)
 
 
 def _check_legal(graph: OperatorGraph, operators: set[str]) -> None:
@@ -149,11 +182,13 @@ def _exports(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> d
 
 @dataclass(slots=True)
 class _Assembly:
-    """Writes the graph JSON of a selection: inputs, then kernels in the library's order with their parameters."""
+    """Writes the graph JSON of a selection: inputs, then kernels in `order` with their parameters."""
 
     chosen: _Selection
     exports: dict[str, tuple[Entry, Entry]]
     operators: Sequence[str]
+    order: Sequence[int]
+    lay_out: Callable[[Sequence[Lifetime]], tuple[Sequence[int], int]] = plan_arena
     nodes: list[dict[str, Any]] = field(default_factory=list)
     rows: list[int] = field(default_factory=lambda: [0])
     shapes: list[tuple[int, ...]] = field(default_factory=list)
@@ -167,17 +202,8 @@ class _Assembly:
         library = self.chosen.library
         for (entry, shape), index in self.chosen.imports.items():
             self._input(index, entry, shape)
-        operator_nodes: list[tuple[int, str]] = []
-        owner = {k: name for name in self.operators for k in self.chosen.alignment.kernels[name]}
-        waiting: list[int] = []
-        for kernel in sorted(self.chosen.kernels):
-            node = self._kernel(kernel)
-            waiting.append(node)
-            if kernel in owner:  # glue counts to the operator that it stands before
-                operator_nodes.extend((n, owner[kernel]) for n in waiting)
-                waiting = []
-        if operator_nodes:
-            operator_nodes.extend((n, operator_nodes[-1][1]) for n in waiting)
+        owner = self._owners()
+        operator_nodes = [(self._kernel(kernel), owner[kernel]) for kernel in self.order]
         outputs, heads = [], []
         for name, (entry, origin) in self.exports.items():
             heads.append(self.node_of[origin])
@@ -185,6 +211,14 @@ class _Assembly:
             layout = library.kernels[kernel].outputs[index].layout
             outputs.append(Port(name, library.entry_shape(entry), library.entry_dtype(entry), layout))
         return self._with_storage(heads, tuple(outputs), operator_nodes)
+
+    def _owners(self) -> dict[int, str]:
+        """The operator of each kernel; glue counts to the one that it stands before in the library, or to the last."""
+        owner = {k: name for name in self.operators for k in self.chosen.alignment.kernels[name]}
+        behind = owner[max(owner)]
+        for kernel in sorted(self.chosen.kernels, reverse=True):
+            behind = owner.setdefault(kernel, behind)
+        return owner
 
     def _add(self, node: dict[str, Any], outputs: Sequence[tuple[tuple[int, ...], str]]) -> int:
         self.nodes.append(node)
@@ -264,7 +298,7 @@ class _Assembly:
             last[entry] = len(self.nodes)
         outside = imported | (exported.keys() - set(copied.values())) | self.params.keys() | self.same_bytes.keys()
         kept = [entry for entry in range(len(self.shapes)) if entry not in outside]
-        places, arena_bytes = plan_arena(
+        places, arena_bytes = self.lay_out(
             [
                 Lifetime(
                     written[entry],
@@ -304,6 +338,7 @@ class _Assembly:
             offsets,
             self.shapes,
             self.dtypes,
+            arena_bytes,
             arena_bytes,
             operator_nodes,
         )

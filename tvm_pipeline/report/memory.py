@@ -111,7 +111,9 @@ def stages_memory_table(memories: Sequence[StageMemory]) -> TextTable:
         for found in memories
     )
     marked = frozenset(row for row, found in enumerate(memories) if found.needs_its_order)
-    title = "Memory of the stages" + (" (marked: fits with `compile --memory-order` only)" if marked else "")
+    title = "Memory of the stages" + (
+        " (marked: fits in the order of least memory only, which `compile` then takes)" if marked else ""
+    )
     columns = ("stage", "parameters", "activations", "in the listed order", "the device has")
     return TextTable(title, columns, rows, marked)
 

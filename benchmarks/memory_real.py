@@ -1,0 +1,270 @@
+"""The order of least memory made real: do TFLite's arena and the storage of Relay stages shrink, and is all the same?
+
+    python benchmarks/memory_real.py           # both parts, some minutes; NASNetMobile needs TensorFlow, once
+    python benchmarks/memory_real.py --only tflite
+    python benchmarks/memory_real.py --short   # the smallest of each, for CI
+
+1. tflite: the arena of TFLite's interpreter, read from the addresses of its tensors, with the operators in the file's
+   order and in that of `tvm_pipeline_edgetpu.ordering`; outputs on TFLite's own kernels and on XNNPACK's. Asked of
+   NASNetMobile, in int8 and in float: smaller, bit-exact. Its weights are random (`int8_models.py`).
+2. relay: networks of `memory_networks.py` with real convolutions of random weights, few channels so that they build in
+   seconds; the arena of the whole network as one stage, in the library's order and with `memory_ordered`. Asked of
+   NASNet's and RandWire's: smaller, equal. Beside it what TVM's own graph executor plans, without and with the pass
+   MemoryOrder.
+
+Time is that of a frame in the new order over that in the old one: they take turns, the median of the rounds with the
+smallest and the largest. Exits with 1 where an output differs, or where nothing is saved and something was asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Any
+
+import memory_networks as networks
+import numpy as np
+from int8_models import MOBILENET, int8_model, random_model
+from planner import s, show
+
+from tvm_pipeline.backend import Port, noise
+from tvm_pipeline.graph import Operator, OperatorGraph
+from tvm_pipeline.model import Model
+
+COLUMNS = ("network", "operators", "usual", "ordered", "ratio", "equal", "found in", "time")
+
+
+def in_turns(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> str:
+    """Seconds of the second over those of the first: median, smallest and largest of the rounds."""
+    ratios = []
+    for round_ in range(rounds + 1):
+        seconds = {}
+        for run in (one, other) if round_ % 2 else (other, one):
+            begin = time.perf_counter()
+            run()
+            seconds[run] = time.perf_counter() - begin
+        ratios.append(seconds[other] / seconds[one])
+    kept = ratios[1:]  # the first round warms up
+    return f"{statistics.median(kept):.3f} ({min(kept):.2f}-{max(kept):.2f})"
+
+
+def ratio(before: int, after: int) -> str:
+    return f"{before / after:.3f}" if after else "-"
+
+
+# TFLite
+
+
+def interpreter(content: bytes, kernels: Any) -> Any:
+    """With an input of noise."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    made = Interpreter(model_content=content, num_threads=1, experimental_op_resolver_type=kernels)
+    made.allocate_tensors()
+    for detail in made.get_input_details():
+        made.set_tensor(detail["index"], noise(Port("", tuple(detail["shape"]), np.dtype(detail["dtype"]).name)))
+    return made
+
+
+def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
+    """The row, whether outputs are equal, and whether the arena is smaller."""
+    from ai_edge_litert.interpreter import OpResolverType
+    from tvm_pipeline_edgetpu.model import read_model
+    from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
+
+    content = path.read_bytes()
+    memory_ordered(content)  # loads what the search needs
+    begin = time.perf_counter()
+    ordered = memory_ordered(content)
+    seconds = time.perf_counter() - begin
+    equal, times = [], []
+    for kernels in (OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES, OpResolverType.BUILTIN):
+        made = [interpreter(file, kernels) for file in (content, ordered)]
+        times.append(in_turns(made[0].invoke, made[1].invoke, rounds))
+        outputs = [[m.get_tensor(detail["index"]) for detail in m.get_output_details()] for m in made]
+        equal.append(all(np.array_equal(one, other) for one, other in zip(*outputs, strict=True)))
+    before, after = arena_bytes(content), arena_bytes(ordered)
+    cells = [
+        f"{len(read_model(path).graph)}",
+        f"{before:,}",
+        f"{after:,}",
+        ratio(before, after),
+        " ".join(map(str, equal)),
+    ]
+    return [path.stem, *cells, s(seconds), *times], all(equal), after < before
+
+
+# Relay
+
+
+def relay_model(graph: OperatorGraph) -> Model:
+    """The graph as a network: its operators' kinds, shapes and bytes of parameters say all but the weights."""
+    import tvm_pipeline.relay  # noqa: F401 - first, since it settles TVM's environment
+
+    import tvm  # isort: skip
+    from tvm import relay  # isort: skip
+
+    draw, params = np.random.default_rng(0), {}
+    shapes = {tensor.name: tensor.shape for tensor in graph.tensors.values()}
+    made = {tensor.name: relay.var(tensor.name, shape=_nchw(tensor.shape)) for tensor in graph.inputs}
+    for operator in graph.operators:
+        reads = [made[name] for name in operator.inputs]
+        [output] = operator.outputs
+        weights = None
+        if operator.param_bytes:
+            shape = _weights(operator, shapes)
+            name = f"{operator.name}_weights"
+            scale = math.sqrt(2 / math.prod(shape[1:]))
+            params[name] = tvm.nd.array((draw.standard_normal(shape) * scale).astype("float32"))
+            weights = relay.var(name, shape=shape)
+        made[output.name] = _computed(relay, operator, reads, shapes, weights)
+    body = relay.Tuple([made[name] for name in graph.outputs])
+    mod = tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
+    content = tvm.ir.save_json(relay.transform.InferType()(mod)).encode()
+    return Model(graph.name, "relay.json", content, params=bytes(tvm.runtime.save_param_dict(params)))
+
+
+def _nchw(shape: Sequence[int]) -> tuple[int, ...]:
+    return (1, shape[2], shape[0], shape[1])
+
+
+def _weights(operator: Operator, shapes: dict[str, tuple[int, ...]]) -> tuple[int, int, int, int]:
+    channels, filters = shapes[operator.inputs[0]][2], operator.outputs[0].shape[2]
+    read = 1 if operator.kind == "depthwise_conv2d" else channels
+    kernel = math.isqrt(operator.param_bytes // (4 * read * filters))
+    return filters, read, kernel, kernel
+
+
+def _computed(
+    relay: Any, operator: Operator, reads: list[Any], shapes: dict[str, tuple[int, ...]], weights: Any
+) -> Any:
+    x, read, made = reads[0], shapes[operator.inputs[0]], operator.outputs[0].shape
+    stride = math.ceil(read[0] / made[0])
+    if weights is not None:
+        filters, per_filter, kernel, _ = (int(extent) for extent in weights.type_annotation.shape)
+        groups = read[2] // per_filter
+        options = {"groups": groups, "strides": (stride, stride), "padding": (kernel // 2, kernel // 2)}
+        x = relay.nn.conv2d(x, weights, channels=filters, kernel_size=(kernel, kernel), **options)
+        return relay.nn.relu(x) if operator.kind.endswith("+relu") else x
+    pooled = {"pool_size": (3, 3), "strides": (stride, stride), "padding": (1, 1)}
+    total = partial(reduce, relay.add)
+    match operator.kind:
+        case "relu":
+            return relay.nn.relu(x)
+        case "add":
+            return total(reads)
+        case "mean" if len(reads) > 1:
+            return relay.multiply(total(reads), relay.const(1 / len(reads)))
+        case "mean":
+            return relay.nn.global_avg_pool2d(x)
+        case "concat":
+            return relay.concatenate(reads, axis=1)
+        case "max_pool":
+            return relay.nn.max_pool2d(x, **pooled)
+        case "avg_pool":
+            return relay.nn.avg_pool2d(x, **pooled)
+        case "slice":
+            return relay.strided_slice(x, [1, 1], list(read[:2]), [1, 1], axes=[2, 3])
+    raise SystemExit(f"operator {operator.name} is of kind {operator.kind}, which memory_real.py cannot build")
+
+
+def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]:
+    """The row, whether outputs are equal, and whether the arena is smaller."""
+    from tvm_pipeline_host.detection import host_target
+    from tvm_pipeline_host.host import bind
+
+    from tvm_pipeline.platform import Device
+    from tvm_pipeline.relay.compiled import RelayModel
+
+    model = relay_model(graph)
+    device = Device("cpu0", "host", (0,), host_target())
+    compiled = RelayModel.compile(model, [device.target], bind, lambda _: None)
+    operators = [operator.name for operator in compiled.graph.operators]
+    bind(device)
+    runs, arrays = [], []
+    for ordered in (False, True):
+        compiled.memory_ordered = ordered
+        compiled.cut(operators, device)  # loads what the search needs
+        begin = time.perf_counter()
+        before, after = compiled.activation_bytes(operators, device)
+        seconds = time.perf_counter() - begin
+        stage = compiled.stage(operators, device)
+        outputs = [port.buffer() for port in stage.outputs]
+        runs.append(partial(stage.run, [noise(port) for port in stage.inputs], outputs))
+        arrays.append(outputs)
+    times = in_turns(*runs, rounds)
+    equal = all(np.array_equal(one, other) for one, other in zip(*arrays, strict=True))
+    cells = [f"{len(operators)}", f"{before:,}", f"{after:,}", ratio(before, after), str(equal), s(seconds), times]
+    planned = executor_bytes(model, device.target)
+    return [graph.name, *cells, f"{planned[0]:,}", f"{planned[1]:,}", ratio(*planned)], equal, after < before
+
+
+def executor_bytes(model: Model, target: str) -> tuple[int, int]:
+    """What TVM's graph executor plans for the optimised network, and after MemoryOrder."""
+    from tvm_pipeline.relay.fold import fast_context
+    from tvm_pipeline.relay.importer import import_model
+    from tvm_pipeline.relay.ordering import MemoryOrder, planned_bytes
+
+    from tvm import relay  # isort: skip
+
+    mod, params = import_model(model)
+    with fast_context():
+        mod, params = relay.optimize(mod, target, params=params)
+        ordered = MemoryOrder(params)(mod)
+    return planned_bytes(relay.transform.InferType()(mod)), planned_bytes(ordered)
+
+
+RELAY: dict[str, tuple[Callable[[], OperatorGraph], bool]] = {
+    "RandWire stage": (partial(networks.randwire, seed=0, channels=32, size=16), True),
+    "RandWire stage, seed 1": (partial(networks.randwire, seed=1, channels=32, size=16), True),
+    "RandWire network": (partial(networks.randwire_network, seed=0, channels=16), True),
+    "NASNet-A cell": (partial(networks.cell, networks.NASNET, 16, 28), False),
+    "NASNet-A network": (partial(networks.cell_network, networks.NASNET, (1, 1, 1), 16, 64, 16), True),
+    "DARTS cell": (partial(networks.cell, networks.DARTS, 16, 28), False),
+    "PNASNet cell": (partial(networks.cell, networks.PNASNET, 16, 28), False),
+}
+SHORT = {"DARTS cell": (partial(networks.cell, networks.DARTS, 4, 14), True)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("tflite", "relay"))
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--short", action="store_true", help="the smallest of each, for CI")
+    arguments = parser.parse_args()
+    rounds = 3 if arguments.short else arguments.rounds
+    failed = []
+    if arguments.only != "relay":
+        asked = {} if arguments.short else {random_model("nasnet_mobile", kind): True for kind in ("int8", "float")}
+        others = [MOBILENET] if arguments.short else [MOBILENET, int8_model("inception_v3")]
+        rows = []
+        for path, wanted in (asked | dict.fromkeys(others, False)).items():
+            row, equal, smaller = tflite_row(path, rounds)
+            rows.append(row)
+            failed += [path.stem] if not equal or (wanted and not smaller) else []
+        show(
+            "TFLite's arena, bytes; equal and time on TFLite's kernels and on XNNPACK's",
+            (*COLUMNS, "time, XNNPACK"),
+            rows,
+        )
+    if arguments.only != "tflite":
+        rows = []
+        for name, (make, wanted) in (SHORT if arguments.short else RELAY).items():
+            row, equal, smaller = relay_row(replace(make(), name=name.replace(" ", "_")), rounds)
+            rows.append([name, *row[1:]])
+            failed += [name] if not equal or (wanted and not smaller) else []
+        planner = ("TVM's plan", "MemoryOrder", "ratio")
+        show("A Relay network as one stage: its arena, bytes", (*COLUMNS, *planner), rows)
+    if failed:
+        sys.exit(f"not as it must be: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
