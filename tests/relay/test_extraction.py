@@ -125,6 +125,20 @@ def test_weights_that_are_not_folded_are_operators_without_inputs() -> None:
     assert [(o.name, o.inputs) for o in graph.operators] == [("expand_dims_0", ()), ("add_1", ("x", "expand_dims_0"))]
 
 
+def test_a_scale_for_each_channel() -> None:
+    scales = relay.const(np.full(16, 0.02, "float32"))
+    zero, one = relay.const(0), relay.const(1.0)
+    body = relay.qnn.requantize(
+        conv(var(1, 3, 8, 8, dtype="int8"), weight(16, 3, 3, 3, dtype="int8"), 16, 3, out_dtype="int32"),
+        *(scales, zero, one, zero),
+        axis=1,
+        out_dtype="int8",
+    )
+    (operator,) = extract(body, relay.qnn.transform.CanonicalizeOps(), relay.transform.FuseOps(2)).operators
+    assert "fixed_point_multiply_per_axis" in operator.kind
+    assert operator.outputs[0].shape == (1, 16, 6, 6)
+
+
 def convolutions(graph: OperatorGraph) -> int:
     return sum(operator.macs for operator in graph.operators if "conv2d" in operator.kind)
 

@@ -121,7 +121,8 @@ def _fields(type_: Any) -> Sequence[Any]:
 def _layout(call: relay.Call, type_: Any, arguments: list[tuple[Source, str]]) -> str:
     """The blocked layout of a result: as the operator declares it, else inherited from an equally deep input."""
     attributes = call.attrs
-    names = attributes.keys() if attributes is not None else ()
+    # Those of some operators (fixed_point_multiply_per_axis) are nodes that tell no keys.
+    names = attributes.keys() if hasattr(attributes, "keys") else ()
     for key in ("out_layout", "dst_layout", "layout", "data_layout"):
         if key in names and str(attributes[key]):
             layout = str(attributes[key])
