@@ -233,7 +233,7 @@ def cell(genotype: Genotype, filters: int, size: int, *, reduction: bool = False
     """One cell, whose two inputs are what normal cells of the same filters write."""
     net = Net()
     channels = len(genotype.normal_concat) * filters // (2 if reduction else 1)
-    _cell(net, genotype, net.input(size, size, channels), net.input(size, size, channels), filters, reduction)
+    add_cell(net, genotype, net.input(size, size, channels), net.input(size, size, channels), filters, reduction)
     return net.graph(f"{genotype.name}-{'reduction' if reduction else 'normal'}-cell")
 
 
@@ -253,21 +253,21 @@ def cell_network(
     net = Net()
     x = net.conv(net.input(size, size, 3), stem, 9, 2)
     if reductions_first:
-        previous, x = x, _cell(net, genotype, x, x, filters // 4, True)
-        previous, x = x, _cell(net, genotype, previous, x, filters // 2, True)
+        previous, x = x, add_cell(net, genotype, x, x, filters // 4, True)
+        previous, x = x, add_cell(net, genotype, previous, x, filters // 2, True)
     else:
         previous = net.conv(net.relu(x), filters, 9, 2)
         x = net.conv(net.relu(previous), filters, 9, 2)
     for scale, count in enumerate(cells):
         if scale:
-            previous, x = x, _cell(net, genotype, previous, x, filters << scale, True)
+            previous, x = x, add_cell(net, genotype, previous, x, filters << scale, True)
         for _ in range(count):
-            previous, x = x, _cell(net, genotype, previous, x, filters << scale, False)
+            previous, x = x, add_cell(net, genotype, previous, x, filters << scale, False)
     net.classified(net.relu(x), 1000)
     return net.graph(f"{genotype.name}-{filters}-{size}")
 
 
-def _cell(net: Net, genotype: Genotype, previous: str, x: str, filters: int, reduction: bool) -> str:
+def add_cell(net: Net, genotype: Genotype, previous: str, x: str, filters: int, reduction: bool) -> str:
     shrink = net.shapes[previous][0] > net.shapes[x][0]
     first = _halved(net, previous, filters) if shrink else net.conv(net.relu(previous), filters)
     states = [first, net.conv(net.relu(x), filters)]

@@ -10,6 +10,7 @@ ordering.py    kernels in the order of least memory; the pass MemoryOrder
 executor.py    a slice that runs
 extraction.py  the pass ExtractOperatorGraph
 partition.py   the pass PartitionPipeline
+rewriting.py   the pass RewriteConcat
 """
 
 import logging

@@ -1,0 +1,242 @@
+"""Peaks against Kahn's order and program order, with and without rewriting; and what TVM then really plans.
+
+    python benchmarks/memory_rewriting.py           # two minutes
+    python benchmarks/memory_rewriting.py --only relay
+    python benchmarks/memory_rewriting.py --short   # a few cells, for CI
+
+1. peaks: cells and networks of `memory_networks.py`, in float32, nothing in place, inputs may die. `partitioned` is the
+   optimal peak with the rewritings of SERENITY (Ahn et al., MLSys 2020, section 3.3): concatenations that convolutions
+   and depthwise convolutions read in parts. `piecewise` adds sums and other concatenations that take their inputs one
+   by one. int8: the same with a byte for each element, and sums carried in int32 where that still pays. A concatenation
+   stands at the end of a cell and its convolution at the start of the next: pairs of cells show it. Geometric means are
+   over the cells and pairs. Targets: 1.68x without and 1.86x with rewriting. Those are SERENITY's figures against
+   TensorFlow Lite, whose order is a program order; here both baselines are orders of the same graph with the same
+   accounting: Kahn's (first ready, first run) and program order (as the generator lists the operators).
+2. relay: the pass RewriteConcat on networks of real convolutions of random weights, without and with the order of least
+   memory: the optimal peak, by which the pass decides, with inputs kept; the arena of the whole network as one stage;
+   and what the planner of TVM's graph executor allocates, which hands buffers on whole and so may need more where there
+   are more of them. Outputs of both, by how much they differ.
+
+An asterisk marks a peak that was not proven in time. Exits with 1 where a rewriting costs memory or outputs differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import memory_networks as networks
+import numpy as np
+from planner import show
+
+from tvm_pipeline.backend import noise
+from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.memory import memory_graph, minimum_peak, peak_bytes
+from tvm_pipeline.memory.orders import Ordering, kahn_order, program_order
+from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
+from tvm_pipeline.model import Model
+from tvm_pipeline.platform import Device
+
+Make = Callable[[], OperatorGraph]
+
+
+def pair(genotype: networks.Genotype, filters: int, size: int) -> OperatorGraph:
+    """Two normal cells, the first of which reads tensors of `filters` channels."""
+    net = networks.Net()
+    first = net.input(size, size, filters)
+    second = networks.add_cell(net, genotype, net.input(size, size, filters), first, filters, False)
+    networks.add_cell(net, genotype, first, second, filters, False)
+    return net.graph(f"{genotype.name}-pair")
+
+
+def dense_block(layers: int = 6, growth: int = 12, size: int = 28) -> OperatorGraph:
+    """DenseNet's block (Huang et al., CVPR 2017): each layer reads all before it, concatenated, and adds channels."""
+    net = networks.Net()
+    x = net.conv(net.input(size, size, 3), 2 * growth, 9)
+    for _ in range(layers):
+        x = net.concat(x, net.conv(net.conv(net.relu(x), 4 * growth, kind="conv2d+relu"), growth, 9))
+    net.conv(net.relu(x), growth)
+    return net.graph("dense-block")
+
+
+def branches(count: int = 3, filters: int = 16, size: int = 16) -> OperatorGraph:
+    """What an Inception module ends with, and the convolution behind it."""
+    net = networks.Net()
+    x = net.input(size, size, 4)
+    net.conv(net.concat(*(net.conv(x, filters) for _ in range(count))), 4)
+    return net.graph("branches")
+
+
+PAIRS: dict[str, Make] = {
+    f"{name}, two cells": partial(pair, genotype, filters, 28)
+    for name, genotype, filters in (
+        ("DARTS", networks.DARTS, 48),
+        ("NASNet-A", networks.NASNET, 44),
+        ("PNASNet", networks.PNASNET, 54),
+        ("AmoebaNet-A", networks.AMOEBANET, 50),
+    )
+}
+WHOLE: dict[str, Make] = {
+    "dense block": dense_block,
+    **{name: make for name, make in networks.NETWORKS.items() if name not in networks.CELLS},
+}
+
+
+COLUMNS = (
+    *("network", "Kahn", "program order", "optimal", "partitioned", "piecewise, too"),
+    *("Kahn / optimal", "/ partitioned", "/ piecewise"),
+)
+
+
+def int8(graph: OperatorGraph) -> OperatorGraph:
+    operators = (replace(o, outputs=tuple(replace(t, dtype="int8") for t in o.outputs)) for o in graph.operators)
+    return replace(graph, inputs=tuple(replace(t, dtype="int8") for t in graph.inputs), operators=tuple(operators))
+
+
+def peaks(graph: OperatorGraph, limit_s: float) -> list[Ordering]:
+    """Of Kahn's order, program order, the best; the best with partitioned concatenations, and with all in pieces."""
+    memory = memory_graph(graph)
+    free = (order(memory) for order in (kahn_order, program_order))
+    best = minimum_peak(memory, time_limit_s=limit_s)
+    how = rewritable(graph, memory)
+    partitioned = rewrite(graph, memory, [n for n in how if how[n] == "partitioned"], time_limit_s=limit_s).ordering
+    if any(tensor.dtype == "int8" for tensor in graph.inputs):
+        everything = rewrite(graph, memory, time_limit_s=limit_s).ordering
+    else:  # all of them cost no memory: which are needed is not asked
+        everything = minimum_peak(rewritten(graph, memory, how), time_limit_s=limit_s)
+    orders = [Ordering(order, peak_bytes(memory, order), 0) for order in free]
+    return [*orders, best, partitioned, min(everything, partitioned, key=lambda found: found.peak_bytes)]
+
+
+def peak_rows(graphs: dict[str, OperatorGraph], limit_s: float) -> tuple[list[list[str]], list[list[int]]]:
+    rows, figures = [], []
+    for name, graph in graphs.items():
+        found = peaks(graph, limit_s)
+        sizes = [ordering.peak_bytes for ordering in found]
+        cells = [f"{o.peak_bytes:,}{'' if o.status == 'optimal' or i < 2 else '*'}" for i, o in enumerate(found)]
+        rows.append([name, *cells, *(f"{sizes[0] / size:.3f}" for size in sizes[2:])])
+        figures.append(sizes)
+    return rows, figures
+
+
+def report_peaks(short: bool) -> list[str]:
+    limit_s = 1.0 if short else 10.0
+    cells = {name: make() for name, make in networks.CELLS.items()}
+    pairs = {name: make() for name, make in PAIRS.items()}
+    whole = {} if short else {name: make() for name, make in WHOLE.items()}
+    if short:
+        cells = {name: cells[name] for name in ("DARTS normal", "AmoebaNet-A normal")}
+        pairs = {name: pairs[name] for name in ("DARTS, two cells",)}
+    quantized = {name: int8(graph) for name, graph in (cells | pairs).items()}
+    failed = []
+    for kind, averaged, others in (("float32", cells | pairs, whole), ("int8", quantized, {})):
+        rows, figures = peak_rows(averaged, limit_s)
+        for label, chosen in (("cells", cells), ("cells and pairs", averaged)):
+            picked = [sizes for name, sizes in zip(averaged, figures, strict=True) if name in chosen]
+            for place, base in ((0, "Kahn"), (1, "program order")):
+                ratios = (statistics.geometric_mean(s[place] / s[i] for s in picked) for i in (2, 3, 4))
+                rows.append([f"geometric mean, {label}: {base}", "", "", "", "", "", *(f"{r:.3f}" for r in ratios)])
+        more, sizes = peak_rows(others, limit_s)
+        show(f"1. Peaks, bytes, {kind}", COLUMNS, [*rows, *more])
+        names = [*averaged, *others]
+        failed += [f"{n} ({kind})" for n, s in zip(names, [*figures, *sizes], strict=True) if max(s[3:]) > s[2]]
+    return failed
+
+
+def report_relay(short: bool) -> list[str]:
+    made: dict[str, Make] = {"three branches": branches}
+    if not short:
+        made |= {
+            "dense block": partial(dense_block, 6, 8, 16),
+            "DARTS, two cells": partial(pair, networks.DARTS, 16, 28),
+            "NASNet-A, two cells": partial(pair, networks.NASNET, 16, 28),
+        }
+    rows, failed = [], []
+    for name, make in made.items():
+        sizes, difference = relay_sizes(make())
+        for kind, (before, ordered, rewritten_, both) in sizes.items():
+            cells = [f"{size:,}" if size else "" for size in (before, ordered, rewritten_, both)]
+            rows.append([name, kind, *cells, f"{ordered / both:.3f}", f"{difference:.1e}"])
+        failed += [name] if difference > 1e-5 or sizes["optimal peak"][3] > sizes["optimal peak"][1] else []
+    columns = (
+        "network",
+        "bytes",
+        "as written",
+        "ordered",
+        "rewritten",
+        "both",
+        "ordered / both",
+        "greatest difference",
+    )
+    show("2. Relay; differences are shares of the largest output", columns, rows)
+    return failed
+
+
+def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, int]], float]:
+    """Bytes as written, ordered, rewritten, and both, as three allocators see them; and how outputs differ."""
+    from memory_real import relay_model
+    from tvm_pipeline_host.detection import host_target
+
+    from tvm_pipeline.relay.importer import import_model
+    from tvm_pipeline.relay.ordering import MemoryOrder, planned_bytes
+    from tvm_pipeline.relay.rewriting import RewriteConcat, optimal_peak_bytes
+
+    import tvm  # isort: skip
+    from tvm import relay  # isort: skip
+
+    mod, params = import_model(relay_model(graph))
+    mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
+    fuse = tvm.transform.Sequential([relay.transform.FuseOps(2), relay.transform.InferType()])
+    device = Device("cpu0", "host", (0,), host_target())
+    planned, arenas, outputs, peaks = [], [], [], []
+    mods = [relay.transform.InferType()(mod)]
+    mods.append(RewriteConcat()(mods[0]))
+    for each in mods:
+        planned += [planned_bytes(fuse(each)), planned_bytes(fuse(MemoryOrder()(each)))]
+        sizes, arrays = arena(Model(graph.name, "relay.json", tvm.ir.save_json(each).encode()), device)
+        arenas += sizes
+        outputs.append(arrays)
+        peaks += [0, optimal_peak_bytes(each)]
+    difference = max(float(np.abs(a - b).max() / np.abs(a).max()) for a, b in zip(*outputs, strict=True))
+    kinds = {"optimal peak": peaks, "arena of a stage": arenas, "TVM's planner": planned}
+    return {kind: (b[0], b[1], b[2], b[3]) for kind, b in kinds.items()}, difference
+
+
+def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
+    """Of the whole network as one stage: without and with the order of least memory; and what it computes of noise."""
+    from tvm_pipeline_host.host import bind
+
+    from tvm_pipeline.relay.compiled import RelayModel
+
+    compiled = RelayModel.compile(model, [device.target], bind, lambda _: None)
+    compiled.memory_ordered = True
+    operators = [operator.name for operator in compiled.graph.operators]
+    bind(device)
+    stage = compiled.stage(operators, device)
+    outputs = [port.buffer() for port in stage.outputs]
+    stage.run([noise(port) for port in stage.inputs], outputs)
+    return compiled.activation_bytes(operators, device), outputs
+
+
+PARTS: dict[str, Callable[[bool], list[str]]] = {"peaks": report_peaks, "relay": report_relay}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, help="one part")
+    parser.add_argument("--short", action="store_true", help="a few small instances of each part, for CI")
+    arguments = parser.parse_args()
+    failed = [
+        name for part, report in PARTS.items() if arguments.only in (None, part) for name in report(arguments.short)
+    ]
+    if failed:
+        sys.exit(f"not as it must be: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
