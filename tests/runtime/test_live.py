@@ -154,11 +154,12 @@ def test_a_device_may_serve_again_after_its_cool_down():
         assert set(pipeline.plan.devices) == {"d0", "d1"}
 
 
-def test_a_plan_that_cannot_be_started_changes_nothing():
+@pytest.mark.parametrize("devices", [("d1",), ("d0", "d1")])  # d0 works for the old plan
+def test_a_plan_that_cannot_be_started_changes_nothing(devices):
     model = chain_model(OPERATORS, bind_errors={"d1": OSError("no such core")})
     problem = problem_of(model, fake_platform("d0", "d1"))
     with LivePipeline(model, problem, whole(problem, "d0")) as pipeline:
-        assert not pipeline.switch(whole(problem, "d1"), "to try it")
+        assert not pipeline.switch(whole(problem, *devices), "to try it")
         assert pipeline.version == 0
         assert pipeline.events[-1].kind == "refusal"
         check(pipeline.map(numbers(5)), 5)

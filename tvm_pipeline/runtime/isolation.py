@@ -43,7 +43,7 @@ from tvm_pipeline.backend import Array, CompiledModel, Port, StageRunner, find_b
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
 from tvm_pipeline.plan import Stage
 from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.runtime.worker import Worker
+from tvm_pipeline.runtime.worker import StageThread
 
 TICK_S = 0.1  # between two looks at whether a child still lives, and anybody still waits for it
 GRACE_S = 5.0  # for a child to end once nothing more can come
@@ -207,8 +207,8 @@ class StageProcess:
             try:
                 answer, descriptors, _, _ = socket.recv_fds(self._channel, MOST_BYTES, 1)
             except TimeoutError:
-                worker = threading.current_thread()
-                if isinstance(worker, Worker) and worker.abandoned:
+                thread = threading.current_thread()
+                if isinstance(thread, StageThread) and thread.worker and thread.worker.abandoned:
                     self._process.kill()
                     return DONE, []  # nothing that it does counts any more
                 if self._process.poll() is None:

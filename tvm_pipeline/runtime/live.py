@@ -41,6 +41,7 @@ from tvm_pipeline.runtime.planning import (
 )
 from tvm_pipeline.runtime.strategy import TICK_S, Strategy
 from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
+from tvm_pipeline.runtime.worker import Threads
 from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
 
 KEPT_EVENTS = 1000
@@ -69,7 +70,8 @@ class LivePipeline(FrameStream):
         plan: what to begin with.
         adaptation: watches the devices and proposes plans; None keeps the plan while nothing fails.
         watchdog_s: a stage that is at one frame for longer has failed; None waits for ever.
-        cool_down_s: how long a failed device is left out before it may serve again; doubled at each failure.
+        cool_down_s: how long a failed device is left out before it may serve again; doubled where it
+            fails again before it has served for as long as it was out.
         on_event: is told of every event, from whichever thread it happens in.
         in_flight: as for Pipeline.
 
@@ -95,7 +97,9 @@ class LivePipeline(FrameStream):
         self._adaptation, self._watchdog_s, self._cool_down_s = adaptation, watchdog_s, cool_down_s
         self._on_event = on_event
         self._limits = LimitWatch()
-        self._out: dict[str, tuple[float, float]] = {}  # failed devices: until when, and how long that was
+        self._out: dict[str, tuple[float, float]] = {}  # devices that failed: until when they are out, and how long
+        self._looked_s = 0.0
+        self._threads = Threads()
         self._changing = threading.RLock()  # held while a plan is being exchanged
         self._lock = threading.Lock()  # over the generations
         self._generations: deque[_Generation] = deque([_Generation(self._pipeline(plan), 0)])
@@ -184,6 +188,7 @@ class LivePipeline(FrameStream):
         with self._changing:
             for generation in list(self._generations):
                 generation.pipeline.stop()
+            self._threads.close()
         if self._watcher.ident is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
 
@@ -229,8 +234,10 @@ class LivePipeline(FrameStream):
         Returns False, and keeps the old plan, where the new one cannot be started or the pipeline is ending.
         """
         with self._changing:
+            if self.state != "running":
+                return False
             try:
-                pipeline = self._pipeline(plan)
+                pipeline = self._pipeline(plan, after=self._generations[-1].pipeline)
                 pipeline.start()
             except PipelineError as error:
                 if isinstance(error, StageError):
@@ -274,9 +281,10 @@ class LivePipeline(FrameStream):
             else:
                 self._run_by(plan)
 
-    def _pipeline(self, plan: Plan, least_slots: int = 0) -> Pipeline:
+    def _pipeline(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
         slots = frames_inside(plan.stages, plan.predicted) if self._in_flight is None else self._in_flight
-        return Pipeline(self._compiled, plan, self._problem.platform, in_flight=max(least_slots, slots))
+        inside, platform, threads = max(least_slots, slots), self._problem.platform, self._threads
+        return Pipeline(self._compiled, plan, platform, in_flight=inside, threads=threads, after=after)
 
     def _retire(self, generation: _Generation) -> bool:
         """Whether results go on after the generation, which has none any more."""
@@ -339,8 +347,10 @@ class LivePipeline(FrameStream):
 
     def _leave_out(self, label: str) -> None:
         device = next(device.name for device in self._problem.platform.devices if device.label == label)
-        _, before_s = self._out.get(device, (0.0, self._cool_down_s / 2))
-        self._out[device] = (time.perf_counter() + 2 * before_s, 2 * before_s)
+        now_s = time.perf_counter()
+        until_s, before_s = self._out.get(device, (-math.inf, 0.0))
+        out_s = 2 * before_s if now_s - until_s < before_s else self._cool_down_s
+        self._out[device] = now_s + out_s, out_s
 
     def _now(self, plan: Plan, kind: str, reason: str, base: int) -> None:
         self.version += 1
@@ -381,9 +391,9 @@ class LivePipeline(FrameStream):
 
     def _improve(self) -> None:
         """Changes to a better plan where there is one: by the slow-downs, or because a device may serve again."""
-        back = [name for name, (until_s, _) in self._out.items() if -math.inf < until_s <= time.perf_counter()]
+        before_s, self._looked_s = self._looked_s, time.perf_counter()
+        back = [name for name, (until_s, _) in self._out.items() if before_s < until_s <= self._looked_s]
         for name in back:
-            self._out[name] = -math.inf, self._out[name][1]
             self._tell("return", f"device {name} may serve again", -1)
         if self._closing or self.state != "running":
             return

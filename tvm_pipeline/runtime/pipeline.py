@@ -34,10 +34,10 @@ from tvm_pipeline.errors import (
 from tvm_pipeline.evaluate import check_stages
 from tvm_pipeline.layout import to_logical
 from tvm_pipeline.plan import Plan, frames_inside
-from tvm_pipeline.platform import Platform
+from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
 from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
-from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Worker
+from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Threads, Worker
 from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
 
 
@@ -49,6 +49,8 @@ class Pipeline(FrameStream):
         plan: which device runs which operators.
         platform: the devices, settled on this machine.
         in_flight: frames inside at once; the default, see `plan.frames_inside`, keeps every worker busy.
+        threads: where the workers run; its own unless given.
+        after: a pipeline that ends: what runs on a device's cores begins when that has left them.
 
     Raises:
         OptionError: `in_flight` is less than one.
@@ -56,7 +58,14 @@ class Pipeline(FrameStream):
     """
 
     def __init__(
-        self, compiled: CompiledModel, plan: Plan, platform: Platform, *, in_flight: int | None = None
+        self,
+        compiled: CompiledModel,
+        plan: Plan,
+        platform: Platform,
+        *,
+        in_flight: int | None = None,
+        threads: Threads | None = None,
+        after: Pipeline | None = None,
     ) -> None:
         if in_flight is not None and in_flight < 1:
             raise OptionError(f"in_flight is {in_flight}; a pipeline holds at least one frame")
@@ -72,6 +81,9 @@ class Pipeline(FrameStream):
         self._record = RunRecord()
         self._bound = threading.Semaphore(0)
         self._workers: list[Worker] = []
+        self._devices = [platform.device(device) for stage in plan.stages for device in stage.devices]
+        self._started: list[Worker] = []
+        self._threads, self._keeps_threads = threads or Threads(), threads is not None
         for index, (stage, replicas) in enumerate(zip(plan.stages, runners, strict=True)):
             gate = StageGate(self._queues[index], self._queues[index + 1], len(replicas))
             for device, runner in zip(stage.devices, replicas, strict=True):
@@ -79,7 +91,16 @@ class Pipeline(FrameStream):
                 bindings = [bind_slot(slot, ports, runner, scratch) for slot in self._slots]
                 record = StageRecord(index, platform.device(device).label)
                 self._workers.append(
-                    Worker(runner, bindings, gate, record, self._bound.release, self._dropped, self._fail)
+                    Worker(
+                        runner,
+                        bindings,
+                        gate,
+                        record,
+                        self._bound.release,
+                        self._dropped,
+                        self._fail,
+                        after.leaving(platform.device(device)) if after else (),
+                    )
                 )
         self._lock = threading.Lock()  # over what follows, where more than one thread writes it
         self._state: str = "new"  # then running, and drained, stopped or failed
@@ -104,7 +125,8 @@ class Pipeline(FrameStream):
             self._free.put(slot)
         try:
             for worker in self._workers:
-                worker.start()
+                self._threads.start(worker)
+                self._started.append(worker)
             for _ in self._workers:
                 self._bound.acquire()
             self._raise_failure()
@@ -197,9 +219,16 @@ class Pipeline(FrameStream):
             self._end = 0
         for queue in (self._free, *self._queues):
             queue.put(None)
-        for worker in self._workers:
-            if worker.ident is not None and not worker.abandoned:
-                worker.join()
+        for worker in self._started:
+            if not worker.abandoned:
+                worker.done.wait()
+        if not self._keeps_threads:
+            self._threads.close()
+
+    def leaving(self, device: Device) -> list[threading.Event]:
+        """Set when a worker has left the device, or the cores of it."""
+        workers = zip(self._workers, self._devices, strict=True)
+        return [worker.done for worker, own in workers if own.overlaps(device)]
 
     @property
     def state(self) -> str:

@@ -1,9 +1,14 @@
-"""The thread of one stage on one device: take a slot, run, hand it on."""
+"""One stage on one device, at work in a thread: take a slot, run, hand it on.
+
+The threads are used again, device by device, by the pipelines that follow each other in a LivePipeline: what a backend
+ties to a thread may never be given back (TVM keeps the pool of every thread that had one until the process ends).
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TypeAlias
@@ -31,7 +36,71 @@ class StageGate:
         (self.target if last else self.source).put(None)
 
 
-class Worker(threading.Thread):
+class Threads:
+    """Threads for stages, each for one device alone; `close` ends them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: set[StageThread] = set()
+        self._idle: defaultdict[str, list[StageThread]] = defaultdict(list)
+        self._closed = False
+
+    def start(self, worker: Worker) -> None:
+        """Runs the worker in a thread that was used for its device before, or in a new one."""
+        with self._lock:
+            idle = self._idle[worker.record.device]
+            thread = idle.pop() if idle else StageThread(self._rest)
+            self._all.add(thread)
+        thread.begin(worker)
+
+    def close(self) -> None:
+        """Ends the threads, but for those that hang; a worker that still begins takes a new one along."""
+        with self._lock:
+            self._closed = True
+            self._idle.clear()
+            threads, self._all = self._all, set()
+        for thread in threads:
+            thread.end()
+
+    def _rest(self, thread: StageThread, device: str) -> bool:
+        """Whether the thread may be needed again."""
+        with self._lock:
+            if not self._closed:
+                self._idle[device].append(thread)
+            return not self._closed
+
+
+class StageThread(threading.Thread):
+    """Runs one worker after the other; `worker` is the one it is at."""
+
+    def __init__(self, rest: Callable[[StageThread, str], bool]) -> None:
+        super().__init__(daemon=True)
+        self.worker: Worker | None = None
+        self._rest = rest
+        self._work: SimpleQueue[Worker | None] = SimpleQueue()
+
+    def begin(self, worker: Worker) -> None:
+        self.name = f"stage {worker.record.stage} on {worker.record.device}"
+        self.worker = worker
+        self._work.put(worker)
+        if self.ident is None:
+            self.start()
+
+    def end(self) -> None:
+        self._work.put(None)
+        worker = self.worker
+        if worker is None or not worker.abandoned:
+            self.join()
+
+    def run(self) -> None:
+        while (worker := self._work.get()) is not None:
+            worker.run()
+            device, worker, self.worker = worker.record.device, None, None
+            if not self._rest(self, device):
+                return
+
+
+class Worker:
     """Runs frames until the end of the stream.
 
     A failure is reported and the worker goes on, because frames that are to come out may still be behind: which
@@ -47,14 +116,16 @@ class Worker(threading.Thread):
         bound: Callable[[], object],
         dropped: Callable[[int], bool],
         failed: Callable[[int, str, int, BaseException], None],
+        after: Sequence[threading.Event],
     ) -> None:
-        super().__init__(name=f"stage {record.stage} on {record.device}", daemon=True)
         self.record = record
         self._runner, self._bindings, self._gate = runner, bindings, gate
         self._bound, self._dropped, self._failed = bound, dropped, failed
         self.frame = -1
         self._since_s: float | None = None
         self.abandoned = False
+        self.done = threading.Event()
+        self._after = list(after)
 
     def busy_s(self) -> float:
         """Seconds since it began with the frame it is at; 0 where it is at none."""
@@ -65,8 +136,18 @@ class Worker(threading.Thread):
         """Gives it up where it hangs: nothing that it does counts any more, and its stage ends without it."""
         self.abandoned = True
         self._gate.close()
+        self.done.set()
 
     def run(self) -> None:
+        """Binds the calling thread and works until the end of the stream."""
+        try:
+            self._work()
+        finally:
+            # They know the pipeline, which knows this: with all its buffers it would wait for the garbage collector.
+            del self._runner, self._bindings, self._bound, self._dropped, self._failed
+            self.done.set()
+
+    def _work(self) -> None:
         try:
             self._runner.bind()
         except BaseException as error:  # whatever it is, the caller must hear of it
@@ -77,6 +158,8 @@ class Worker(threading.Thread):
         while (slot := take()) is not None:
             if self._dropped(slot.frame):
                 continue
+            while self._after:  # a frame that took a core from those before it would hold up both
+                self._after.pop().wait()
             try:
                 idle_since = self._process(slot, idle_since)
             except BaseException as error:
