@@ -165,6 +165,28 @@ def test_a_plan_that_cannot_be_started_changes_nothing(devices):
         check(pipeline.map(numbers(5)), 5)
 
 
+def test_before_the_start_no_plan_is_exchanged():
+    pipeline = live(chain_model(OPERATORS), "d0", "d1")
+    assert not pipeline.switch(pipeline.plan, "too early")
+    with pipeline:
+        check(pipeline.map(numbers(5)), 5)
+
+
+@pytest.mark.parametrize("served_s", [0.0, 0.5])
+def test_a_cool_down_doubles_only_where_a_device_did_not_serve_well_meanwhile(served_s, monkeypatch):
+    now_s = [0.0]
+    pipeline = live(chain_model(OPERATORS), "d0", "d1", cool_down_s=0.4)
+    monkeypatch.setattr("tvm_pipeline.runtime.live.time.perf_counter", lambda: now_s[0])
+    pipeline._leave_out("d0")
+    now_s[0] = 0.39
+    assert [device.name for device in pipeline.problem.platform.devices] == ["d1"]
+    now_s[0] = 0.4 + served_s
+    assert len(pipeline.problem.platform.devices) == 2
+    pipeline._leave_out("d0")
+    now_s[0] += 0.41
+    assert len(pipeline.problem.platform.devices) == (2 if served_s else 1)
+
+
 def test_after_the_end_nothing_goes_in():
     with live(chain_model(OPERATORS), "d0", "d1") as pipeline:
         pipeline.submit(number(1))
