@@ -1,0 +1,218 @@
+"""What the benchmarks of the running pipeline share: a real network with known answers, random plans, faults.
+
+squeezenet is compiled for this machine's devices. Frames of noise follow each other in a circle, and what the unsplit
+network makes of each is known, so that a frame that is lost, repeated or out of order shows in what comes out, whatever
+numbers the pipeline gives its results. Faults are put on a device from outside, as hardware would have them.
+
+Next: live.py (switches, failures, what watching costs), soak.py (an hour of both), cameras.py (many sources).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tvm_pipeline import Device, Problem, detect_platform, load, profile_model, settle_platform
+from tvm_pipeline.backend import Array, CompiledModel, StageRunner
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.evaluate import judged
+from tvm_pipeline.layout import to_logical
+from tvm_pipeline.plan import Plan, Prediction, Stage
+from tvm_pipeline.runtime import LivePipeline, Result
+
+FRAMES = 7  # a prime, so that no pattern of plans or slots is in step with them
+USUAL_SIDE = 224
+
+Answer = Mapping[str, Array]
+
+
+@dataclass(eq=False)
+class Fault:
+    """What befalls a device at its next frame.
+
+    Attributes:
+        kind: `raises` once; `vanishes`, and cannot be bound either, for `seconds`; `hangs` for `seconds`.
+        met: set once it has.
+    """
+
+    kind: str
+    seconds: float
+    met: threading.Event = field(default_factory=threading.Event)
+    until_s: float = 0.0
+
+
+class Breakable:
+    """A compiled model whose devices have the faults that are put into `faults`."""
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        self.graph = compiled.graph
+        self.faults: dict[str, Fault] = {}
+        self._compiled = compiled
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        return BreakableStage(self._compiled.stage(operators, device), device.name, self.faults)
+
+
+class BreakableStage:
+    def __init__(self, runner: StageRunner, device: str, faults: dict[str, Fault]) -> None:
+        self.inputs, self.outputs = runner.inputs, runner.outputs
+        self._runner, self._device, self._faults = runner, device, faults
+
+    def bind(self) -> None:
+        fault = self._faults.get(self._device)
+        if fault and time.perf_counter() < fault.until_s:
+            raise OSError(f"{self._device} is gone")
+        self._runner.bind()
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if self._device in self._faults:
+            self._meet(self._faults[self._device])
+        self._runner.run(inputs, outputs)
+
+    def _meet(self, fault: Fault) -> None:
+        now_s = time.perf_counter()
+        if not fault.met.is_set():
+            fault.until_s = now_s + fault.seconds if fault.kind == "vanishes" else 0.0
+            fault.met.set()
+            if fault.kind == "raises":
+                raise RuntimeError("a kernel failed")
+            if fault.kind == "hangs":
+                time.sleep(fault.seconds)
+        if now_s < fault.until_s:
+            raise OSError(f"{self._device} is gone")
+
+
+@dataclass(frozen=True)
+class Rig:
+    """The network, what to plan for, and frames with what the unsplit network makes of them."""
+
+    compiled: Breakable
+    problem: Problem
+    frames: list[Array]
+    answers: list[Answer]
+
+
+def make_rig(side: int) -> Rig:
+    """squeezenet on square pictures of `side` pixels."""
+    backend, platform = settle_platform(detect_platform())
+    model = load("squeezenet", None if side == USUAL_SIDE else {"data": (1, 3, side, side)})
+    compiled = backend.compile(model, platform.devices, lambda _: None)
+    (tensor,) = compiled.graph.inputs
+    draw = np.random.default_rng(0)
+    frames = [draw.standard_normal(tensor.shape).astype(tensor.dtype) for _ in range(FRAMES)]
+    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
+    return Rig(Breakable(compiled), problem, frames, unsplit(compiled, platform.devices[0], frames))
+
+
+def unsplit(compiled: CompiledModel, device: Device, frames: Sequence[Array]) -> list[Answer]:
+    """What the whole model makes of each frame, on one device and outside of any pipeline."""
+
+    def run() -> list[Answer]:
+        runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
+        runner.bind()
+        (port,) = runner.inputs
+        inputs, outputs = port.buffer(), [port.buffer() for port in runner.outputs]
+        answers = []
+        for frame in frames:
+            inputs[...] = frame
+            runner.run([inputs], outputs)
+            made = zip(runner.outputs, outputs, strict=True)
+            answers.append({port.name: to_logical(array, port.layout).copy() for port, array in made})
+        return answers
+
+    with ThreadPoolExecutor(1) as thread:  # binding is for good
+        answers = thread.submit(run).result()
+    if len({b"".join(array.tobytes() for array in answer.values()) for answer in answers}) < len(frames):
+        raise SystemExit("two frames have the same answer, so a mix-up would not show; choose other frames")
+    return answers
+
+
+def same(outputs: Answer, answer: Answer) -> bool:
+    """Whether they are equal bit for bit."""
+    return outputs.keys() == answer.keys() and all(np.array_equal(outputs[name], answer[name]) for name in answer)
+
+
+def random_plan(problem: Problem, draw: random.Random) -> Plan:
+    """One device, the whole network on each single core, or two stages cut anywhere."""
+    names = [operator.name for operator in problem.graph.operators]
+    devices = [device.name for device in problem.platform.devices]
+    cores = [device.name for device in problem.platform.devices if len(device.cores) == 1]
+    kind = draw.randrange(3) if len(cores) > 1 else 0
+    if kind == 0:
+        stages = [Stage((draw.choice(devices),), tuple(names))]
+    elif kind == 1:
+        stages = [Stage(tuple(cores), tuple(names))]
+    else:
+        first, second = draw.sample(cores, 2)
+        cut = draw.randrange(1, len(names))
+        stages = [Stage((first,), tuple(names[:cut])), Stage((second,), tuple(names[cut:]))]
+    return judged(problem, Plan(problem.graph.name, "random", "throughput", tuple(stages), Prediction()))
+
+
+@dataclass
+class Run:
+    """What came out of a pipeline that is kept full.
+
+    Attributes:
+        entered: how many frames went in.
+        done_s: when each result came.
+        mistakes: results that are not those of the frame that was due.
+        failure: why it ended early.
+    """
+
+    entered: int = 0
+    done_s: list[float] = field(default_factory=list)
+    mistakes: list[str] = field(default_factory=list)
+    failure: PipelineError | None = None
+
+    @property
+    def lost(self) -> int:
+        return self.entered - len(self.done_s)
+
+    def check(self, result: Result, answers: Sequence[Answer]) -> None:
+        due = len(self.done_s)
+        if result.frame != due:
+            self.mistakes.append(f"frame {result.frame} came where {due} was due")
+        elif not same(result.outputs, answers[due % len(answers)]):
+            self.mistakes.append(f"frame {due} has the outputs of another, or wrong ones")
+        self.done_s.append(time.perf_counter())
+
+    def wait(self, results: int, limit_s: float = 60.0) -> None:
+        """Until so many results are there, or it has ended."""
+        end_s = time.perf_counter() + limit_s
+        while len(self.done_s) < results and not self.failure and time.perf_counter() < end_s:
+            time.sleep(1e-3)
+
+
+@contextmanager
+def kept_full(pipeline: LivePipeline, rig: Rig) -> Iterator[Run]:
+    """Feeds the pipeline and checks what comes out, from other threads, until the block ends and it has drained."""
+    run, over = Run(), threading.Event()
+
+    def frames() -> Iterator[Array]:
+        while not over.is_set():
+            run.entered += 1
+            yield rig.frames[(run.entered - 1) % FRAMES]
+
+    def consume() -> None:
+        try:
+            for result in pipeline.map(frames()):
+                run.check(result, rig.answers)
+        except PipelineError as error:
+            run.failure = error
+
+    with pipeline:
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        try:
+            yield run
+        finally:
+            over.set()
+            consumer.join()
