@@ -80,8 +80,10 @@ class MemoryGraph:
         for name, size in zip(self.operators, self.workspace_bytes, strict=False):
             _check_size(f"graph {self.name}: the workspace of operator {name}", size)
         if sum(buffer.bytes for buffer in self.buffers) + sum(self.workspace_bytes) > INT64_MAX:
+            largest = max(self.buffers, key=lambda buffer: buffer.bytes, default=None)
+            which = f", such as that of {largest.name} ({largest.bytes} bytes)" if largest else ""
             raise GraphError(
-                f"graph {self.name}: its buffers are more bytes than 64 bits can count; check their shapes"
+                f"graph {self.name}: its buffers are more bytes than 64 bits can count; check their shapes{which}"
             )
         for index, marks in enumerate(self.in_place):
             if marks and sum(index in buffer.producers for buffer in self.buffers) != 1:

@@ -164,8 +164,8 @@ def _proven(problem: Problem, stages: tuple[Stage, ...], least: float, name: str
     try:
         predicted = evaluate(problem, stages).predicted
     except PlanError as error:
-        # A bus or unequal transfers to replicas made the plan miss a limit, which the search does not add up.
-        raise LimitMissedError(f"scheduler {name} found no plan that keeps the limit ({error}); try cp-sat") from error
+        # A bus, unequal transfers to replicas or activations made the plan miss a limit that the search does not count.
+        raise LimitMissedError(f"scheduler {name} found no plan that keeps the limit ({error}); try best") from error
     plan = Plan(problem.graph.name, name, problem.objective, stages, predicted)
     if plan.value is None:
         raise PlanError(f"nothing is known of the {problem.objective} of the devices of {problem.platform.name}")
