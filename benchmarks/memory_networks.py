@@ -20,7 +20,7 @@ import networkx
 from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.graph_sources import read_graph
 
-KERAS = Path(__file__).parents[1] / "profiles/keras"
+PROFILES = Path(__file__).parents[1] / "profiles"
 Blocks: TypeAlias = tuple[tuple[str, int, str, int], ...]
 Shape: TypeAlias = tuple[int, int, int]
 
@@ -340,7 +340,7 @@ def float32(graph: OperatorGraph) -> OperatorGraph:
 
 
 def keras(name: str) -> OperatorGraph:
-    return float32(read_graph(KERAS / f"{name}.json"))
+    return float32(read_graph(PROFILES / "keras" / f"{name}.json"))
 
 
 # The cells are those that geometric means are taken over.
@@ -369,4 +369,5 @@ NETWORKS: dict[str, Callable[[], OperatorGraph]] = {
     "transformer": transformer,
     "DenseNet121": partial(keras, "DenseNet121"),
     "InceptionResNetV2": partial(keras, "InceptionResNetV2"),
+    "NASNetMobile.tflite": partial(read_graph, PROFILES / "tflite/NASNetMobile.json"),
 }

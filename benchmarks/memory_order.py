@@ -111,8 +111,11 @@ def proofs(short: bool) -> None:
     seeds, limit_s = (2, 1.0) if short else (20, 30.0)
     few = 1 if short else 5
     groups: dict[str, tuple[list[MemoryGraph], float]] = {
-        "NASNetMobile": ([memory_graph(NETWORKS["NASNetMobile"]())], 0.2),
-        "NASNetLarge": ([memory_graph(NETWORKS["NASNetLarge"]())], 0.2),
+        **{
+            name: ([memory_graph(make())], 0.2)
+            for name, make in NETWORKS.items()
+            if name.startswith("NASNet") and " " not in name
+        },
         "RandWire WS(32)": ([memory_graph(randwire(32, seed=seed)) for seed in range(seeds)], 0.2),
         "RandWire WS(48)": ([memory_graph(randwire(48, seed=seed)) for seed in range(seeds)], 1.0),
         "RandWire WS(64)": ([memory_graph(randwire(64, seed=seed)) for seed in range(seeds)], 30.0),

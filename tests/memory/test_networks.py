@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.memory_networks import NETWORKS, randwire
-from tvm_pipeline.memory import memory_graph, peak_bytes
+from tvm_pipeline.memory import memory_graph, minimum_peak, peak_bytes
 from tvm_pipeline.memory.orders import kahn_order, program_order
 
 
@@ -15,6 +15,12 @@ def test_randwire_is_the_stage_that_was_measured_before() -> None:
         graph = memory_graph(randwire(seed=seed))
         peaks = (peak_bytes(graph, order(graph)) for order in (program_order, kahn_order))
         assert (len(graph), *peaks) == figures
+
+
+def test_nasnet_mobile_is_the_file_that_was_measured_before() -> None:
+    graph = memory_graph(NETWORKS["NASNetMobile.tflite"]())
+    assert peak_bytes(graph, program_order(graph)) == 4079616
+    assert minimum_peak(graph).peak_bytes == minimum_peak(graph).bound_bytes == 3665664
 
 
 @pytest.mark.parametrize(
