@@ -370,4 +370,5 @@ NETWORKS: dict[str, Callable[[], OperatorGraph]] = {
     "DenseNet121": partial(keras, "DenseNet121"),
     "InceptionResNetV2": partial(keras, "InceptionResNetV2"),
     "NASNetMobile.tflite": partial(read_graph, PROFILES / "tflite/NASNetMobile.json"),
+    "NASNetLarge.tflite": partial(read_graph, PROFILES / "tflite/NASNetLarge.json"),
 }
