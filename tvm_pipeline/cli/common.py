@@ -48,6 +48,12 @@ ObjectiveOption = Annotated[
         help=f"What is best: {'; '.join(OBJECTIVES)}. Comma-separated is lexicographic, and counts bytes.",
     ),
 ]
+MinThroughputOption = Annotated[
+    float | None, typer.Option("--min-throughput", help="Frames a second to keep, for latency or energy.")
+]
+MaxLatencyOption = Annotated[
+    float | None, typer.Option("--max-latency", help="Seconds a frame may take, for throughput.")
+]
 StagesOption = Annotated[int | None, typer.Option("--stages", help="Exactly so many stages; else the planner chooses.")]
 SchedulerOption = Annotated[
     str,

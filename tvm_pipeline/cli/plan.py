@@ -9,6 +9,8 @@ import typer
 
 from tvm_pipeline.cli.common import (
     JsonOption,
+    MaxLatencyOption,
+    MinThroughputOption,
     ObjectiveOption,
     PlatformOption,
     ProfileOption,
@@ -49,12 +51,8 @@ def command(
     children_together: Annotated[
         bool, typer.Option("--children-together", help="All readers of an operator's outputs stand in one stage.")
     ] = False,
-    min_throughput: Annotated[
-        float | None, typer.Option("--min-throughput", help="Frames a second to keep, for latency or energy.")
-    ] = None,
-    max_latency: Annotated[
-        float | None, typer.Option("--max-latency", help="Seconds a frame may take, for throughput.")
-    ] = None,
+    min_throughput: MinThroughputOption = None,
+    max_latency: MaxLatencyOption = None,
     time_limit: Annotated[
         float | None, typer.Option("--time-limit", help="Seconds to search; then the best plan known, with its gap.")
     ] = None,

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.common import JsonOption, say
+from tvm_pipeline.cli.common import JsonOption, MaxLatencyOption, MinThroughputOption, say
 from tvm_pipeline.cli.frames import Progress, lives
 from tvm_pipeline.cli.running import run
 from tvm_pipeline.cli.service import Asked
@@ -79,12 +79,8 @@ def command(
     objective: Annotated[
         str | None, typer.Option(help="What to plan for: throughput, latency or energy; else what the bundle is for.")
     ] = None,
-    min_throughput: Annotated[
-        float | None, typer.Option("--min-throughput", help="Frames a second to keep, for latency or energy.")
-    ] = None,
-    max_latency: Annotated[
-        float | None, typer.Option("--max-latency", help="Seconds a frame may take, for throughput.")
-    ] = None,
+    min_throughput: MinThroughputOption = None,
+    max_latency: MaxLatencyOption = None,
     control: Annotated[
         Path | None,
         typer.Option(help="TOML with objective, min-throughput, max-latency: obeyed whenever it changes."),
