@@ -38,7 +38,7 @@ from tvm_pipeline.memory import Buffer, MemoryGraph, Ordering, memory_graph, min
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.memory import least_peak, random_memory_graph
 
-CONSOLE = Console(width=max(Console().width, 120))
+CONSOLE = Console(width=150)
 FAULTS: list[str] = []
 
 

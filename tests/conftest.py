@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60, print_blob=False)
 settings.load_profile("repeatable")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # The longest first, so that at the end no core waits for another.
+    items.sort(key=lambda item: item.path.name != "test_examples.py")
