@@ -24,6 +24,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import repeat, takewhile
 
 import numpy as np
@@ -68,7 +69,7 @@ def decode_video(core: int) -> None:
 
     os.sched_setaffinity(0, {core})
     encoder = av.CodecContext.create("mpeg4", "w")
-    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 1280, 720, "yuv420p", "1/25"
+    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 1280, 720, "yuv420p", Fraction(1, 25)
     rng = np.random.default_rng(0)
     frames = [av.VideoFrame.from_ndarray(rng.integers(0, 255, (720, 1280, 3), np.uint8), "rgb24") for _ in range(12)]
     packets = [packet for frame in frames for packet in encoder.encode(frame.reformat(format="yuv420p"))]
@@ -113,6 +114,8 @@ def run(pipeline: FrameStream, frame: dict, what: Callable[[int], None] | None, 
                 if process:
                     process.start()
         if process:
+            if not process.is_alive():
+                raise SystemExit("the load has ended by itself; its error stands above")
             process.kill()
             process.join()
     counted = [t for t in done if end - seconds <= t <= end]
