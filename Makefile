@@ -25,7 +25,7 @@ lint: $(VENV)/.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Every figure of the README; takes about two hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
+# Every figure of the README; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
 bench: $(VENV)/.stamp
 	for script in benchmarks/*.py; do grep -q '__main__' $$script || continue; $(BIN)/python $$script || exit 1; done
 

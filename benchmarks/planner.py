@@ -54,7 +54,7 @@ OTHERS = ("MobileNetV2", "InceptionV3")
 PUBLISHED = sorted({path.stem for path in (ROOT / "profiles/keras").glob("*.json")}.difference(OTHERS))
 ORDERS: tuple[Objective, ...] = ("memory,communication", "memory,dram,communication", "dram,memory,communication")
 CACHE_BYTES = 8 << 20
-CONSOLE = Console(width=max(Console().width, 120))
+CONSOLE = Console(width=150)
 
 
 def keras(name: str) -> OperatorGraph:
