@@ -36,7 +36,7 @@ class Net:
     def input(self, *shape: int) -> str:
         name = f"input_{len(self.inputs)}"
         self.inputs.append(Tensor(name, shape))
-        self.shapes[name] = shape  # type: ignore[assignment]
+        self.shapes[name] = shape
         return name
 
     def add(self, kind: str, reads: tuple[str, ...], shape: Shape, weights: int = 0) -> str:

@@ -24,13 +24,12 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
 from memory_networks import CELLS, NETWORKS, randwire
-from rich.console import Console
-from rich.table import Table
+from planner import CONSOLE, show
 
 from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.memory import Buffer, MemoryGraph, Ordering, memory_graph, minimum_peak, peak_bytes
@@ -38,22 +37,12 @@ from tvm_pipeline.memory import Buffer, MemoryGraph, Ordering, memory_graph, min
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.memory import least_peak, random_memory_graph
 
-CONSOLE = Console(width=150)
 FAULTS: list[str] = []
-
-
-def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=not index)
-    for row in rows:
-        table.add_row(*map(str, row))
-    CONSOLE.print(table)
 
 
 def timed(graph: MemoryGraph, method: str = "exact", time_limit_s: float = 60.0) -> tuple[float, Ordering]:
     begin = time.process_time()
-    found = minimum_peak(graph, method, time_limit_s)  # type: ignore[arg-type]
+    found = minimum_peak(graph, method, time_limit_s)
     seconds = time.process_time() - begin
     if peak_bytes(graph, found.order) != found.peak_bytes or found.bound_bytes > found.peak_bytes:
         FAULTS.append(f"{graph.name}: {method} says {found.peak_bytes} bytes of an order that needs others")
@@ -151,7 +140,7 @@ def networks(short: bool) -> None:
     against: dict[str, list[float]] = {"program order": [], "Kahn": [], "DFS": []}
     for name, make in NETWORKS.items():
         graph, overwriting = memory_graph(make()), memory_graph(make(), in_place=True)
-        free = [minimum_peak(graph, method).peak_bytes for method in ("program", "kahn", "dfs")]  # type: ignore[arg-type]
+        free = [minimum_peak(graph, method).peak_bytes for method in ("program", "kahn", "dfs")]
         exact_s, exact = timed(graph)
         for ratios, peak in zip(against.values(), free, strict=True):
             ratios.append(peak / exact.peak_bytes)

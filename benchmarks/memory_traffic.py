@@ -80,7 +80,7 @@ def mean(above: Sequence[int], below: Sequence[int]) -> float:
 
 def plain_differs(graph: MemoryGraph, order: Sequence[int], capacity: int) -> bool:
     arguments = np.array(order, np.int64), uses_of(graph, capacity), capacity
-    return tuple(belady(*arguments)) != tuple(belady.__wrapped__(*arguments))  # type: ignore[attr-defined]
+    return tuple(belady(*arguments)) != tuple(belady.__wrapped__(*arguments))
 
 
 def not_best(count: int) -> None:

@@ -45,7 +45,7 @@ def test_free_orders_stand_between_their_bound_and_their_peak(rng: random.Random
     graph = random_memory_graph(rng, 6)
     least = least_peak(graph)
     for method in ("program", "kahn", "dfs"):
-        found = minimum_peak(graph, method)  # type: ignore[arg-type]
+        found = minimum_peak(graph, method)
         assert found.bound_bytes <= least <= found.peak_bytes == simulated_peak(graph, found.order)
 
 

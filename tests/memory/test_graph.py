@@ -92,7 +92,7 @@ def test_a_stage_has_its_own_inputs_and_outputs() -> None:
 )
 def test_bad_graphs_are_named(buffers: tuple[Buffer, ...], options: dict[str, tuple[int, ...]], message: str) -> None:
     with pytest.raises(GraphError, match=message):
-        MemoryGraph("bad", ("a", "b"), buffers, **options)  # type: ignore[arg-type]
+        MemoryGraph("bad", ("a", "b"), buffers, **options)
 
 
 def test_bad_orders_and_methods_are_named() -> None:
@@ -102,4 +102,4 @@ def test_bad_orders_and_methods_are_named() -> None:
     with pytest.raises(GraphError, match="each of 0 to 3 once"):
         check_order(graph, [0, 1, 2])
     with pytest.raises(OptionError, match=r"no method best.*exact, serenity"):
-        minimum_peak(graph, "best")  # type: ignore[arg-type]
+        minimum_peak(graph, "best")

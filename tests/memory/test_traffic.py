@@ -22,9 +22,9 @@ def plain_loop() -> Iterator[None]:
     """The loop as it stands: on graphs of this size, compiling it takes longer than all runs together."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TVM_PIPELINE_PLAIN", "1")
-        belady.fastest.cache_clear()  # type: ignore[attr-defined]
+        belady.fastest.cache_clear()
         yield
-        belady.fastest.cache_clear()  # type: ignore[attr-defined]
+        belady.fastest.cache_clear()
 
 
 def random_graph(rng: random.Random, most: int, sizes: Sequence[int] = (1, 2, 3)) -> MemoryGraph:

@@ -12,11 +12,11 @@ from tvm_pipeline.cli.common import (
     JsonOption,
     ShapesOption,
     compile_source,
-    errors,
     is_relay,
     opened_bundle,
     print_json,
     progress,
+    say,
     show,
 )
 from tvm_pipeline.errors import OptionError
@@ -107,11 +107,8 @@ def _say_empty(graph: OperatorGraph) -> None:
     empty = [name for name, tensor in graph.tensors.items() if not tensor.bytes]
     if empty:
         more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-        errors.print(
-            f"warning: tensors of no bytes: {', '.join(empty[:3])}{more}; they take no memory, check their shapes",
-            style="yellow",
-            markup=False,
-        )
+        named = ", ".join(empty[:3])
+        say(f"warning: tensors of no bytes: {named}{more}; they take no memory, check their shapes", "yellow")
 
 
 def _arena(found: Comparison) -> dict[str, int]:

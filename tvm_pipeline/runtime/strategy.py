@@ -2,9 +2,8 @@
 
 A running stage says how long it takes; over what the judge predicts of it, that is its device's slow-down. A device
 that no stage uses says nothing, but what others do on its cores can be read from the kernel; where it has none, what
-was last known of it is slowly forgotten. Both are said of the last
-half second, or of the last three frames where that is longer, by medians: a hiccup that is shorter than half of it
-changes nothing.
+was last known of it is slowly forgotten. Both are said of the last half second, or of the last three frames where that
+is longer, by medians: a hiccup that is shorter than half of it changes nothing.
 
 Next: `adaptation.py` and `hill_climb.py`, the strategies.
 """
