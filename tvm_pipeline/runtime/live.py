@@ -197,7 +197,7 @@ class LivePipeline(FrameStream):
 
     def statistics(self) -> RunStatistics:
         """Of the whole run, with the stages of the plan that runs now."""
-        stages = self._generations[-1].pipeline.statistics().stages
+        stages = self._generations[-1].pipeline.stage_statistics()
         return self._record.summary(0, self._last_entry_s, stages)
 
     def reset_statistics(self) -> None:

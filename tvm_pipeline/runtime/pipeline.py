@@ -38,7 +38,7 @@ from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
 from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Threads, Worker
-from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord
+from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
 
 
 class Pipeline(FrameStream):
@@ -254,9 +254,11 @@ class Pipeline(FrameStream):
 
     def statistics(self) -> RunStatistics:
         """What was measured until now, in steady state."""
-        skip = len(self._slots)
-        stages = tuple(worker.record.summary(skip) for worker in self._workers)
-        return self._record.summary(skip, self._last_entry_s, stages)
+        return self._record.summary(len(self._slots), self._last_entry_s, self.stage_statistics())
+
+    def stage_statistics(self) -> tuple[StageStatistics, ...]:
+        """What was measured of each worker, in the order of `records`."""
+        return tuple(record.summary(len(self._slots)) for record in self.records())
 
     def reset_statistics(self) -> None:
         """Forgets what was measured until now, for instance after a warm-up."""
