@@ -32,11 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import Problem, detect_platform, load, profile_model, settle_platform, solve
-from tvm_pipeline.backend import CompiledModel, Port, noise
+from tvm_pipeline.backends.contract import CompiledModel, Port, noise
+from tvm_pipeline.planning import describe
+from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.runtime import Adaptation, HillClimb, LivePipeline, Pipeline
-from tvm_pipeline.runtime.stream import FrameStream
-from tvm_pipeline.scheduling import describe
-from tvm_pipeline.scheduling.two_stage import two_stage
+from tvm_pipeline.runtime.frame_stream import FrameStream
 
 QUIET_S = 0.5  # before the load
 

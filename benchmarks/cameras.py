@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.table import Table
 from rig import Rig, make_rig
 
+from tvm_pipeline.planning import solve
 from tvm_pipeline.runtime import Adaptation, LivePipeline
-from tvm_pipeline.scheduling import solve
 from tvm_pipeline.video import LiveSource, Source, open_source, parse_policy, preprocessing_for, stream
 from tvm_pipeline.video.decoding import Picture
-from tvm_pipeline.video.live import merge
+from tvm_pipeline.video.live_source import merge
 
 SIDE = 64
 SOURCES = 8

@@ -30,12 +30,12 @@ from typing import Any
 
 from planner import keras, show
 
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor, readers_of
-from tvm_pipeline.plan import Problem, Stage
-from tvm_pipeline.platform import Platform, read_platform
-from tvm_pipeline.profile import unmeasured
-from tvm_pipeline.scheduling import solve
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, readers_of
+from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.platform import Platform, read_platform
+from tvm_pipeline.core.profile import unmeasured
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.planning import solve
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 # What a layer is folded into, where nothing else reads that: y = relu(a * conv(x) + b) is one operator of TFLite.

@@ -25,14 +25,14 @@ from pathlib import Path
 
 from planner import PUBLISHED, keras, show
 
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.platform import Platform, read_platform
+from tvm_pipeline.core.profile import unmeasured
+from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Problem, Stage
-from tvm_pipeline.platform import Platform, read_platform
-from tvm_pipeline.profile import unmeasured
-from tvm_pipeline.rehearsal import rehearsed, shares_a_bus
-from tvm_pipeline.scheduling import Decision, solve
-from tvm_pipeline.simulate import simulate
+from tvm_pipeline.planning import Decision, solve
+from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
 
 PLATFORMS = Path(__file__).parents[1] / "profiles/platforms"
 KINDS = ("coral-usb", "coral-pcie")

@@ -33,8 +33,8 @@ from planner import CONSOLE, show
 from tvm_pipeline_edgetpu.model import TfliteModel, indices, read_model
 from tvm_pipeline_edgetpu.slicer import slice_model
 
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Stage
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Stage
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]

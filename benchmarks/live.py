@@ -36,8 +36,8 @@ from rich.console import Console
 from rich.table import Table
 from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, random_plan
 
+from tvm_pipeline.planning import describe, solve
 from tvm_pipeline.runtime import Adaptation, LivePipeline
-from tvm_pipeline.scheduling import describe, solve
 from tvm_pipeline.watch import LiveWatch, WatchServer
 
 SMALL_SIDE = 64

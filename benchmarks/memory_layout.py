@@ -14,14 +14,18 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from memory_networks import CELLS, NETWORKS
 from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline.memory import MemoryGraph, memory_graph, minimum_peak
-from tvm_pipeline.memory.layout import check_layout, exact_layout, lifetimes, plan_arena
+from tvm_pipeline.memory.arena import check_layout, exact_layout, lifetimes, plan_arena
 from tvm_pipeline.memory.orders import dfs_order, kahn_order, program_order
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.memory_networks import CELLS, NETWORKS
 
 CONSOLE = Console(width=max(Console().width, 120))
 

@@ -28,10 +28,10 @@ from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 
-from memory_networks import CELLS, NETWORKS, randwire
 from planner import CONSOLE, show
 
-from tvm_pipeline.graph import OperatorGraph
+from tests.support.memory_networks import CELLS, NETWORKS, randwire
+from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.memory import Buffer, MemoryGraph, Ordering, memory_graph, minimum_peak, peak_bytes
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -29,14 +29,17 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
-import memory_networks as networks
 import numpy as np
 from int8_models import MOBILENET, int8_model, random_model
 from planner import s, show
 
-from tvm_pipeline.backend import Port, noise
-from tvm_pipeline.graph import Operator, OperatorGraph
-from tvm_pipeline.model import Model
+from tvm_pipeline.backends.contract import Port, noise
+from tvm_pipeline.core.graph import Operator, OperatorGraph
+from tvm_pipeline.core.model import Model
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support import memory_networks as networks
 
 COLUMNS = ("network", "operators", "usual", "ordered", "ratio", "equal", "found in", "time")
 
@@ -106,7 +109,7 @@ def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
 
 def relay_model(graph: OperatorGraph) -> Model:
     """The graph as a network: its operators' kinds, shapes and bytes of parameters say all but the weights."""
-    import tvm_pipeline.relay  # noqa: F401 - first, since it settles TVM's environment
+    import tvm_pipeline.tvm.relay  # noqa: F401 - first, since it settles TVM's environment
 
     import tvm  # isort: skip
     from tvm import relay  # isort: skip
@@ -180,8 +183,8 @@ def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]
     from tvm_pipeline_host.detection import host_target
     from tvm_pipeline_host.host import bind
 
-    from tvm_pipeline.platform import Device
-    from tvm_pipeline.relay.compiled import RelayModel
+    from tvm_pipeline.core.platform import Device
+    from tvm_pipeline.tvm.relay.compiled import RelayModel
 
     model = relay_model(graph)
     device = Device("cpu0", "host", (0,), host_target())
@@ -208,9 +211,9 @@ def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]
 
 def executor_bytes(model: Model, target: str) -> tuple[int, int]:
     """What TVM's graph executor plans for the optimised network, and after MemoryOrder."""
-    from tvm_pipeline.relay.fold import fast_context
-    from tvm_pipeline.relay.importer import import_model
-    from tvm_pipeline.relay.ordering import MemoryOrder, planned_bytes
+    from tvm_pipeline.tvm.relay.fold import fast_context
+    from tvm_pipeline.tvm.relay.importer import import_model
+    from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
 
     from tvm import relay  # isort: skip
 

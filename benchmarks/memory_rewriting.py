@@ -28,19 +28,23 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-import memory_networks as networks
 import numpy as np
 from planner import show
 
-from tvm_pipeline.backend import noise
-from tvm_pipeline.graph import OperatorGraph
+from tvm_pipeline.backends.contract import noise
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
 from tvm_pipeline.memory import memory_graph, minimum_peak, peak_bytes
 from tvm_pipeline.memory.orders import Ordering, kahn_order, program_order
 from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
-from tvm_pipeline.model import Model
-from tvm_pipeline.platform import Device
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support import memory_networks as networks
 
 Make = Callable[[], OperatorGraph]
 
@@ -182,9 +186,9 @@ def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, in
     from memory_real import relay_model
     from tvm_pipeline_host.detection import host_target
 
-    from tvm_pipeline.relay.importer import import_model
-    from tvm_pipeline.relay.ordering import MemoryOrder, planned_bytes
-    from tvm_pipeline.relay.rewriting import RewriteConcat, optimal_peak_bytes
+    from tvm_pipeline.tvm.relay.importer import import_model
+    from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
+    from tvm_pipeline.tvm.relay.rewrite_concat import RewriteConcat, optimal_peak_bytes
 
     import tvm  # isort: skip
     from tvm import relay  # isort: skip
@@ -211,7 +215,7 @@ def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
     """Of the whole network as one stage: without and with the order of least memory; and what it computes of noise."""
     from tvm_pipeline_host.host import bind
 
-    from tvm_pipeline.relay.compiled import RelayModel
+    from tvm_pipeline.tvm.relay.compiled import RelayModel
 
     compiled = RelayModel.compile(model, [device.target], bind, lambda _: None)
     compiled.memory_ordered = True

@@ -19,9 +19,9 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
-from memory_networks import CELLS
 from rich.console import Console
 from rich.table import Table
 
@@ -29,6 +29,10 @@ from tvm_pipeline.memory import Buffer, MemoryGraph, memory_graph, minimum_peak
 from tvm_pipeline.memory.orders import kahn_order, program_order
 from tvm_pipeline.memory.traffic import belady, traffic, uses_of
 from tvm_pipeline.memory.traffic_order import traffic_order
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.memory_networks import CELLS
 
 CONSOLE = Console(width=max(Console().width, 120))
 KILOBYTES = (64, 128, 256, 384, 512, 768, 1024)

@@ -10,8 +10,8 @@ import onnx
 from onnx import numpy_helper
 
 from tvm_pipeline import frontends
-from tvm_pipeline.model import Model
-from tvm_pipeline.relay.importer import import_model
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.tvm.relay.importer import import_model
 
 MODELS = (
     *("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3"),

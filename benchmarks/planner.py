@@ -23,6 +23,7 @@ import math
 import multiprocessing
 import random
 import statistics
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -31,22 +32,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import generators
 from rich.console import Console
 from rich.table import Table
 
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.plan import Objective, Plan, Problem
+from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.graph_sources import read_graph
-from tvm_pipeline.plan import Objective, Plan, Problem
-from tvm_pipeline.platform import Device, Link, Platform, read_platform
-from tvm_pipeline.profile import DeviceProfile, Profile, unmeasured
-from tvm_pipeline.scheduling import solve
-from tvm_pipeline.scheduling.coral import profiling_partition
-from tvm_pipeline.scheduling.cuts import Cuts, ideals
-from tvm_pipeline.scheduling.even import even_cuts
-from tvm_pipeline.scheduling.segments import Partition, fewest_bottleneck
+from tvm_pipeline.planning import solve
+from tvm_pipeline.planning.baselines.coral import profiling_partition
+from tvm_pipeline.planning.baselines.even_parameters import even_cuts
+from tvm_pipeline.planning.baselines.segments import Partition, fewest_bottleneck
+from tvm_pipeline.planning.search.cuts import Cuts, ideals
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support import generators
 
 ROOT = Path(__file__).parents[1]
 # The networks that papers on pipelined Edge TPUs plan; the other two of profiles/keras are not among them.

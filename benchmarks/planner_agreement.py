@@ -43,12 +43,12 @@ from tests.support.graphs import (
     random_profile,
     small_sizes,
 )
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
+from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
+from tvm_pipeline.core.profile import unmeasured
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.plan import Plan, Prediction, Problem, Stage
-from tvm_pipeline.platform import Device, Platform, disjoint_sets
-from tvm_pipeline.profile import unmeasured
-from tvm_pipeline.scheduling import SCHEDULERS
+from tvm_pipeline.planning import SCHEDULERS
 
 # The same sum in another order; CP-SAT rounds to 1e-10 of a frame.
 ROUNDING = 1e-7

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,14 +23,17 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 
-import generators
 from matplotlib import pyplot as plt
 from planner import ROOT, coral, equal_devices, of_bytes, s, show, timed, unequal
 
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Problem
-from tvm_pipeline.platform import Platform
-from tvm_pipeline.profile import unmeasured
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.profile import unmeasured
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support import generators
 
 Points = dict[int, float]
 

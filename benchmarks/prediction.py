@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import Problem, detect_platform, profile_model, settle_platform, solve
+from tvm_pipeline.planning import describe
 from tvm_pipeline.runtime.comparison import Measured, compare
-from tvm_pipeline.scheduling import describe
 
 
 def main() -> None:

@@ -23,24 +23,29 @@ import itertools
 import math
 import random
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-from generators import Net
 from planner import coral, show
 from rich.progress import track
 
+from tvm_pipeline.core.graph import OperatorGraph, readers_of
+from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.graph import OperatorGraph, readers_of
-from tvm_pipeline.plan import Problem
-from tvm_pipeline.profile import unmeasured
-from tvm_pipeline.scheduling.coral import profiling_partition
-from tvm_pipeline.scheduling.corrected import cheapest_segments, corrected_partition, model_seconds
-from tvm_pipeline.scheduling.cuts import Floats, prefixes
-from tvm_pipeline.scheduling.even import even_cuts
-from tvm_pipeline.scheduling.segments import Partition
+from tvm_pipeline.planning.baselines.coral import profiling_partition
+from tvm_pipeline.planning.baselines.even_parameters import even_cuts
+from tvm_pipeline.planning.baselines.segments import Partition
+from tvm_pipeline.planning.corrected import cheapest_segments, corrected_partition, model_seconds
+from tvm_pipeline.planning.search.cuts import Floats, prefixes
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.generators import Net
 
 FACTOR_SIGMA = 0.3
 NOISE = 0.015

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_pipeline import Device, Problem, detect_platform, load, profile_model, settle_platform
-from tvm_pipeline.backend import Array, CompiledModel, StageRunner
+from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.tensor_layout import to_logical
+from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.evaluate import judged
-from tvm_pipeline.layout import to_logical
-from tvm_pipeline.plan import Plan, Prediction, Stage
 from tvm_pipeline.runtime import LivePipeline, Result
 
 FRAMES = 7  # a prime, so that no pattern of plans or slots is in step with them

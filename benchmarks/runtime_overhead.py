@@ -23,10 +23,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline.backend import Array, Port
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Plan, Prediction, Stage
-from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.runtime import Pipeline
 
 STAGES = 2

@@ -26,20 +26,24 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isnan, nan
+from pathlib import Path
 from typing import Any
 
-import generators
 from edgetpu_plans import coral
 from planner import PUBLISHED, keras, show, unequal
 
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Plan, Problem, Stage
-from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile, unmeasured
-from tvm_pipeline.scheduling import describe, solve
-from tvm_pipeline.simulate import SATURATED, fixed_rate, simulate
-from tvm_pipeline.statistics import RunStatistics
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
+from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, simulate
+from tvm_pipeline.planning import describe, solve
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support import generators
 
 MOST_OFF = 0.01
 LOAD = 0.7
@@ -134,7 +138,7 @@ class Figures:
 
 def run_once(compiled: Any, platform: Any, plan: Plan, rate_fps: float, seconds: float) -> Figures:
     """The plan as it runs now: saturated for so many seconds, and then as long at the fixed rate."""
-    from tvm_pipeline.backend import Port, noise
+    from tvm_pipeline.backends.contract import Port, noise
     from tvm_pipeline.runtime import Pipeline
 
     frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}

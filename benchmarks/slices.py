@@ -36,16 +36,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 from tvm_pipeline_host.detection import host_target
 
 from tests.support.networks import every_tensor, random_frame, random_stages, run_stages
-from tvm_pipeline.graph import OperatorGraph, crossing_tensors
-from tvm_pipeline.layout import to_logical
-from tvm_pipeline.plan import Plan, Prediction, Stage
-from tvm_pipeline.platform import Device
-from tvm_pipeline.relay.compiled import RelayModel
-from tvm_pipeline.relay.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.relay.fold import FoldConstantFast, fast_build
-from tvm_pipeline.relay.importer import import_model
-from tvm_pipeline.relay.kernels import tensor_bytes
-from tvm_pipeline.relay.partition import PartitionPipeline
+from tvm_pipeline.core.graph import OperatorGraph, crossing_tensors
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.tensor_layout import to_logical
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build
+from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline.tvm.relay.kernels import tensor_bytes
+from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import detect_platform, settle_platform
-from tvm_pipeline.backend import noise
+from tvm_pipeline.backends.contract import noise
 from tvm_pipeline.profiling.bound import in_bound_thread
-from tvm_pipeline.relay.placement import PAGE, PLACE, placed
+from tvm_pipeline.tvm.stack_placement import PAGE, PLACE, placed
 
 
 def main() -> None:

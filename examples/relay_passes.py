@@ -10,9 +10,9 @@ from tvm.contrib import graph_executor
 from tvm.relay import testing
 
 from tvm_pipeline import Plan, Prediction, Stage
-from tvm_pipeline.relay.extraction import ExtractOperatorGraph, operator_graph
-from tvm_pipeline.relay.fold import FoldConstantFast
-from tvm_pipeline.relay.partition import PartitionPipeline
+from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline.tvm.relay.fold import FoldConstantFast
+from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
 
 mod, params = testing.resnet.get_workload(num_layers=18, image_shape=(3, 64, 64))
 mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)

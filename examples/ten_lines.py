@@ -3,7 +3,7 @@
 import sys
 
 from tvm_pipeline import Pipeline, Problem, detect_platform, load, profile_model, settle_platform, solve
-from tvm_pipeline.backend import Port, noise
+from tvm_pipeline.backends.contract import Port, noise
 
 model = load(sys.argv[1] if len(sys.argv) > 1 else "squeezenet")
 backend, platform = settle_platform(detect_platform())

@@ -17,20 +17,20 @@ and `plan.py` are the vocabulary, `evaluate.py` judges plans, `backend.py` is th
 
 __version__ = "0.1.0"
 
-from tvm_pipeline.backend import detect_platform, settle_platform
-from tvm_pipeline.bundle import Bundle, open_bundle, write_bundle
+from tvm_pipeline.backends.bundle import Bundle, open_bundle, write_bundle
+from tvm_pipeline.backends.contract import detect_platform, settle_platform
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.graph_files import graph_from_networkx, merge_graphs, read_graph
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, read_plan
+from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile, read_profile
+from tvm_pipeline.cost.evaluate import Evaluation, evaluate
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.evaluate import Evaluation, evaluate
 from tvm_pipeline.frontends import load
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.graph_sources import graph_from_networkx, merge_graphs, read_graph
-from tvm_pipeline.model import Model
-from tvm_pipeline.plan import Plan, Prediction, Problem, Stage, read_plan
-from tvm_pipeline.platform import Device, Link, Platform, read_platform
-from tvm_pipeline.profile import DeviceProfile, Profile, read_profile
+from tvm_pipeline.planning import Decision, solve
 from tvm_pipeline.profiling import measured_plan, profile_model
 from tvm_pipeline.runtime import Pipeline, Result
-from tvm_pipeline.scheduling import Decision, solve
 
 __all__ = [
     "Bundle",

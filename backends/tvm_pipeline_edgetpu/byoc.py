@@ -32,11 +32,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import tvm_pipeline.relay  # noqa: F401 - before TVM, since it settles TVM's environment
-from tvm_pipeline.backend import Array
+import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.core.graph import Operator, OperatorGraph, readers_of
 from tvm_pipeline.errors import ModelError, RunError
-from tvm_pipeline.graph import Operator, OperatorGraph, readers_of
-from tvm_pipeline.relay.importer import reason
+from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline_edgetpu.compiler import compile_parts
 from tvm_pipeline_edgetpu.interpreter import CPU, make_interpreter
 from tvm_pipeline_edgetpu.model import TfliteModel, parse_model

@@ -13,11 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backend import CompiledModel, Progress, check_cores
+from tvm_pipeline.backends.contract import CompiledModel, Progress, check_cores
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, DeviceModel, Platform
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.model import Model
-from tvm_pipeline.plan import Stage
-from tvm_pipeline.platform import Device, DeviceModel, Platform
 from tvm_pipeline_edgetpu.interpreter import CPU
 
 if TYPE_CHECKING:

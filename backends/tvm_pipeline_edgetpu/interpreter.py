@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backend import Array, Port
+from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.graph import Tensor
 
 # The address of no device: TFLite's own kernels.
 CPU = "cpu"

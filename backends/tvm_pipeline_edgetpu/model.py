@@ -17,9 +17,9 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError, ModelError
 from tvm_pipeline.files import read_bytes
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline_edgetpu.work import macs
 
 _KINDS: dict[int, str] = {

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import (
+from tvm_pipeline.backends.contract import (
     MEMORY_ORDERED,
     Array,
     CompiledModel,
@@ -28,10 +28,10 @@ from tvm_pipeline.backend import (
     find_backend,
     noise,
 )
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
-from tvm_pipeline.model import Model
-from tvm_pipeline.plan import Stage
-from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
 from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage, every_tensor
 from tvm_pipeline_edgetpu.model import parse_model

@@ -15,10 +15,10 @@ from typing import Any
 import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
-from tvm_pipeline.evaluate import check_stages
-from tvm_pipeline.graph import OperatorGraph, Tensor
-from tvm_pipeline.plan import Stage
-from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline_edgetpu.model import TfliteModel, indices
 
 # The schema asks for it (`force_align: 16`), and flatbuffers' Python code does not do it by itself.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tvm_pipeline.platform import Device
+from tvm_pipeline.core.platform import Device
 
 _SYSTEM = Path("/sys/devices/system/cpu")
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import tvm_pipeline.relay  # noqa: F401 - first, since it settles TVM's environment
-from tvm_pipeline.backend import CompiledModel, Progress, check_cores
+import tvm_pipeline.tvm.relay  # noqa: F401 - first, since it settles TVM's environment
+from tvm_pipeline.backends.contract import CompiledModel, Progress, check_cores
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.model import Model
-from tvm_pipeline.plan import Stage
-from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tvm_pipeline import read_graph
-from tvm_pipeline.scheduling import SCHEDULERS
+from tvm_pipeline.planning import SCHEDULERS
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 RESNET = PROFILES / "keras" / "ResNet50.json"

@@ -16,7 +16,7 @@ from itertools import groupby
 import pytest
 from PIL import Image
 
-from tvm_pipeline.cli.frames import lives
+from tvm_pipeline.service.feeds import lives
 
 WIDE, SMALL = "synthetic:64x48@30:20", "synthetic:32x32@30:10"
 

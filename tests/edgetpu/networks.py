@@ -17,8 +17,8 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from tests.support.graphs import random_order
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Stage
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Stage
 
 MOBILENET = Path(__file__).parent / "data" / "mobilenet_v2_int8.tflite"
 Op, Type, Options = schema.BuiltinOperator, schema.TensorType, schema.BuiltinOptions

@@ -38,7 +38,7 @@ from tests.edgetpu.networks import (
     schema,
 )
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
-from tvm_pipeline.relay.fold import fast_build, fast_context
+from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
 
 import tflite  # isort: skip
 import tvm  # isort: skip

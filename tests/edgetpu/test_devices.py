@@ -18,10 +18,10 @@ from tvm_pipeline_edgetpu.edgetpu import MODELS
 
 from tests.edgetpu.networks import random_network
 from tvm_pipeline import read_platform
-from tvm_pipeline.backend import detect_platform, find_backend, settle_platform
+from tvm_pipeline.backends.contract import detect_platform, find_backend, settle_platform
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device, DeviceModel, Platform
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.model import Model
-from tvm_pipeline.platform import Device, DeviceModel, Platform
 
 PLATFORMS = Path(__file__).parents[2] / "profiles" / "platforms"
 NETWORK = random_network(4)

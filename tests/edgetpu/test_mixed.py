@@ -22,11 +22,11 @@ from tvm_pipeline_edgetpu.sliced import SlicedModel
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, run, schema
 from tests.support.fake_backend import make_plan
 from tvm_pipeline import Bundle, Pipeline, Problem, open_bundle, profile_model, settle_platform, solve, write_bundle
-from tvm_pipeline.backend import Array, CompiledModel, find_backend
+from tvm_pipeline.backends.contract import Array, CompiledModel, find_backend
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlanError
-from tvm_pipeline.model import Model
-from tvm_pipeline.plan import Plan
-from tvm_pipeline.platform import Device, Platform
 
 
 def write_network() -> bytes:

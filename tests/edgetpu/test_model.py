@@ -16,8 +16,8 @@ from tvm_pipeline_edgetpu.model import read_model
 from tvm_pipeline_edgetpu.work import macs
 
 from tests.edgetpu.networks import MOBILENET, Op, Type, changed, random_network
+from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.graph import Tensor
 
 NETWORK = random_network(2)
 

@@ -15,8 +15,8 @@ from tvm_pipeline_edgetpu.sliced import SlicedModel
 from tests.edgetpu.networks import MOBILENET, Op, Options, Type, Writer, random_feeds, random_network, run, schema
 from tests.support.command import run_command
 from tvm_pipeline import open_bundle
-from tvm_pipeline.model import Model
-from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device, Platform
 
 CPU = Device("tpu0", "edgetpu", target="cpu", stand_in="TFLite")
 

@@ -15,8 +15,8 @@ from tvm_pipeline_edgetpu.model import TfliteModel, read_model
 from tvm_pipeline_edgetpu.slicer import Slice, slice_model
 
 from tests.edgetpu.networks import MOBILENET, changed, random_feeds, random_network, random_stages, run
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.plan import Stage
 
 
 def read(tmp_path, content: bytes) -> TfliteModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.memory_networks import NETWORKS, randwire
+from tests.support.memory_networks import NETWORKS, randwire
 from tvm_pipeline.memory import memory_graph, minimum_peak, peak_bytes
 from tvm_pipeline.memory.orders import kahn_order, program_order
 

@@ -12,12 +12,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from benchmarks.memory_networks import Net, randwire
 from tests.support.graphs import randoms
+from tests.support.memory_networks import Net, randwire
+from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import GraphError
-from tvm_pipeline.graph import OperatorGraph
 from tvm_pipeline.memory import MemoryGraph, memory_graph, minimum_peak, peak_bytes
-from tvm_pipeline.memory.graph import predecessors
+from tvm_pipeline.memory.memory_graph import predecessors
 from tvm_pipeline.memory.orders import program_order
 from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.errors import OptionError, PlanError
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Plan, Prediction, Stage
 from tvm_pipeline.report import draw_graph, drawing, layered
 
 

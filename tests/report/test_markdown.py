@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Plan, Problem
-from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.planning import Decision, describe, solve
 from tvm_pipeline.report import write_report
 from tvm_pipeline.runtime.comparison import Measured
-from tvm_pipeline.scheduling import Decision, describe, solve
-from tvm_pipeline.statistics import RunStatistics, StageStatistics
 
 TENSORS = [Tensor(f"t{index}", (1, 1000)) for index in range(4)]
 GRAPH = OperatorGraph(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tvm_pipeline.evaluate import Evaluation, StageCost
-from tvm_pipeline.plan import Plan, Prediction, Stage
-from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
+from tvm_pipeline.cost.evaluate import Evaluation, StageCost
+from tvm_pipeline.planning import Decision
 from tvm_pipeline.report import (
     TextTable,
     candidates_table,
@@ -18,8 +20,6 @@ from tvm_pipeline.report import (
     stages_table,
     statistics_table,
 )
-from tvm_pipeline.scheduling import Decision
-from tvm_pipeline.statistics import RunStatistics, StageStatistics
 
 PIPELINE = Plan(
     "net",

@@ -13,13 +13,13 @@ import numpy as np
 
 from tests.support.fake_backend import chain_model
 from tvm_pipeline import Plan, Problem
-from tvm_pipeline.evaluate import evaluate, judged
-from tvm_pipeline.plan import Prediction, Stage
-from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
-from tvm_pipeline.runtime.planning import unlimited
+from tvm_pipeline.core.plan import Prediction, Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.cost.evaluate import evaluate, judged
+from tvm_pipeline.runtime.replanning import unlimited
 from tvm_pipeline.runtime.strategy import TICK_S, CoreLoad, Strategy
-from tvm_pipeline.statistics import StageRecord
 
 # Device -> share of its time that others take, at a time in seconds.
 Loads = Callable[[float], Mapping[str, float]]

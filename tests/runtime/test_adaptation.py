@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.runtime.machine import Loads, Machine, plan_of, problem_of
 from tvm_pipeline import Plan, Problem
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.plan import Stage
 from tvm_pipeline.runtime import Adaptation
-from tvm_pipeline.runtime.planning import NEARLY, LimitWatch, nearest_plan, quick_plan
+from tvm_pipeline.runtime.replanning import NEARLY, LimitWatch, nearest_plan, quick_plan
 from tvm_pipeline.runtime.strategy import TICK_S, CoreLoad
 
 EQUAL = {"d0": [4e-3] * 8, "d1": [4e-3] * 8}

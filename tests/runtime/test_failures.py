@@ -27,7 +27,7 @@ from tests.support.fake_backend import (
     raise_at,
     values,
 )
-from tvm_pipeline.backend import Array
+from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import ModelError, PipelineClosedError, PipelineTimeoutError, StageError
 from tvm_pipeline.runtime import Pipeline, Result
 

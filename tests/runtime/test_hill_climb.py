@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tests.runtime.machine import Machine, plan_of, problem_of
 from tests.support.graphs import random_dag
 from tvm_pipeline import Plan, Problem
-from tvm_pipeline.evaluate import check_stages
-from tvm_pipeline.plan import Stage
-from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.runtime import HillClimb
 from tvm_pipeline.runtime.hill_climb import moved
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.runtime.test_live import failures, problem_of, whole
+from tests.runtime.test_live_pipeline import failures, problem_of, whole
 from tests.support.crashes import AddOne, EndsLoading, install
 from tests.support.fake_backend import (
     FakeModel,
@@ -31,9 +31,9 @@ from tests.support.fake_backend import (
     random_model,
     values,
 )
-from tvm_pipeline.backend import noise
+from tvm_pipeline.backends.contract import noise
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PlanError, StageError
-from tvm_pipeline.plan import Plan
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime import LivePipeline, Pipeline
 from tvm_pipeline.runtime.isolation import isolated

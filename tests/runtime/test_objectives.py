@@ -10,9 +10,9 @@ import pytest
 from tests.runtime.machine import plan_of
 from tests.support.fake_backend import chain_model, fake_platform, number, raise_at, values
 from tvm_pipeline import Problem
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import InfeasibleError, OptionError, ProfileError
-from tvm_pipeline.platform import Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
 from tvm_pipeline.runtime import Adaptation, HillClimb, LivePipeline
 
 OPERATORS = 4
@@ -119,7 +119,7 @@ def test_bytes_do_not_change_while_it_runs_so_throughput_counts():
 @pytest.mark.parametrize("strategy", [lambda: None, Adaptation])
 def test_a_limit_that_a_failure_breaks_is_told_and_told_again_when_it_is_kept(strategy, monkeypatch):
     """Little alone makes 125 frames a second; the cool-down is long enough for that to be told."""
-    monkeypatch.setattr("tvm_pipeline.runtime.planning.MISSING_LOOKS", 2)
+    monkeypatch.setattr("tvm_pipeline.runtime.replanning.MISSING_LOOKS", 2)
     model = chain_model(OPERATORS, hooks={("op0", "big"): raise_at(3, OSError("unplugged"))})
     problem = problem_of(model, objective="energy", min_throughput_fps=200.0)
     first = plan_of(problem, ("big", 2), ("little", 2))

@@ -27,12 +27,12 @@ from tests.support.fake_backend import (
     random_model,
     values,
 )
-from tvm_pipeline.backend import Array
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, frames_inside
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import ModelError, OptionError, PipelineTimeoutError, PlanError
-from tvm_pipeline.evaluate import judged
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Plan, Prediction, Problem, frames_inside
-from tvm_pipeline.profile import DeviceProfile, Profile
 from tvm_pipeline.runtime import Pipeline, Result
 
 DEVICES = tuple(f"d{index}" for index in range(9))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support.fake_backend import LAYOUTS
-from tvm_pipeline.backend import Array, Port
+from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.runtime.slots import Binding, Slot, bind_slot, new_slot, slot_ports
 
 SHAPE = (4, 6)

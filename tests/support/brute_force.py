@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Prediction, Problem, Stage
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Prediction, Problem, Stage
-from tvm_pipeline.platform import Platform
 
 
 def every_chain(problem: Problem, stages: int | None, *, again: bool) -> Iterator[tuple[Stage, ...]]:

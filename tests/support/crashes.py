@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.fake_backend import FakeBackend
-from tvm_pipeline.backend import Array
+from tvm_pipeline.backends.contract import Array
 
 backend = FakeBackend([])
 

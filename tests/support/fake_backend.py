@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import Array, CompiledModel, Port, Progress
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port, Progress
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlanError, PlatformError
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.model import Model
-from tvm_pipeline.plan import Plan, Prediction, Stage
-from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.runtime import Pipeline, Result
 
 # An operator: arrays in the order of its inputs, to arrays in the order of its outputs.
@@ -32,7 +32,7 @@ Function = Callable[..., Sequence[Array]]
 Hook = Callable[[int], None]
 
 # How a matrix (even extents) may lie in memory: what packs it, what unpacks it. Written out, so that they are
-# independent of `tvm_pipeline.layout`.
+# independent of `tvm_pipeline.core.tensor_layout`.
 LAYOUTS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
     "": (lambda x: x, lambda x: x),
     "AB2a": (

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Objective, Problem
-from tvm_pipeline.platform import Device, DeviceModel, Link, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile, unmeasured
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Objective, Problem
+from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 
 # The objectives of seconds and joules, and those of bytes.
 TIMED: tuple[Objective, ...] = ("throughput", "latency", "energy")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-from tvm_pipeline.memory.graph import Buffer, MemoryGraph
+from tvm_pipeline.memory.memory_graph import Buffer, MemoryGraph
 
 
 def random_memory_graph(rng: random.Random, most: int = 8) -> MemoryGraph:

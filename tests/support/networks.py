@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-import tvm_pipeline.relay  # noqa: F401 - before TVM, since it settles TVM's environment
+import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip
 
-from tvm_pipeline.backend import Array, Port
-from tvm_pipeline.graph import OperatorGraph, Tensor
-from tvm_pipeline.layout import relayout, to_logical
-from tvm_pipeline.model import Model
-from tvm_pipeline.platform import Device
-from tvm_pipeline.relay.compiled import RelayModel
+from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.tensor_layout import relayout, to_logical
+from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 
 class Weights:

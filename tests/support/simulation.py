@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.plan import Problem, Stage
-from tvm_pipeline.platform import Device, Link
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.platform import Device, Link
 
 
 @dataclass(frozen=True)

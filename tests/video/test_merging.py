@@ -17,8 +17,8 @@ import pytest
 from tests.support.fake_backend import FakeModel, fake_platform, make_plan
 from tests.video.cameras import explained, film, hanging_after, live, numbers
 from tests.video.test_sources import FRAMES, encode
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import StageError, VideoError
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.video import LiveFrame, LiveSource, Preprocessing, Reconnect, merge, open_source, preprocess, stream
 

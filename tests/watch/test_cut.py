@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.report.test_drawing import graphs, inception, plan_of
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Plan
 from tvm_pipeline.report.drawing import CUT, PALETTE
 from tvm_pipeline.watch.cut import cut_svg
 

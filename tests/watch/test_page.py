@@ -18,7 +18,7 @@ pytest.importorskip("prometheus_client")
 from tests.support.fake_backend import busy, chain_model, fake_platform, number
 from tests.watch.watched import watching
 from tvm_pipeline import Problem
-from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.watch import LiveWatch, WatchServer
 
@@ -40,7 +40,7 @@ def test_the_page_needs_nothing_from_elsewhere():
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `apt-get install chromium`, or name one by $CHROMIUM")
 def test_the_page_draws_a_run_in_chromium(tmp_path):
     pytest.importorskip("PIL")
-    from tests.watch.test_live import plan_of
+    from tests.watch.test_live_watch import plan_of
     from tvm_pipeline.watch.picture import jpeg
 
     names = [f"op{index}" for index in range(OPERATORS)]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.support.fake_backend import chain_model
 from tests.watch.watched import watching
-from tvm_pipeline.plan import Problem, Stage
-from tvm_pipeline.platform import Device, Link, Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
-from tvm_pipeline.simulate import Bar, simulate
+from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.platform import Device, Link, Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.simulate import Bar, simulate
 from tvm_pipeline.watch import chrome_trace, stage_bars
 
 # What the format asks of an event of each phase, beside `ph`, `pid`, `tid`, `name` and `ts`.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tests.support.fake_backend import busy, chain_model, fake_platform, make_plan, numbers
-from tvm_pipeline.plan import Plan
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.statistics import RunStatistics, StageRecord
+from tvm_pipeline.cost.simulate import Bar
 from tvm_pipeline.runtime import Pipeline
-from tvm_pipeline.simulate import Bar
-from tvm_pipeline.statistics import RunStatistics, StageRecord
 from tvm_pipeline.watch import Snapshot, stage_bars
 
 PLATFORM = fake_platform("d0", "d1", "d2")

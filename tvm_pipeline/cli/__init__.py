@@ -13,8 +13,8 @@ import typer
 
 from tvm_pipeline import __version__
 from tvm_pipeline.cli import bench, compile, deploy, devices, memory, plan, profile, run, show, simulate, slice, top
-from tvm_pipeline.cli.common import say
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.service.common import say
 
 app = typer.Typer(
     name="tvm-pipeline",

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.common import (
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.planning import solve
+from tvm_pipeline.report import comparison_table
+from tvm_pipeline.runtime.comparison import Measured, compare
+from tvm_pipeline.service.common import (
     JsonOption,
     ObjectiveOption,
     PlatformOption,
@@ -19,10 +23,6 @@ from tvm_pipeline.cli.common import (
     progress,
     show,
 )
-from tvm_pipeline.errors import OptionError
-from tvm_pipeline.report import comparison_table
-from tvm_pipeline.runtime.comparison import Measured, compare
-from tvm_pipeline.scheduling import solve
 
 
 def command(

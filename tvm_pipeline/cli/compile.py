@@ -7,8 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tvm_pipeline.bundle import Bundle, write_bundle
-from tvm_pipeline.cli.common import (
+from tvm_pipeline.backends.bundle import Bundle, write_bundle
+from tvm_pipeline.core.plan import Plan, Problem, read_plan
+from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.planning import Decision
+from tvm_pipeline.report import TextTable, candidates_table
+from tvm_pipeline.service.common import (
     Compiled,
     JsonOption,
     ObjectiveOption,
@@ -27,10 +31,6 @@ from tvm_pipeline.cli.common import (
     show,
     video_room,
 )
-from tvm_pipeline.evaluate import judged
-from tvm_pipeline.plan import Plan, Problem, read_plan
-from tvm_pipeline.report import TextTable, candidates_table
-from tvm_pipeline.scheduling import Decision
 
 
 def command(

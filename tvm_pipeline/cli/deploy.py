@@ -10,14 +10,23 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.backend import leading_backend
-from tvm_pipeline.bundle import Bundle, write_bundle
-from tvm_pipeline.cli.common import JsonOption, Planned, PlatformOption, plan_json, planned, print_json, progress, show
+from tvm_pipeline.backends.bundle import Bundle, write_bundle
+from tvm_pipeline.backends.contract import leading_backend
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.plan import Plan
+from tvm_pipeline.planning.deployment import Demand, deploy
 from tvm_pipeline.report.tables import deployment_table
-from tvm_pipeline.scheduling.deployment import Demand, deploy
+from tvm_pipeline.service.common import (
+    JsonOption,
+    Planned,
+    PlatformOption,
+    plan_json,
+    planned,
+    print_json,
+    progress,
+    show,
+)
 
 
 def command(

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.backend import detect_platform, settle_platform
-from tvm_pipeline.cli.common import JsonOption, PlatformOption, print_json, show
+from tvm_pipeline.backends.contract import detect_platform, settle_platform
+from tvm_pipeline.core.platform import platform_toml, read_platform
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.platform import platform_toml, read_platform
 from tvm_pipeline.report import devices_table
+from tvm_pipeline.service.common import JsonOption, PlatformOption, print_json, show
 
 
 def command(

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 
 import typer
 
-from tvm_pipeline.cli.common import (
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.plan import Plan, read_plan
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.cost.evaluate import check_stages
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
+from tvm_pipeline.memory.memory_graph import peak_bytes
+from tvm_pipeline.memory.stage_memory import Comparison, compare, fullest
+from tvm_pipeline.memory.traffic import traffic
+from tvm_pipeline.memory.traffic_order import traffic_order
+from tvm_pipeline.report import TextTable, alive_at, draw_memory, fullest_table, orders_table
+from tvm_pipeline.service.common import (
     JsonOption,
     ShapesOption,
     compile_source,
@@ -19,18 +31,6 @@ from tvm_pipeline.cli.common import (
     say,
     show,
 )
-from tvm_pipeline.errors import OptionError
-from tvm_pipeline.evaluate import check_stages
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.graph_sources import read_graph
-from tvm_pipeline.memory.graph import peak_bytes
-from tvm_pipeline.memory.layout import exact_layout, lifetimes, plan_arena
-from tvm_pipeline.memory.stages import Comparison, compare, fullest
-from tvm_pipeline.memory.traffic import traffic
-from tvm_pipeline.memory.traffic_order import traffic_order
-from tvm_pipeline.plan import Plan, read_plan
-from tvm_pipeline.platform import Device, Platform
-from tvm_pipeline.report import TextTable, alive_at, draw_memory, fullest_table, orders_table
 
 
 def command(

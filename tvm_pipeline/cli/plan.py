@@ -7,7 +7,12 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.common import (
+from tvm_pipeline.core.plan import Problem, merit
+from tvm_pipeline.files import write_bytes
+from tvm_pipeline.planning import Decision
+from tvm_pipeline.planning.search.pareto import pareto
+from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
+from tvm_pipeline.service.common import (
     JsonOption,
     MaxLatencyOption,
     MinThroughputOption,
@@ -25,11 +30,6 @@ from tvm_pipeline.cli.common import (
     progress,
     show,
 )
-from tvm_pipeline.files import write_bytes
-from tvm_pipeline.plan import Problem, merit
-from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
-from tvm_pipeline.scheduling import Decision
-from tvm_pipeline.scheduling.pareto import pareto
 
 
 def pareto_decision(problem: Problem) -> Decision:

@@ -8,7 +8,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tvm_pipeline.cli.common import (
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.files import write_bytes
+from tvm_pipeline.report import devices_table
+from tvm_pipeline.service.common import (
     JsonOption,
     PlatformOption,
     ShapesOption,
@@ -18,9 +21,6 @@ from tvm_pipeline.cli.common import (
     progress,
     show,
 )
-from tvm_pipeline.errors import OptionError
-from tvm_pipeline.files import write_bytes
-from tvm_pipeline.report import devices_table
 
 
 def command(

@@ -14,13 +14,13 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.common import JsonOption, MaxLatencyOption, MinThroughputOption, say
-from tvm_pipeline.cli.frames import Progress, lives
-from tvm_pipeline.cli.running import run
-from tvm_pipeline.cli.service import Asked
-from tvm_pipeline.cli.settings import Settings
-from tvm_pipeline.cli.supervise import CRASHED, WORKER, may_fare_better, supervise
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.service.common import JsonOption, MaxLatencyOption, MinThroughputOption, say
+from tvm_pipeline.service.feeds import Progress, lives
+from tvm_pipeline.service.file import Asked
+from tvm_pipeline.service.running import run
+from tvm_pipeline.service.settings import Settings
+from tvm_pipeline.service.supervisor import CRASHED, WORKER, may_fare_better, supervise
 
 
 def command(

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.common import JsonOption, chosen_plan, opened_bundle, plan_json, print_json
-from tvm_pipeline.cli.common import show as show_table
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.evaluate import evaluate
 from tvm_pipeline.report import draw_gantt, draw_graph, stage_memories, stages_memory_table, stages_table
+from tvm_pipeline.service.common import JsonOption, chosen_plan, opened_bundle, plan_json, print_json
+from tvm_pipeline.service.common import show as show_table
 
 
 def command(

@@ -8,8 +8,14 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.bundle import open_bundle
-from tvm_pipeline.cli.common import (
+from tvm_pipeline.backends.bundle import open_bundle
+from tvm_pipeline.core.plan import Plan, read_plan
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
+from tvm_pipeline.cost.simulate import simulate as run
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.report import TextTable, draw_gantt, stages_table, statistics_table
+from tvm_pipeline.service.common import (
     JsonOption,
     PlatformOption,
     ProfileOption,
@@ -19,12 +25,6 @@ from tvm_pipeline.cli.common import (
     progress,
     show,
 )
-from tvm_pipeline.errors import OptionError
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.plan import Plan, read_plan
-from tvm_pipeline.report import TextTable, draw_gantt, stages_table, statistics_table
-from tvm_pipeline.simulate import SATURATED, fixed_rate, poisson
-from tvm_pipeline.simulate import simulate as run
 
 DRAWN_FRAMES = 8
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tvm_pipeline.cli.common import JsonOption, print_json, progress, say, show
+from tvm_pipeline.core.plan import read_plan
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.plan import read_plan
 from tvm_pipeline.report import TextTable, size
+from tvm_pipeline.service.common import JsonOption, print_json, progress, say, show
 
 
 def command(

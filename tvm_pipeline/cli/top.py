@@ -17,11 +17,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from tvm_pipeline.core.plan import Prediction, Stage
+from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.plan import Prediction, Stage
 from tvm_pipeline.report import statistics_table
 from tvm_pipeline.report.tables import UNKNOWN, TextTable, duration, fps, percent
-from tvm_pipeline.statistics import RunStatistics
 
 LOOK_EVERY_S = 1.0
 SILENCE_S = 5.0  # after which a server that says nothing counts as gone

@@ -9,11 +9,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.frontends import onnx, tflite
-from tvm_pipeline.graph import Tensor
-from tvm_pipeline.model import Model
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, OptionError
-from tvm_pipeline.graph import Tensor
-from tvm_pipeline.model import Model
 
 _DTYPES = {
     "FLOAT": "float32",

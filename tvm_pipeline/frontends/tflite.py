@@ -6,9 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, OptionError
-from tvm_pipeline.graph import Tensor
-from tvm_pipeline.model import Model
 
 _DTYPES = {
     "FLOAT32": "float32",

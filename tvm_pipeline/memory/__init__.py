@@ -3,7 +3,7 @@
 The names below are what others use; `graph.py` says what they mean.
 """
 
-from tvm_pipeline.memory.graph import (
+from tvm_pipeline.memory.memory_graph import (
     Buffer,
     MemoryGraph,
     check_order,
@@ -11,7 +11,7 @@ from tvm_pipeline.memory.graph import (
     memory_graph,
     peak_bytes,
 )
-from tvm_pipeline.memory.minimum import Method, minimum_peak
+from tvm_pipeline.memory.minimum_peak import Method, minimum_peak
 from tvm_pipeline.memory.orders import Ordering
 
 __all__ = [

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tvm_pipeline.memory.graph import MemoryGraph, predecessors
+from tvm_pipeline.memory.memory_graph import MemoryGraph, predecessors
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,10 @@ from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError
-from tvm_pipeline.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.memory import minimum_peak
-from tvm_pipeline.memory.graph import ELEMENTWISE, Buffer, MemoryGraph
+from tvm_pipeline.memory.memory_graph import ELEMENTWISE, Buffer, MemoryGraph
 from tvm_pipeline.memory.orders import Ordering
 
 _T = TypeVar("_T", bound=Hashable)

@@ -12,7 +12,7 @@ import time
 from itertools import accumulate
 from typing import TypeAlias
 
-from tvm_pipeline.memory.graph import MemoryGraph, footprint, predecessors
+from tvm_pipeline.memory.memory_graph import MemoryGraph, footprint, predecessors
 from tvm_pipeline.memory.orders import Ordering, kahn_order, successors
 from tvm_pipeline.memory.regions import split
 

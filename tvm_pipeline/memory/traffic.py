@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.hot import hot
-from tvm_pipeline.memory.graph import MemoryGraph, check_order
+from tvm_pipeline.memory.memory_graph import MemoryGraph, check_order
+from tvm_pipeline.solvers.hot import hot
 
 Array = npt.NDArray[Any]
 

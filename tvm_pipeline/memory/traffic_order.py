@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from tvm_pipeline.memory.graph import MemoryGraph, check_order, predecessors
+from tvm_pipeline.memory.memory_graph import MemoryGraph, check_order, predecessors
 from tvm_pipeline.memory.orders import dfs_order, kahn_order, program_order
 from tvm_pipeline.memory.traffic import Uses, belady, uses_of
 

@@ -6,8 +6,8 @@ stages.py       a plan whose stages are compiled and measured until it stands
 environment.py  what a figure depends on besides the model
 """
 
+from tvm_pipeline.profiling.measured_stages import NAME as MEASURED
+from tvm_pipeline.profiling.measured_stages import measured_plan
 from tvm_pipeline.profiling.operators import profile_model
-from tvm_pipeline.profiling.stages import NAME as MEASURED
-from tvm_pipeline.profiling.stages import measured_plan
 
 __all__ = ["MEASURED", "measured_plan", "profile_model"]

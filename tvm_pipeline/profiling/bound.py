@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tvm_pipeline.backend import StageRunner
+from tvm_pipeline.backends.contract import StageRunner
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from tvm_pipeline.backend import Array, StageRunner, aligned_empty
-from tvm_pipeline.platform import Device, Link
+from tvm_pipeline.backends.contract import Array, StageRunner, aligned_empty
+from tvm_pipeline.core.platform import Device, Link
 from tvm_pipeline.profiling.bound import in_bound_thread
 
 SIZES = tuple(4096 * 4**step for step in range(6))

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import Backend, CompiledModel, Progress, noise
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.platform import Device, Platform, disjoint_sets
-from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress, noise
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
+from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.profiling.links import fit_links

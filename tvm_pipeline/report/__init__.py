@@ -9,10 +9,11 @@ markdown.py  all of it in one file, with how to do it again
 Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported when the first is drawn.
 """
 
+from tvm_pipeline.cost.simulate import Bar
 from tvm_pipeline.report.drawing import draw_graph
 from tvm_pipeline.report.gantt import draw_gantt, schedule
 from tvm_pipeline.report.markdown import write_report
-from tvm_pipeline.report.memory import (
+from tvm_pipeline.report.memory_tables import (
     alive_at,
     draw_memory,
     fullest_table,
@@ -30,7 +31,6 @@ from tvm_pipeline.report.tables import (
     stages_table,
     statistics_table,
 )
-from tvm_pipeline.simulate import Bar
 
 __all__ = [
     "Bar",

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import replacing
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Plan
+from tvm_pipeline.planning import describe
 from tvm_pipeline.report.layered import BOX, Point, Sheet, counted, folded_sheet, layered, legend, ways
-from tvm_pipeline.scheduling import describe
 
 # Light enough to be written on in black; neighbours differ in lightness as well as in hue.
 PALETTE = ("#9ecae9", "#ffbf79", "#88d27a", "#f2a0a0", "#d3c0e8", "#f2dc6b", "#83bcb6", "#d8b5a5", "#c8c8c8")

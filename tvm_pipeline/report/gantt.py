@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tvm_pipeline.evaluate import Evaluation, StageCost
-from tvm_pipeline.plan import Plan
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.cost.evaluate import Evaluation, StageCost
+from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.planning import describe
 from tvm_pipeline.report.drawing import INK, PALETTE, new_figure, save_figure
 from tvm_pipeline.report.tables import duration, fps
-from tvm_pipeline.scheduling import describe
-from tvm_pipeline.simulate import Bar
 
 
 def schedule(costs: Iterable[StageCost], frames: int) -> list[Bar]:

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tvm_pipeline.core.graph import OperatorGraph, Tensor, crossing_tensors
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.graph import OperatorGraph, Tensor, crossing_tensors
-from tvm_pipeline.plan import Plan
 from tvm_pipeline.report.tables import size
 
 PITCH, BOX, CHARACTER, GAP, GUTTER = 0.42, 0.25, 0.059, 0.14, 0.45

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from tvm_pipeline.evaluate import Evaluation
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.cost.evaluate import Evaluation
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.plan import Plan
-from tvm_pipeline.profile import Profile
+from tvm_pipeline.planning import Decision, describe
 from tvm_pipeline.report.tables import (
     TextTable,
     candidates_table,
@@ -26,8 +28,6 @@ from tvm_pipeline.report.tables import (
     statistics_table,
 )
 from tvm_pipeline.runtime.comparison import Measured
-from tvm_pipeline.scheduling import Decision, describe
-from tvm_pipeline.statistics import RunStatistics
 
 
 def write_report(

@@ -13,14 +13,14 @@ from statistics import median
 from rich.table import Table
 from rich.text import Text
 
-from tvm_pipeline.evaluate import Evaluation
-from tvm_pipeline.plan import Plan, Prediction, lead
-from tvm_pipeline.platform import Platform
-from tvm_pipeline.profile import DeviceProfile, Profile
+from tvm_pipeline.core.plan import Plan, Prediction, lead
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.cost.evaluate import Evaluation
+from tvm_pipeline.planning import Decision, describe
+from tvm_pipeline.planning.deployment import Deployment
 from tvm_pipeline.runtime.comparison import Measured
-from tvm_pipeline.scheduling import Decision, describe
-from tvm_pipeline.scheduling.deployment import Deployment
-from tvm_pipeline.statistics import RunStatistics
 
 UNKNOWN = "-"
 

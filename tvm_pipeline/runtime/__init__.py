@@ -13,13 +13,13 @@ slots.py       the buffers of a frame on its way, and how each worker sees them
 statistics.py  what was measured while it ran
 """
 
+from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.runtime.adaptation import Adaptation
 from tvm_pipeline.runtime.events import Event
+from tvm_pipeline.runtime.frame_stream import Result
 from tvm_pipeline.runtime.hill_climb import HillClimb
-from tvm_pipeline.runtime.live import LivePipeline
+from tvm_pipeline.runtime.live_pipeline import LivePipeline
 from tvm_pipeline.runtime.pipeline import Pipeline
-from tvm_pipeline.runtime.stream import Result
-from tvm_pipeline.statistics import RunStatistics, StageStatistics
 
 __all__ = [
     "Adaptation",

@@ -13,11 +13,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.plan import Plan, Problem
-from tvm_pipeline.runtime.planning import gain, judged_now, nearest_plan, shown_slack, slack
+from tvm_pipeline.runtime.replanning import gain, judged_now, nearest_plan, shown_slack, slack
 from tvm_pipeline.runtime.strategy import Strategy
-from tvm_pipeline.statistics import StageRecord
 
 # A slow-down that moved by less is not planned for anew.
 CHANGE = 0.05

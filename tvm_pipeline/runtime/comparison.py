@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_pipeline.backend import Array, CompiledModel, Port, noise
-from tvm_pipeline.plan import Plan
-from tvm_pipeline.platform import Platform
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port, noise
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.runtime.pipeline import Pipeline
-from tvm_pipeline.statistics import RunStatistics
 
 SINGLE_FRAMES = 5  # frames sent alone in each round, for the latency that meets no queue
 

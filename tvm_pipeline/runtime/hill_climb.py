@@ -20,11 +20,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.plan import Plan, Problem, Stage
-from tvm_pipeline.runtime.planning import judged_now
+from tvm_pipeline.runtime.replanning import judged_now
 from tvm_pipeline.runtime.strategy import Strategy
-from tvm_pipeline.statistics import StageRecord
 
 # Of a stage's time: what an operator that moves takes at least.
 STEP = 0.01

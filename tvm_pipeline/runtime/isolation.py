@@ -39,10 +39,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backend import Array, CompiledModel, Port, StageRunner, find_backend, leading_backend
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner, find_backend, leading_backend
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
-from tvm_pipeline.plan import Stage
-from tvm_pipeline.platform import Device, Platform
 from tvm_pipeline.runtime.worker import StageThread
 
 TICK_S = 0.1  # between two looks at whether a child still lives, and anybody still waits for it

@@ -23,7 +23,12 @@ from typing import NoReturn
 
 import numpy as np
 
-from tvm_pipeline.backend import Array, CompiledModel, Port
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port
+from tvm_pipeline.core.plan import Plan, frames_inside
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
+from tvm_pipeline.core.tensor_layout import to_logical
+from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.errors import (
     ModelError,
     OptionError,
@@ -31,14 +36,9 @@ from tvm_pipeline.errors import (
     PipelineTimeoutError,
     StageError,
 )
-from tvm_pipeline.evaluate import check_stages
-from tvm_pipeline.layout import to_logical
-from tvm_pipeline.plan import Plan, frames_inside
-from tvm_pipeline.platform import Device, Platform
+from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
-from tvm_pipeline.runtime.stream import FrameStream, Inputs, Result
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Threads, Worker
-from tvm_pipeline.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
 
 
 class Pipeline(FrameStream):

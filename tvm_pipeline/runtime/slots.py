@@ -15,10 +15,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_pipeline.backend import Array, Port, StageRunner
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.tensor_layout import logical_shape, primal, relayout
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.layout import logical_shape, primal, relayout
 
 
 @dataclass(slots=True)

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from tvm_pipeline.evaluate import evaluate
-from tvm_pipeline.plan import Plan, Problem
-from tvm_pipeline.platform import Device, DeviceModel
-from tvm_pipeline.profile import DeviceProfile
-from tvm_pipeline.runtime.planning import unlimited
-from tvm_pipeline.statistics import StageRecord
+from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.platform import Device, DeviceModel
+from tvm_pipeline.core.profile import DeviceProfile
+from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.runtime.replanning import unlimited
 
 TICK_S = 0.1  # between two looks at the devices
 WINDOW_S = 0.5

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import TypeAlias
 
-from tvm_pipeline.backend import StageRunner
+from tvm_pipeline.backends.contract import StageRunner
+from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.runtime.slots import Binding, Slot
-from tvm_pipeline.statistics import StageRecord
 
 # What travels between threads: a slot, or None for "nothing more comes". No slot ever follows a None.
 SlotQueue: TypeAlias = "SimpleQueue[Slot | None]"

@@ -8,12 +8,12 @@ lines, or a video with the results drawn on it).
 
 from __future__ import annotations
 
-from tvm_pipeline.video.live import LiveFrame, LiveSource, LiveStatistics, merge
+from tvm_pipeline.video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
+from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics, merge
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
 from tvm_pipeline.video.sinks import Annotation, JsonLines, VideoFile, draw
 from tvm_pipeline.video.sources import Frame, Source, open_source
-from tvm_pipeline.video.stream import Analysed, Decoder, find_decoder, preprocessing_for, stream
 
 __all__ = [
     "Analysed",

@@ -15,7 +15,7 @@ picture.py   a frame as JPEG
 page.html    the page, which shows them
 """
 
-from tvm_pipeline.watch.live import LiveWatch
+from tvm_pipeline.watch.live_watch import LiveWatch
 from tvm_pipeline.watch.server import WatchServer
 from tvm_pipeline.watch.snapshot import Snapshot, Watched
 from tvm_pipeline.watch.trace import chrome_trace, stage_bars

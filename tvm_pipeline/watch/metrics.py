@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from tvm_pipeline.statistics import RunStatistics
+from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.watch.snapshot import Snapshot, Watched
 
 # Upper bounds of the latency histogram, in seconds: from what one small stage takes to what nobody waits for.

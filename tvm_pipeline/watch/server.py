@@ -39,8 +39,8 @@ import msgspec
 import numpy as np
 from prometheus_client.exposition import choose_encoder
 
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.plan import Stage
 from tvm_pipeline.watch.cut import cut_svg
 from tvm_pipeline.watch.metrics import new_registry
 from tvm_pipeline.watch.snapshot import Snapshot, Watched

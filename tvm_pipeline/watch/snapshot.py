@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tvm_pipeline.graph import OperatorGraph
-from tvm_pipeline.plan import Plan
-from tvm_pipeline.simulate import Bar
-from tvm_pipeline.statistics import RunStatistics
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.cost.simulate import Bar
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tvm_pipeline.simulate import Bar
+from tvm_pipeline.cost.simulate import Bar
 
 Event = dict[str, Any]
 

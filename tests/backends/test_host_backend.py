@@ -1,0 +1,144 @@
+"""The host backend: which devices it finds, for which target, and which it refuses."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm_pipeline_host import backend, detection
+from tvm_pipeline_host.host import bind
+
+from tvm_pipeline.backends.contract import find_backend
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import PlatformError
+
+x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
+
+
+def sysfs(folder: Path, capacities: dict[int, int | str | None]) -> Path:
+    """A tree like /sys/devices/system/cpu; None leaves the capacity out, as most x86 kernels do."""
+    for core, capacity in capacities.items():
+        (folder / f"cpu{core}").mkdir()
+        if capacity is not None:
+            (folder / f"cpu{core}" / "cpu_capacity").write_text(f"{capacity}\n")
+    return folder
+
+
+def found(folder: Path, cores: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {device.name: device.cores for device in detection.host_devices(cores, "llvm", folder)}
+
+
+def test_big_and_little_clusters_biggest_first(tmp_path: Path) -> None:
+    # The Jetson TX2: four A57 around two Denver cores.
+    tree = sysfs(tmp_path, {0: 600, 1: 1024, 2: 1024, 3: 600, 4: 600, 5: 600})
+    assert found(tree, tuple(range(6))) == {"cpu0": (1, 2), "cpu1": (0, 3, 4, 5), "cpu": (0, 1, 2, 3, 4, 5)}
+
+
+def test_three_clusters(tmp_path: Path) -> None:
+    tree = sysfs(tmp_path, {0: 300, 1: 300, 2: 700, 3: 700, 4: 1024})
+    assert found(tree, tuple(range(5))) == {"cpu0": (4,), "cpu1": (2, 3), "cpu2": (0, 1), "cpu": (0, 1, 2, 3, 4)}
+
+
+def test_equal_cores_are_two_halves_and_the_whole(tmp_path: Path) -> None:
+    tree = sysfs(tmp_path, dict.fromkeys(range(5), 1024))
+    assert found(tree, (0, 1, 2, 3, 4)) == {"cpu0": (0, 1), "cpu1": (2, 3, 4), "cpu": (0, 1, 2, 3, 4)}
+
+
+@pytest.mark.parametrize("capacity", [None, "", "many"])
+def test_a_kernel_that_tells_no_capacity(capacity: str | None, tmp_path: Path) -> None:
+    tree = sysfs(tmp_path, dict.fromkeys(range(2), capacity))
+    assert found(tree, (0, 1)) == {"cpu0": (0,), "cpu1": (1,), "cpu": (0, 1)}
+
+
+def test_only_cores_that_this_process_may_use(tmp_path: Path) -> None:
+    tree = sysfs(tmp_path, {0: 600, 1: 1024, 2: 1024, 3: 600})
+    assert found(tree, (0, 3)) == {"cpu0": (0,), "cpu1": (3,), "cpu": (0, 3)}
+    assert found(tree, (2,)) == {"cpu0": (2,)}
+
+
+def test_this_machine() -> None:
+    devices = backend.detect()
+    cores = set(detection.available_cores())
+    assert {core for device in devices for core in device.cores} == cores
+    assert all(detection.missing_features(device.target) == [] for device in devices)
+    assert [backend.settle(device) for device in devices] == list(devices)
+    assert find_backend("host") is backend
+
+
+@x86_only
+def test_the_family_is_the_target_only_where_its_instructions_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm.target import codegen
+
+    monkeypatch.setattr(codegen, "llvm_get_system_cpu", lambda: "znver4")
+    every = {detection._kernel_name(str(name)) for name in codegen.llvm_get_cpu_features(target("znver4"))}
+    # What a hypervisor may leave of it, and what code may then be made.
+    for hidden, expected in (
+        (set(), "llvm -mcpu=znver4"),
+        ({"avx512_bf16"}, "llvm -mcpu=x86-64-v4"),
+        ({name for name in every if name.startswith("avx512")}, "llvm -mcpu=x86-64-v3"),
+        ({"avx2"} | {name for name in every if name.startswith("avx512")}, "llvm -mcpu=x86-64-v2"),
+    ):
+        monkeypatch.setattr(detection, "_x86_flags", lambda left=every - hidden: frozenset(left))
+        assert detection.host_target() == expected
+
+
+def target(cpu: str) -> object:
+    import tvm
+
+    return tvm.target.Target(f"llvm -mcpu={cpu}")
+
+
+@x86_only
+def test_missing_instructions_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection, "_x86_flags", lambda: frozenset({"sse4_2", "avx"}))
+    assert {"avx2", "fma"} <= set(detection.missing_features("llvm -mcpu=x86-64-v3"))
+    device = Device("cpu0", "host", (detection.available_cores()[0],), "llvm -mcpu=x86-64-v3")
+    with pytest.raises(
+        PlatformError, match=r"device cpu0 is for 'llvm -mcpu=x86-64-v3', .*avx2.*compile the model again"
+    ):
+        backend.settle(device)
+
+
+def test_a_processor_that_tells_nothing_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detection, "_x86_flags", frozenset)
+    assert detection.missing_features("llvm -mcpu=x86-64-v4") == []
+    assert detection.missing_features("llvm") == []
+
+
+@pytest.mark.parametrize("cores", [(4095,), ()])
+def test_cores_that_are_not_there(cores: tuple[int, ...]) -> None:
+    with pytest.raises(PlatformError, match=r"device denver names cores \[.*\]; this process may use .*Mend `cores`"):
+        backend.settle(Device("denver", "host", cores))
+
+
+@pytest.mark.parametrize("unknown", ["no-such-target", "llvm -mcpu=no-such-cpu", "llvm -no-such=1"])
+def test_targets_that_tvm_does_not_know(unknown: str) -> None:
+    with pytest.raises(PlatformError, match=f"device cpu0: TVM does not know the target '{unknown}'"):
+        backend.settle(Device("cpu0", "host", detection.available_cores()[:1], unknown))
+
+
+def test_an_open_target_is_this_machines() -> None:
+    device = Device("cpu0", "host", detection.available_cores()[:1])
+    assert backend.settle(device).target == detection.host_target()
+
+
+def test_a_thread_is_tied_to_its_cores() -> None:
+    core = detection.available_cores()[-1]
+    seen = []
+
+    def tied() -> None:
+        bind(Device("cpu0", "host", (core,)))
+        seen.append(os.sched_getaffinity(0))
+
+    before = os.sched_getaffinity(0)
+    thread = threading.Thread(target=tied)
+    thread.start()
+    thread.join()
+    assert seen == [{core}]
+    assert os.sched_getaffinity(0) == before

@@ -1,0 +1,105 @@
+"""What an order costs, against a simulation by spans; graphs from operator graphs and their stages; bad input."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+
+from tests.support.graphs import graphs, random_order, randoms
+from tests.support.memory import random_memory_graph, simulated_peak
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.errors import GraphError, OptionError
+from tvm_pipeline.memory import Buffer, MemoryGraph, check_order, footprint, memory_graph, minimum_peak, peak_bytes
+from tvm_pipeline.memory.orders import dfs_order, kahn_order
+
+
+def diamond(kind: str = "relu") -> OperatorGraph:
+    """A convolution, two branches of which one is of `kind`, and their sum."""
+    x = Tensor("x", (4,), "int8")
+    operators = (
+        Operator("a", "conv2d", ("x",), (Tensor("a", (8,), "int8"),)),
+        Operator("b", kind, ("a",), (Tensor("b", (8,), "int8"),)),
+        Operator("c", "conv2d", ("a",), (Tensor("c", (8,), "int8"),)),
+        Operator("d", "add", ("b", "c"), (Tensor("d", (8,), "int8"),)),
+    )
+    return OperatorGraph("diamond", (x,), operators, ("d",))
+
+
+@given(randoms())
+def test_a_peak_is_that_of_the_buffers_spans(rng: random.Random) -> None:
+    graph = random_memory_graph(rng)
+    for order in (range(len(graph)), kahn_order(graph), dfs_order(graph)):
+        assert peak_bytes(graph, order) == simulated_peak(graph, order)
+
+
+@given(graphs(), randoms())
+@settings(max_examples=40)
+def test_every_order_of_an_operator_graph_is_one_of_its_memory_graph(graph: OperatorGraph, rng: random.Random) -> None:
+    memory = memory_graph(graph)
+    place = {name: index for index, name in enumerate(memory.operators)}
+    order = [place[name] for name in random_order(rng, graph)]
+    assert peak_bytes(memory, order) == simulated_peak(memory, order)
+
+
+def test_the_footprint_counts_what_lives_and_what_is_written() -> None:
+    assert footprint(memory_graph(diamond()), range(4)) == [4 + 8, 16, 24, 24]
+
+
+def test_inputs_may_be_pinned_and_outputs_not() -> None:
+    graph = diamond()
+    assert footprint(memory_graph(graph, pin_inputs=True), range(4)) == [12, 20, 28, 28]
+    sink = memory_graph(graph, pin_outputs=False)
+    assert [buffer.pinned for buffer in sink.buffers] == [False] * 5
+
+
+def test_an_elementwise_operator_overwrites_only_what_dies() -> None:
+    graph = memory_graph(diamond(), in_place=True)
+    assert footprint(graph, [0, 1, 2, 3]) == [12, 16, 24, 16]  # `a` has a reader to come when relu runs
+    assert footprint(graph, [0, 2, 1, 3]) == [12, 16, 16, 16]
+    assert memory_graph(diamond("conv2d+relu"), in_place=True).in_place[1] == ()
+
+
+def test_a_stage_has_its_own_inputs_and_outputs() -> None:
+    stage = memory_graph(diamond(), ["c", "b"])
+    assert stage.operators == ("b", "c")
+    assert {b.name: (b.producers, b.pinned) for b in stage.buffers} == {
+        "a": ((), False),
+        "b": ((0,), True),
+        "c": ((1,), True),
+    }
+    with pytest.raises(GraphError, match="no operator nobody"):
+        memory_graph(diamond(), ["b", "nobody"])
+
+
+@pytest.mark.parametrize(
+    ("buffers", "options", "message"),
+    [
+        ((Buffer("x", 1, (1,), (0,)),), {}, "x is read by operator a before b has written it.*cycle"),
+        ((Buffer("x", 1, (0,), (0,)),), {}, "before a has written it"),
+        ((Buffer("x", -1, (0,), (1,)),), {}, "x has -1 bytes"),
+        ((Buffer("x", None, (0,), (1,)),), {}, "x has None bytes.*sizes must be known"),
+        ((Buffer("x", 1 << 62, (0,), ()), Buffer("y", 1 << 62, (1,), ())), {}, "more bytes than 64 bits"),
+        ((Buffer("x", 1, (0, 0), (1,)),), {}, "each must be there once"),
+        ((Buffer("x", 1, (0,), (7,)),), {}, "from 0 to 1"),
+        ((Buffer("x", 1, (0,), (1,)),), {"workspace_bytes": (1,)}, "1 entries for 2 operators"),
+        ((Buffer("x", 1, (0,), (1,)),), {"workspace_bytes": (1, -1)}, "workspace of operator b has -1 bytes"),
+        ((Buffer("x", 1, (0,), (1,)), Buffer("y", 1, (1,), ())), {"in_place": ((), (1,))}, "b is to overwrite y"),
+        ((Buffer("x", 1, (0,), (1,)), Buffer("y", 1, (1,), ())), {"in_place": ((), (5,))}, "overwrite buffer 5"),
+        ((Buffer("x", 1, (0,), (1,)),), {"in_place": ((), (0,))}, "does not write exactly one buffer"),
+    ],
+)
+def test_bad_graphs_are_named(buffers: tuple[Buffer, ...], options: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        MemoryGraph("bad", ("a", "b"), buffers, **options)
+
+
+def test_bad_orders_and_methods_are_named() -> None:
+    graph = memory_graph(diamond())
+    with pytest.raises(GraphError, match="c stands before a"):
+        check_order(graph, [2, 0, 1, 3])
+    with pytest.raises(GraphError, match="each of 0 to 3 once"):
+        check_order(graph, [0, 1, 2])
+    with pytest.raises(OptionError, match=r"no method best.*exact, serenity"):
+        minimum_peak(graph, "best")

@@ -1,0 +1,47 @@
+"""Plans on a shared bus are chosen by what they do there, and not by a bound."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tvm_pipeline import Problem, read_graph, read_platform
+from tvm_pipeline.core.profile import unmeasured
+from tvm_pipeline.cost.simulate import simulate
+from tvm_pipeline.planning import solve
+from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
+
+PROFILES = Path(__file__).parents[2] / "profiles"
+
+
+def problem_on(platform: str, network: str = "ResNet101", stages: int | None = 4) -> Problem:
+    graph = read_graph(PROFILES / "keras" / f"{network}.json")
+    return Problem(graph, read_platform(PROFILES / "platforms" / f"{platform}.toml"), unmeasured(graph), stages=stages)
+
+
+@pytest.mark.parametrize("network", ["DenseNet201", "ResNet101"])
+def test_the_choice_is_no_slower_than_the_planner_s_own_or_a_baseline_s(network):
+    problem = problem_on("coral-usb-4", network)
+    decision = solve(problem, "ideals")
+    chosen = rehearsed(problem, decision)
+    plans = [
+        chosen.plan,
+        decision.plan,
+        *(solve(problem, name).plan for name in ("even-parameters", "coral-profiling")),
+    ]
+    ours, *others = [simulate(problem, plan.stages, 300).statistics.throughput_fps for plan in plans]
+    assert ours >= max(others) * (1 - 1e-9)
+    assert "with turns on the bus" in chosen.why
+    if chosen.plan.stages != decision.plan.stages:
+        assert chosen.plan.status == "feasible"
+        assert chosen.plan.bound == decision.plan.bound
+        assert chosen.plan == chosen.candidates[0]
+
+
+def test_where_it_matters():
+    usb, pcie = problem_on("coral-usb-4"), problem_on("coral-pcie-8")
+    assert shares_a_bus(usb)
+    assert not shares_a_bus(pcie)
+    assert not shares_a_bus(replace(usb, objective="latency"))

@@ -1,0 +1,200 @@
+"""A plan exchanged while it runs: no frame lost, repeated or out of order, whatever is exchanged and whatever fails."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from tests.support.fake_backend import FakeModel, chain_model, fake_platform, number, numbers, raise_at
+from tvm_pipeline import Plan, Problem
+from tvm_pipeline.core.plan import Prediction, Stage
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.errors import PipelineClosedError, StageError
+from tvm_pipeline.runtime import LivePipeline
+
+OPERATORS = 6
+
+
+def problem_of(model: FakeModel, platform: Platform) -> Problem:
+    devices = {device.name: DeviceProfile((1e-4,) * len(model.graph)) for device in platform.devices}
+    return Problem(model.graph, platform, Profile(model.graph.name, model.graph.fingerprint, devices))
+
+
+def random_plan(problem: Problem, random: np.random.Generator) -> Plan:
+    """One to three stages, some of them replicated, over whichever devices."""
+    names = [device.name for device in problem.platform.devices]
+    random.shuffle(names)
+    count = int(random.integers(1, min(3, len(names)) + 1))
+    cuts = [0, *sorted(random.choice(np.arange(1, OPERATORS), count - 1, replace=False).tolist()), OPERATORS]
+    operators = [operator.name for operator in problem.graph.operators]
+    stages = []
+    for index in range(count):
+        left = len(names) - (count - 1 - index)
+        taken = int(random.integers(1, left + 1)) if random.random() < 0.4 else 1
+        devices, names = tuple(names[:taken]), names[taken:]
+        stages.append(Stage(devices, tuple(operators[cuts[index] : cuts[index + 1]])))
+    return judged(problem, Plan(problem.graph.name, "random", "throughput", tuple(stages), Prediction()))
+
+
+def live(model: FakeModel, *names: str, **options) -> LivePipeline:
+    problem = problem_of(model, fake_platform(*names))
+    return LivePipeline(model, problem, random_plan(problem, np.random.default_rng(0)), **options)
+
+
+def check(results, count: int) -> None:
+    """Every frame once, in order, with what the whole model makes of it."""
+    seen = [(result.frame, int(result.outputs["y"][0])) for result in results]
+    assert seen == [(frame, frame + OPERATORS) for frame in range(count)]
+
+
+def test_a_thousand_switches_at_random_moments():
+    model, random = chain_model(OPERATORS), np.random.default_rng(1)
+    frames, switches = 20_000, 0
+    with live(model, "d0", "d1", "d2") as pipeline:
+        over = threading.Event()
+
+        def exchange() -> None:
+            nonlocal switches
+            while not over.is_set() and switches < 1000:
+                switches += pipeline.switch(random_plan(pipeline.problem, random), "for the test")
+                time.sleep(random.random() * 1e-3)
+
+        exchanger = threading.Thread(target=exchange)
+        exchanger.start()
+        check(pipeline.map(numbers(frames)), frames)
+        over.set()
+        exchanger.join()
+        assert pipeline.version == switches >= 50
+        assert [event.version for event in pipeline.events if event.kind == "switch"][-1] == switches
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_devices_that_fail_cost_no_frame(seed):
+    random = np.random.default_rng(seed)
+    hooks = {
+        (f"op{random.integers(OPERATORS)}", name): raise_at(int(random.integers(0, 60)), OSError("unplugged"))
+        for name in ("d0", "d1", "d2")
+    }
+    model = chain_model(OPERATORS, hooks=hooks)
+    with live(model, "d0", "d1", "d2", "d3") as pipeline:
+        check(pipeline.map(numbers(300)), 300)
+        out = {event.reason.split()[3] for event in pipeline.events if event.kind == "failure"}
+        assert out <= {"d0", "d1", "d2"}
+        assert all(not out.intersection(stage.devices) for stage in pipeline.plan.stages)
+
+
+def test_who_submits_and_takes_in_one_thread_outlives_a_failure_too():
+    model = chain_model(
+        OPERATORS, hooks={("op2", "d0"): raise_at(5, OSError("gone")), ("op2", "d1"): raise_at(9, OSError("gone"))}
+    )
+    with live(model, "d0", "d1", "d2") as pipeline:
+        results = []
+        for value in range(40):
+            pipeline.submit(number(value))
+            if value >= 1:
+                results.append(pipeline.result())
+        results.append(pipeline.result())
+        check(results, 40)
+
+
+def test_without_a_device_left_the_failure_is_told_after_the_results_before():
+    model = chain_model(OPERATORS, hooks={("op3", "d0"): raise_at(4, OSError("burnt"))})
+    with live(model, "d0") as pipeline:
+        pipeline.switch(whole(pipeline.problem, "d0"), "so that the failing plan is not the first")
+        results = pipeline.map(numbers(20))
+        check(itertools.islice(results, 4), 4)
+        with pytest.raises(StageError, match="d0 failed at frame 4: OSError: burnt"):
+            next(results)
+
+
+def whole(problem: Problem, *devices: str) -> Plan:
+    """All operators on each of the devices."""
+    names = tuple(operator.name for operator in problem.graph.operators)
+    return judged(problem, Plan(problem.graph.name, "by hand", "throughput", (Stage(devices, names),), Prediction()))
+
+
+def failures(pipeline: LivePipeline) -> list[str]:
+    return [event.reason for event in list(pipeline.events) if event.kind == "failure"]
+
+
+@pytest.mark.parametrize("devices", [("d0",), ("d0", "d1"), ("d1", "d0")])
+def test_a_stage_that_hangs_is_left_behind(devices):
+    release = threading.Event()
+    model = chain_model(OPERATORS, hooks={("op1", "d0"): lambda call: call == 0 and release.wait()})
+    problem = problem_of(model, fake_platform("d0", "d1", "d2"))
+    try:
+        with LivePipeline(model, problem, whole(problem, *devices), watchdog_s=0.2) as pipeline:
+            frames = itertools.takewhile(lambda _: not failures(pipeline), numbers(1_000_000))  # until it took one
+            results = list(pipeline.map(frames))
+            check(results, len(results))
+            assert "on d0 failed at frame" in failures(pipeline)[0]
+            assert "did not end within 0.2 s" in failures(pipeline)[0]
+    finally:
+        release.set()
+
+
+def test_a_device_may_serve_again_after_its_cool_down():
+    model = chain_model(OPERATORS, hooks={("op0", "d0"): raise_at(3, OSError("loose plug"))})
+    problem = problem_of(model, fake_platform("d0", "d1"))
+    with LivePipeline(model, problem, whole(problem, "d0", "d1"), cool_down_s=0.1) as pipeline:
+        deadline, done = time.monotonic() + 20, 0
+        kinds: set[str] = set()
+        while time.monotonic() < deadline and not ("return" in kinds and len(pipeline.plan.devices) == 2):
+            pipeline.submit(number(done))
+            assert int(pipeline.result().outputs["y"][0]) == done + OPERATORS
+            done += 1
+            kinds = {event.kind for event in pipeline.events}
+        assert {"failure", "return"} <= kinds
+        assert set(pipeline.plan.devices) == {"d0", "d1"}
+
+
+@pytest.mark.parametrize("devices", [("d1",), ("d0", "d1")])  # d0 works for the old plan
+def test_a_plan_that_cannot_be_started_changes_nothing(devices):
+    model = chain_model(OPERATORS, bind_errors={"d1": OSError("no such core")})
+    problem = problem_of(model, fake_platform("d0", "d1"))
+    with LivePipeline(model, problem, whole(problem, "d0")) as pipeline:
+        assert not pipeline.switch(whole(problem, *devices), "to try it")
+        assert pipeline.version == 0
+        assert pipeline.events[-1].kind == "refusal"
+        check(pipeline.map(numbers(5)), 5)
+
+
+def test_before_the_start_no_plan_is_exchanged():
+    pipeline = live(chain_model(OPERATORS), "d0", "d1")
+    assert not pipeline.switch(pipeline.plan, "too early")
+    with pipeline:
+        check(pipeline.map(numbers(5)), 5)
+
+
+@pytest.mark.parametrize("served_s", [0.0, 0.5])
+def test_a_cool_down_doubles_only_where_a_device_did_not_serve_well_meanwhile(served_s, monkeypatch):
+    now_s = [0.0]
+    pipeline = live(chain_model(OPERATORS), "d0", "d1", cool_down_s=0.4)
+    monkeypatch.setattr("tvm_pipeline.runtime.live_pipeline.time.perf_counter", lambda: now_s[0])
+    pipeline._leave_out("d0")
+    now_s[0] = 0.39
+    assert [device.name for device in pipeline.problem.platform.devices] == ["d1"]
+    now_s[0] = 0.4 + served_s
+    assert len(pipeline.problem.platform.devices) == 2
+    pipeline._leave_out("d0")
+    now_s[0] += 0.41
+    assert len(pipeline.problem.platform.devices) == (2 if served_s else 1)
+
+
+def test_after_the_end_nothing_goes_in():
+    with live(chain_model(OPERATORS), "d0", "d1") as pipeline:
+        pipeline.submit(number(1))
+        pipeline.drain()
+        assert not pipeline.switch(pipeline.plan, "too late")
+        with pytest.raises(PipelineClosedError):
+            pipeline.submit(number(2))
+        check([], 0)
+        assert int(pipeline.result().outputs["y"][0]) == 1 + OPERATORS
+        with pytest.raises(PipelineClosedError):
+            pipeline.result()

@@ -1,0 +1,68 @@
+"""Networks compiled once for all tests of this room, into a cache of their own."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm_pipeline_host.detection import host_target
+
+from tests.support.networks import as_model, relay_module
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.frontends import load
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+# Networks of relay.testing on pictures small enough for many runs.
+SMALL_PICTURES = {"squeezenet": (1, 3, 64, 64), "mobilenet": (1, 3, 64, 64)}
+
+
+def describe(name: str) -> Model:
+    if name in SMALL_PICTURES:
+        return load(name, {"data": SMALL_PICTURES[name]})
+    return as_model(name, *relay_module(name))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def target() -> str:
+    return host_target()
+
+
+@pytest.fixture(scope="session")
+def cpu(target: str) -> Device:
+    return Device("cpu0", "host", (0,), target)
+
+
+@pytest.fixture(scope="session")
+def compiled(target: str) -> Callable[..., RelayModel]:
+    """`compiled(name)`, or `compiled(name, target, ...)` for several targets, compiled when first asked for."""
+
+    @cache
+    def compile_(name: str, *targets: str) -> RelayModel:
+        return RelayModel.compile(describe(name), targets or (target,), lambda _: None, lambda _: None)
+
+    return compile_
+
+
+@pytest.fixture(scope="session")
+def two_devices() -> tuple[Device, Device]:
+    """One machine as two devices whose targets want different layouts."""
+    from tvm_pipeline_host.detection import missing_features
+
+    targets = "llvm -mcpu=x86-64-v3", "llvm -mcpu=x86-64-v2"
+    if platform.machine() != "x86_64" or missing_features(targets[0]):
+        pytest.skip("needs an x86-64 processor with AVX2")
+    first, second = (Device(f"cpu{index}", "host", (index,), name) for index, name in enumerate(targets))
+    return first, second

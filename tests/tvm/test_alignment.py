@@ -1,0 +1,143 @@
+"""One model on devices of different targets: other layouts and other kernels, the same operators and results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("tvm")
+
+from tests.support.networks import (
+    NETWORKS,
+    Weights,
+    as_model,
+    image,
+    model_outputs,
+    random_frame,
+    random_stages,
+    run_stages,
+)
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.tvm.alignment import align
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.extraction import analyse
+from tvm_pipeline.tvm.relay.kernels import kernels_of_module
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
+
+Compiled = Callable[..., RelayModel]
+Pair = tuple[Device, Device]
+
+
+def close(model: RelayModel, cut: list[list[str]], devices: Pair, frame: dict[str, np.ndarray]) -> None:
+    whole = [operator.name for operator in model.graph.operators]
+    expected = model_outputs(model, run_stages(model, [(whole, devices[0])], frame))
+    stages = [(part, devices[index % 2]) for index, part in enumerate(cut)]
+    for output, wanted in zip(model_outputs(model, run_stages(model, stages, frame)), expected, strict=True):
+        np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "squeezenet"])
+def test_stages_on_alternating_targets_compute_the_same(name: str, compiled: Compiled, two_devices: Pair) -> None:
+    model = compiled(name, *(device.target for device in two_devices))
+    frame = random_frame(model.graph.inputs)
+
+    @settings(max_examples=20)
+    @given(st.integers(0, 2**32), st.integers(2, 4), st.booleans())
+    def check(seed: int, stages: int, swapped: bool) -> None:
+        stages = min(stages, len(model.graph))
+        cut = random_stages(model.graph, Random(seed), stages)
+        close(model, cut, two_devices[::-1] if swapped else two_devices, frame)
+
+    check()
+
+
+def test_every_boundary_of_a_chain_of_operators(compiled: Compiled, two_devices: Pair) -> None:
+    model = compiled("mobile", *(device.target for device in two_devices))
+    frame = random_frame(model.graph.inputs)
+    names = [operator.name for operator in model.graph.operators]
+    layouts = set()
+    for k in range(1, len(names)):
+        close(model, [names[:k], names[k:]], two_devices, frame)
+        close(model, [names[:k], names[k:]], two_devices[::-1], frame)
+        pair = [model.cut(names[:k], device).outputs[-1].layout for device in two_devices]
+        layouts.add(tuple(pair))
+    assert any(one != other for one, other in layouts), "the targets wanted the same layouts: nothing was tested"
+
+
+# What takes away, joins or moves axes of a blocked tensor, each between two convolutions or at the end.
+AXES: dict[str, Callable[[Weights, relay.Expr], relay.Expr]] = {
+    "mean over rows": lambda w, x: relay.exp(relay.mean(x, axis=2)),
+    "mean over columns": lambda w, x: relay.nn.softmax(relay.mean(x, axis=3)),
+    "mean over the batch": lambda w, x: relay.nn.softmax(relay.mean(x, axis=0)),
+    "mean over channels": lambda w, x: w.conv(relay.multiply(x, relay.mean(x, axis=1, keepdims=True)), 8),
+    "all but channels": lambda w, x: relay.nn.softmax(relay.max(x, axis=1, exclude=True)),
+    "squeezed batch": lambda w, x: relay.nn.softmax(relay.squeeze(x, axis=[0])),
+    "squeezed picture": lambda w, x: relay.nn.softmax(relay.squeeze(relay.nn.global_avg_pool2d(x))),
+    "gate of channels": lambda w, x: w.conv(relay.multiply(x, relay.mean(x, axis=(2, 3), keepdims=True)), 8),
+    "instance norm": lambda w, x: w.conv(relay.nn.instance_norm(x, w(16), w(16)), 8),
+    "channel shuffle": lambda w, x: w.conv(
+        relay.reshape(relay.transpose(relay.reshape(x, (1, 4, 4, 8, 8)), (0, 2, 1, 3, 4)), (1, 16, 8, 8)), 8
+    ),
+    "rows to channels": lambda w, x: relay.nn.softmax(relay.transpose(relay.sigmoid(x), (0, 2, 1, 3))),
+    "part of the channels": lambda w, x: w.conv(relay.strided_slice(x, [0, 2, 1, 1], [1, 10, 8, 7]), 8),
+    "space to depth": lambda w, x: w.conv(relay.nn.space_to_depth(x, 2), 8),
+}
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_blocked_tensors_whose_axes_change(name: str, two_devices: Pair) -> None:
+    weights = Weights()
+    body = AXES[name](weights, relay.abs(weights.conv(image(extent=8), 16)))
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body)))
+    targets = [device.target for device in two_devices]
+    model = RelayModel.compile(as_model(name, mod, weights.params), targets, lambda _: None, lambda _: None)
+    frame = random_frame(model.graph.inputs)
+    names = [operator.name for operator in model.graph.operators]
+    for k in range(1, len(names)):
+        close(model, [names[:k], names[k:]], two_devices, frame)
+        close(model, [names[:k], names[k:]], two_devices[::-1], frame)
+
+
+def test_sizes_are_the_same_whatever_the_target(compiled: Compiled, two_devices: Pair) -> None:
+    first, second = (device.target for device in two_devices)
+    for name in ("branching", "mobile", "squeezenet"):
+        both, swapped = compiled(name, first, second).graph, compiled(name, second, first).graph
+        for one, other in zip(both.operators, swapped.operators, strict=True):
+            assert one.outputs == other.outputs
+            assert one.inputs == other.inputs
+
+
+def test_targets_that_compile_to_other_operators_are_refused() -> None:
+    kernels, heads = [], []
+    for change in (relay.nn.relu, relay.tanh):
+        x = relay.var("x", shape=(1, 4))
+        mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], relay.exp(change(x)))))
+        own, _, results = kernels_of_module(mod, mod["main"].params)
+        kernels.append(own)
+        heads.append(results)
+    with pytest.raises(ModelError, match=r"different operators \(at 0: relu and tanh\).* give its devices one target"):
+        align("net", (Tensor("x", (1, 4)),), kernels, heads)
+
+
+def test_outputs_that_are_one_tensor_are_refused() -> None:
+    x = relay.var("x", shape=(1, 4))
+    y = relay.exp(x)
+    body = relay.Tuple([y, relay.reshape(y, (2, 2))])
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], body)))
+    with pytest.raises(ModelError, match="two of its outputs are one tensor under different shapes"):
+        analyse(mod)
+
+
+def test_a_device_of_another_target_is_refused(compiled: Compiled, two_devices: Pair) -> None:
+    model = compiled("branching", two_devices[0].target)
+    with pytest.raises(PlatformError, match="wants target 'llvm -mcpu=x86-64-v2'; the model was compiled for"):
+        model.stage(["dense_8"], two_devices[1])

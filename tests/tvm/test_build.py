@@ -1,0 +1,169 @@
+"""Building: what is in the cache is not compiled again, what is damaged is said to be, and so is what TVM refuses."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+pytest.importorskip("tvm")
+
+from tests.support.networks import as_model, model_outputs, random_frame, relay_module, run_stages
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import BundleError, ModelError
+from tvm_pipeline.tvm.relay.build import build_library, load_library
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.importer import import_model
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
+
+
+def text_model(body: str, parameters: str = "%x: Tensor[(1, 8), float32]") -> Model:
+    return Model("net", "relay", f'#[version = "0.0.5"]\ndef @main({parameters}) {{ {body} }}'.encode())
+
+
+def onnx_model(nodes: list[onnx.NodeProto], *weights: onnx.TensorProto, shape: tuple[int, ...] = (1, 4)) -> Model:
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, list(shape))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        weights,
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return Model("net", "onnx", proto.SerializeToString(), (Tensor("x", shape),))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def test_the_second_time_it_comes_from_the_cache(cache: Path, target: str) -> None:
+    model, said = text_model("tanh(%x)"), []
+    first = build_library(model, target, said.append)
+    assert said == ["importing net", f"compiling net for {target}"]
+    made = {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
+    again = build_library(model, target, said.append)
+    assert len(said) == 2, "it was compiled again"
+    assert made == {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
+    assert again.folder == first.folder
+    assert again.kernels == first.kernels
+
+
+@pytest.mark.parametrize("other", ["model", "target"])
+def test_another_model_or_target_is_compiled(other: str, cache: Path, target: str) -> None:
+    said: list[str] = []
+    build_library(text_model("tanh(%x)"), target, said.append)
+    changed = text_model("exp(%x)") if other == "model" else text_model("tanh(%x)")
+    build_library(changed, "llvm" if other == "target" else target, said.append)
+    assert len(said) == 4
+
+
+def test_a_failure_leaves_nothing_in_the_cache(cache: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(ModelError, match="TVM cannot compile it for llvm -mcpu=x86-64-v3 -no-such"):
+            build_library(text_model("tanh(%x)"), "llvm -mcpu=x86-64-v3 -no-such=1")
+    assert not [file for file in cache.rglob("*") if file.is_file()]
+
+
+def test_saved_and_loaded_it_computes_the_same(
+    tmp_path: Path, compiled: Callable[..., RelayModel], cpu: Device
+) -> None:
+    model = compiled("two_in_two_out")
+    model.save(tmp_path)
+    loaded = RelayModel.load(tmp_path, lambda _: None)
+    assert loaded.graph == model.graph
+    frame = random_frame(model.graph.inputs)
+    stages = [([operator.name for operator in model.graph.operators], cpu)]
+    pairs = zip(*(model_outputs(m, run_stages(m, stages, frame)) for m in (model, loaded)), strict=True)
+    for one, other in pairs:
+        np.testing.assert_array_equal(one, other)
+
+
+def shorten(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("file", ["kernels.json", "graph.json", "params.bin", "kernels.so"])
+@pytest.mark.parametrize("damage", [Path.unlink, shorten, lambda file: file.write_bytes(b"")])
+def test_damage_is_said(
+    file: str, damage: Callable[[Path], object], tmp_path: Path, compiled: Callable[..., RelayModel], target: str
+) -> None:
+    folder = compiled("branching").libraries[target].folder
+    assert folder is not None
+    copy = tmp_path / "library"
+    shutil.copytree(folder, copy)
+    damage(copy / file)
+    with pytest.raises(BundleError, match=rf"{copy}.*compile it again"):
+        load_library(copy)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=f"{tmp_path}: the compiled model is missing"):
+        RelayModel.load(tmp_path, lambda _: None)
+    (tmp_path / "name").write_text("net")
+    with pytest.raises(BundleError, match=f"{tmp_path}: the compiled model is missing"):
+        RelayModel.load(tmp_path, lambda _: None)
+
+
+IMPORT_ERRORS = {
+    r"net: TVM cannot import it: .*Sigmoidal": onnx_model([helper.make_node("Sigmoidal", ["x"], ["y"])]),
+    r"net: operator argwhere has a shape that depends on its data": onnx_model(
+        [helper.make_node("NonZero", ["x"], ["n"]), helper.make_node("Cast", ["n"], ["y"], to=TensorProto.FLOAT)]
+    ),
+    r"net: operator reshape has a shape that depends on its data": onnx_model(
+        [
+            helper.make_node("Cast", ["x"], ["s"], to=TensorProto.INT64),
+            helper.make_node("Reshape", ["w", "s"], ["y"]),
+        ],
+        numpy_helper.from_array(np.ones((2, 3), "float32"), "w"),
+        shape=(2,),
+    ),
+    r"net: input x has no fixed shape; give --input-shapes": text_model("tanh(%x)", "%x: Tensor[(?, 8), float32]"),
+    r"net: it has no inputs besides its parameters": text_model("tanh(2f)", ""),
+    r"net: TVM cannot import it": text_model("no_such_operator(%x)"),
+    r"net: .*input x is a tuple": text_model("%x.0", "%x: (Tensor[(1), float32], Tensor[(1), float32])"),
+}
+
+
+@pytest.mark.parametrize("message", IMPORT_ERRORS)
+def test_what_cannot_be_imported_is_named(message: str) -> None:
+    with pytest.raises(ModelError, match=message) as raised:
+        import_model(IMPORT_ERRORS[message])
+    assert "Stack trace" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_parameters_beside_the_file_are_no_inputs() -> None:
+    mod, params = relay_module("branching")
+    imported, found = import_model(as_model("branching", mod, params))
+    assert found.keys() == params.keys()
+    tvm.ir.assert_structural_equal(imported["main"], mod["main"])
+    weights_only = relay.Function([relay.var("w0", shape=(2,))], relay.exp(relay.const(1.0)))
+    model = as_model("net", tvm.IRModule.from_expr(weights_only), {"w0": tvm.nd.array(np.ones(2, "float32"))})
+    with pytest.raises(ModelError, match="no inputs besides its parameters"):
+        import_model(model)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="LLVM refuses it in code for x86")
+def test_what_llvm_refuses_with_common_subexpressions_compiles_without(cache: Path, cpu: Device, target: str) -> None:
+    x = relay.var("x", shape=(1, 16, 8, 6))
+    w = relay.const(np.ones((16, 16, 1, 1), "float32"))
+    body = relay.nn.space_to_depth(relay.nn.conv2d(x, w, channels=16, kernel_size=(1, 1)), 2)
+    body = relay.nn.conv2d(body, relay.const(np.ones((8, 64, 1, 1), "float32")), channels=8, kernel_size=(1, 1))
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], body)))
+    model = RelayModel.compile(as_model("depth", mod, {}), [target], lambda _: None, lambda _: None)
+    stages = [([operator.name for operator in model.graph.operators], cpu)]
+    (output,) = model_outputs(model, run_stages(model, stages, {"x": np.ones((1, 16, 8, 6), "float32")}))
+    np.testing.assert_array_equal(output, np.full((1, 8, 4, 3), 16 * 64))

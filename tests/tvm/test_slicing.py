@@ -1,0 +1,219 @@
+"""A model cut anywhere computes, bit for bit, what TVM computes of it unsplit."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import weakref
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("tvm")
+
+from tests.support.networks import (
+    NETWORKS,
+    every_tensor,
+    model_outputs,
+    random_frame,
+    random_stages,
+    relay_module,
+    run_stages,
+)
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.tensor_layout import to_logical
+from tvm_pipeline.errors import PlanError
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.executor import Slice
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
+from tvm.contrib import graph_executor  # isort: skip
+
+Compiled = Callable[..., RelayModel]
+
+
+def names(model: RelayModel) -> list[str]:
+    return [operator.name for operator in model.graph.operators]
+
+
+def plain_tvm(mod: tvm.IRModule, params: dict[str, Any], target: str, frame: dict[str, Any]) -> list[np.ndarray]:
+    with tvm.transform.PassContext(opt_level=3):
+        library = relay.build(mod, target, params=params)
+    executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
+    executor.set_input(**frame)
+    executor.run()
+    return [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_whole_as_one_stage_is_what_plain_tvm_computes(
+    name: str, compiled: Compiled, cpu: Device, target: str
+) -> None:
+    model = compiled(name)
+    frame = random_frame(model.graph.inputs)
+    outputs = model_outputs(model, run_stages(model, [(names(model), cpu)], frame))
+    for output, expected in zip(outputs, plain_tvm(*relay_module(name), target, frame), strict=True):
+        np.testing.assert_array_equal(output, expected)
+        assert np.std(output.astype("float64")) > 1e-3, "outputs all alike would prove nothing"
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "squeezenet", "mobilenet"])
+def test_every_cut_is_bit_exact(name: str, compiled: Compiled, cpu: Device, target: str) -> None:
+    model = compiled(name)
+    frame = random_frame(model.graph.inputs)
+    expected = every_tensor(model, target, frame)
+    crossed: set[str] = set()
+
+    @settings(max_examples=40)
+    @given(st.integers(0, 2**32), st.integers(2, 4))
+    def check(seed: int, stages: int) -> None:
+        cut = random_stages(model.graph, Random(seed), stages)
+        tensors = run_stages(model, [(part, cpu) for part in cut], frame)
+        for tensor in model.graph.inputs:
+            del tensors[tensor.name]
+        for tensor, (port, array) in tensors.items():
+            np.testing.assert_array_equal(to_logical(array, port.layout).ravel(), expected[tensor].ravel())
+        crossed.update(tensors)
+
+    check()
+    assert set(model.graph.outputs) <= crossed
+    assert len(crossed) > len(model.graph) / 2, "the cuts were hardly different"
+
+
+def test_a_stage_may_be_any_operators_between_two_downsets(compiled: Compiled, cpu: Device) -> None:
+    model = compiled("branching")
+    left, right = names(model)[1:3]  # two branches that both read the stem
+    part = model.cut([right], cpu)
+    assert [port.name for port in part.inputs] == [names(model)[0]]
+    assert [port.name for port in part.outputs] == [right]
+    assert left not in {name for _, name in part.operator_nodes}
+
+
+def test_tensors_cross_in_the_kernels_own_layout(compiled: Compiled, cpu: Device) -> None:
+    model = compiled("branching")
+    port = model.cut(names(model)[:1], cpu).outputs[0]
+    assert port.layout.startswith("NCHW")
+    assert len(port.shape) == 5
+
+
+@pytest.mark.parametrize("k", range(1, 7))
+def test_an_output_under_another_shape_than_its_readers_see(k: int, compiled: Compiled, cpu: Device) -> None:
+    # `shapes` gives its softmax as (4, 4) and reads it inside as a picture of (1, 1, 4, 4).
+    model = compiled("shapes")
+    frame = random_frame(model.graph.inputs)
+    all_names = names(model)
+    whole = model_outputs(model, run_stages(model, [(all_names, cpu)], frame))
+    parts = model_outputs(model, run_stages(model, [(all_names[:k], cpu), (all_names[k:], cpu)], frame))
+    assert whole[0].shape == (4, 4)
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_parameters_are_shared_by_all_slices(compiled: Compiled, cpu: Device, target: str) -> None:
+    model = compiled("branching")
+    library = model.libraries[target]
+    held = {name: array.handle.contents.data for name, array in library.params.items()}
+    seen = set()
+    for operators in (names(model), names(model)[:4], names(model)[4:]):
+        part = model.cut(operators, cpu)
+        running = Slice(library, part)
+        for name in part.params.values():
+            array = running.executor["get_input"](name)
+            assert array.handle.contents.data == held[name]
+            seen.add(name)
+    assert seen == held.keys()
+
+
+def test_activations_of_slices_are_no_more_than_all_tensors_and_no_less_than_one_operator_needs(
+    compiled: Compiled, cpu: Device
+) -> None:
+    model = compiled("branching")
+    sizes = {tensor.name: tensor.bytes for operator in model.graph.operators for tensor in operator.outputs}
+    inner = sorted(sizes.values())[-2:]
+    whole = model.stage(names(model), cpu).activation_bytes
+    assert max(inner) < whole < sum(sizes.values())
+    halves = [model.stage(part, cpu).activation_bytes for part in (names(model)[:4], names(model)[4:])]
+    assert all(half < whole for half in halves)
+    # What a single operator reads and writes crosses its boundary and lives in the caller's buffers.
+    assert all(model.stage([name], cpu).activation_bytes == 0 for name in names(model)[1:4])
+
+
+def test_a_stage_follows_the_buffers_it_is_given(compiled: Compiled, cpu: Device) -> None:
+    model = compiled("two_in_two_out")
+    runner = model.stage(names(model), cpu)
+    frames = [random_frame(model.graph.inputs, seed) for seed in range(5)]
+    expected = [model_outputs(model, run_stages(model, [(names(model), cpu)], frame)) for frame in frames]
+    slots = [([p.buffer() for p in runner.inputs], [p.buffer() for p in runner.outputs]) for _ in range(3)]
+    for turn in range(12):
+        inputs, outputs = slots[turn % 3]
+        for port, array in zip(runner.inputs, inputs, strict=True):
+            array[...] = frames[turn % 5][port.name]
+        for array in outputs:
+            array.fill(np.nan)
+        runner.run(inputs, outputs)
+        written = {port.name: array for port, array in zip(runner.outputs, outputs, strict=True)}
+        for name, wanted in zip(model.graph.outputs, expected[turn % 5], strict=True):
+            np.testing.assert_array_equal(written[name], wanted)
+
+
+def test_more_buffers_than_are_remembered(compiled: Compiled, cpu: Device) -> None:
+    model = compiled("branching")
+    runner = model.stage(names(model), cpu)
+    frame = random_frame(model.graph.inputs)
+    expected = model_outputs(model, run_stages(model, [(names(model), cpu)], frame))[0]
+    for _ in range(150):
+        data, scores = runner.inputs[0].buffer(), runner.outputs[0].buffer()
+        data[...] = frame["data"]
+        runner.run([data], [scores])
+        np.testing.assert_array_equal(scores, expected)
+
+
+def test_a_slice_that_nobody_holds_is_gone(compiled: Compiled, cpu: Device) -> None:
+    """A pipeline that runs for weeks makes one at every change of plan."""
+    model = compiled("branching")
+    part = Slice(model.libraries[cpu.target], model.cut([o.name for o in model.graph.operators], cpu))
+    part.run([port.buffer() for port in part.inputs], [port.buffer() for port in part.outputs])
+    seen = weakref.ref(part)
+    del part
+    gc.collect()
+    assert seen() is None
+
+
+def test_inputs_are_read_and_never_written(compiled: Compiled, cpu: Device) -> None:
+    model = compiled("splitting")
+    for name in names(model):
+        runner = model.stage([name], cpu)
+        inputs, outputs = ([port.buffer() for port in ports] for ports in (runner.inputs, runner.outputs))
+        for index, array in enumerate(inputs):
+            array[...] = np.random.default_rng(index).standard_normal(array.shape)
+        before = [ctypes.string_at(array.ctypes.data, array.nbytes) for array in inputs]
+        runner.run(inputs, outputs)
+        assert before == [ctypes.string_at(array.ctypes.data, array.nbytes) for array in inputs]
+
+
+def test_every_kernel_counts_to_one_operator(compiled: Compiled, cpu: Device) -> None:
+    for name in NETWORKS:
+        model = compiled(name)
+        part = model.cut(names(model), cpu)
+        assert {operator for _, operator in part.operator_nodes} == set(names(model))
+        nodes = [node for node, _ in part.operator_nodes]
+        assert len(nodes) == len(set(nodes))
+        seconds = model.time_operators(cpu, 3)
+        assert seconds.shape == (3, len(model.graph))
+        assert (seconds > 0).all()
+
+
+def test_what_is_no_stage_is_refused(compiled: Compiled, cpu: Device) -> None:
+    model = compiled("branching")
+    with pytest.raises(PlanError, match=r"a path leaves it and comes back at conv2d\+add\+relu_4"):
+        model.stage([names(model)[0], names(model)[4]], cpu)
+    with pytest.raises(PlanError, match="no operator conv2d_77; the plan is of another model"):
+        model.stage(["conv2d_77"], cpu)
+    with pytest.raises(PlanError, match="holds no operators"):
+        model.stage([], cpu)

@@ -1,0 +1,215 @@
+"""A bundle: one tar file with all that `run` needs.
+
+    manifest.json   format, versions, and the SHA-256 of every other file
+    compiled/...    what the backend saved: libraries, graph JSON, parameters
+    graph.json      the operator graph            profile.json   what was measured
+    platform.json   the devices                   plan.txt       which device runs what
+    preprocessing.json   how a picture becomes the model's input, where the model takes pictures
+
+Nothing in it is pickled, and no path in it is trusted: only plain files that the manifest lists are read, each
+checked against its sum. It does hold machine code, as every compiled model does; run only bundles of people you trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
+
+import msgspec
+
+from tvm_pipeline import __version__
+from tvm_pipeline.backends.contract import CompiledModel, find_backend, leading_backend, settle_platform
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.errors import BundleError, PlanError, PlatformError
+from tvm_pipeline.files import replacing
+
+FORMAT = 1
+MOST_BYTES = 8 << 30  # what a bundle may unpack to
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a bundle says of itself."""
+
+    format: int
+    tvm_pipeline: str
+    backend: str
+    versions: dict[str, str]
+    sha256: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle in memory. `preprocessing` is as `video.Preprocessing.to_dict` gives it."""
+
+    graph: OperatorGraph
+    platform: Platform
+    profile: Profile
+    plan: Plan
+    compiled: CompiledModel
+    preprocessing: dict[str, Any] | None = None
+
+
+def write_bundle(path: Path, bundle: Bundle) -> None:
+    """Writes the bundle, whole or not at all; raises PipelineError where that is not possible."""
+    backend = leading_backend(bundle.platform)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        (root / "compiled").mkdir()
+        bundle.compiled.save(root / "compiled", bundle.plan.stages, bundle.platform)
+        (root / "graph.json").write_bytes(msgspec.json.encode(bundle.graph))
+        (root / "platform.json").write_bytes(msgspec.json.encode(bundle.platform))
+        (root / "profile.json").write_bytes(msgspec.json.encode(bundle.profile))
+        (root / "plan.txt").write_text(str(bundle.plan))
+        if bundle.preprocessing is not None:
+            (root / "preprocessing.json").write_bytes(msgspec.json.encode(bundle.preprocessing))
+        files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
+        sums = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+        manifest = Manifest(FORMAT, __version__, backend.name, _versions(bundle.platform), sums)
+        with replacing(path) as temporary, tarfile.open(temporary, "w") as tar:
+            content = msgspec.json.format(msgspec.json.encode(manifest))
+            entry = tarfile.TarInfo("manifest.json")
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+            for name, file in files.items():
+                tar.add(file, name, recursive=False)
+
+
+@contextmanager
+def open_bundle(path: Path) -> Iterator[Bundle]:
+    """Unpacks a bundle into a temporary folder for as long as the block lasts.
+
+    Raises:
+        BundleError: it is cut short, unsafe, damaged, or made by another version or for another machine.
+    """
+    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
+        root = Path(folder)
+        manifest = _unpack(path, root)
+        made_for = _read(path, root / "platform.json", Platform)
+        for name, version in _versions(made_for).items():
+            if manifest.versions.get(name) != version:
+                raise BundleError(
+                    f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; "
+                    "compile the model again"
+                )
+        graph = _read(path, root / "graph.json", OperatorGraph)
+        try:
+            plan = Plan.parse((root / "plan.txt").read_text())
+        except (OSError, PlanError) as error:
+            raise BundleError(f"{path}: plan.txt: {error}") from error
+        platform = _settled(path, made_for)  # before any of its code is loaded: it may not run here
+        yield Bundle(
+            graph,
+            platform,
+            _still_valid(_read(path, root / "profile.json", Profile), made_for, platform),
+            plan,
+            find_backend(manifest.backend).load(root / "compiled"),
+            _read(path, root / "preprocessing.json", dict[str, Any])
+            if (root / "preprocessing.json").exists()
+            else None,
+        )
+
+
+def _versions(platform: Platform) -> dict[str, str]:
+    """The software of all backends of the platform."""
+    names = dict.fromkeys(device.backend for device in platform.devices)
+    return {key: version for name in names for key, version in find_backend(name).versions().items()}
+
+
+def _settled(path: Path, made_for: Platform) -> Platform:
+    """The platform on this machine, which may lack the cores, the instructions or the devices."""
+    try:
+        _, platform = settle_platform(made_for)
+    except PlatformError as error:
+        raise BundleError(f"{path} was made for another machine: {error}") from error
+    for before, here in zip(made_for.devices, platform.devices, strict=True):
+        if here.stand_in and not before.stand_in:
+            raise BundleError(
+                f"{path} was made where device {here.name} was present, and here it is not ({here.stand_in}); plug it "
+                "in, or compile the model again to run on the stand-in"
+            )
+    return platform
+
+
+def _still_valid(profile: Profile, made_for: Platform, platform: Platform) -> Profile:
+    """The profile without what was measured on stand-ins of devices that are here now."""
+    arrived = {
+        b.name for b, here in zip(made_for.devices, platform.devices, strict=True) if b.stand_in and not here.stand_in
+    }
+    if not arrived:
+        return profile
+    warning = f"{', '.join(sorted(arrived))}: measured on a stand-in when the bundle was made; its model speaks for it"
+    devices = {name: device for name, device in profile.devices.items() if name not in arrived}
+    return replace(profile, devices=devices, warnings=(*profile.warnings, warning))
+
+
+def _unpack(path: Path, root: Path) -> Manifest:
+    try:
+        with tarfile.open(path, "r:") as tar:
+            manifest = _manifest(path, tar)
+            for name, expected in manifest.sha256.items():
+                target = root / _safe(path, name)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = _member(path, tar, name)
+                if hashlib.sha256(content).hexdigest() != expected:
+                    raise BundleError(f"{path}: {name} is damaged (its checksum differs); compile the model again")
+                target.write_bytes(content)
+            return manifest
+    except tarfile.TarError as error:
+        raise BundleError(f"{path}: not a bundle, or cut short: {error}") from error
+    except OSError as error:
+        raise BundleError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _manifest(path: Path, tar: tarfile.TarFile) -> Manifest:
+    try:
+        manifest = msgspec.json.decode(_member(path, tar, "manifest.json"), type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{path}: its manifest cannot be read: {error}") from error
+    if manifest.format != FORMAT:
+        raise BundleError(
+            f"{path} has format {manifest.format}, made by tvm-pipeline {manifest.tvm_pipeline}; this version "
+            f"({__version__}) reads format {FORMAT}: compile the model again"
+        )
+    return manifest
+
+
+def _safe(path: Path, name: str) -> PurePosixPath:
+    """The name as a path below the bundle's folder."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise BundleError(f"{path}: its manifest names {name}, which lies outside of the bundle; do not trust it")
+    return pure
+
+
+def _member(path: Path, tar: tarfile.TarFile, name: str) -> bytes:
+    try:
+        member = tar.getmember(name)
+    except KeyError:
+        raise BundleError(f"{path}: {name} is missing; it is no bundle, or was cut short") from None
+    if not member.isreg() or member.size > MOST_BYTES:
+        raise BundleError(f"{path}: {name} is no plain file, or larger than any model; do not trust it")
+    stream = tar.extractfile(member)
+    content = stream.read() if stream else b""
+    if len(content) != member.size:
+        raise BundleError(f"{path}: {name} ends early; the bundle was cut short")
+    return content
+
+
+def _read(path: Path, file: Path, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{path}: {file.name}: {error}") from error

@@ -1,0 +1,11 @@
+"""The vocabulary: what is planned, on what, by which figures, and what comes of it. No TVM, no solver.
+
+graph.py          the operator graph
+graph_files.py    graphs from files and from networkx
+tensor_layout.py  blocked layouts of tensors, such as NCHW16c, and copies between them
+platform.py       the devices and links of a machine
+profile.py        what was measured of a graph on a platform
+plan.py           a Problem, and the Plan that solves it
+model.py          a network as its file gave it
+statistics.py     what a run measured
+"""

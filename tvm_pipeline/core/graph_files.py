@@ -1,0 +1,282 @@
+"""Operator graphs that no frontend makes: from files, from networkx, and several graphs joined into one.
+
+A file holds an OperatorGraph as it is (key `operators`), or the nodes and edges that other tools write:
+
+    {"name": "net",
+     "nodes": [{"name": "image", "op": "InputLayer", "output_shape": [1, 8, 8, 3]},
+               {"name": "conv", "op": "Conv2D", "param_bytes": 108, "output_bytes": 256, "macs": 6912}],
+     "edges": [[0, 1]]}
+
+`profiles/keras/` holds such files. Next: `graph.py`, which says what an operator graph is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.errors import GraphError
+from tvm_pipeline.files import read_bytes
+
+
+class Node(msgspec.Struct, frozen=True):
+    """An operator with one output, which its successors read.
+
+    Attributes:
+        name: unique in the graph.
+        op: what it computes.
+        param_bytes: bytes of its weights.
+        output_bytes: bytes of its output; may be left out where the shape is given, an element is then a byte.
+        macs: multiply-accumulates.
+        output_shape: kept where it has as many elements as the output has bytes.
+    """
+
+    name: str
+    op: str = "operator"
+    param_bytes: int | float = 0
+    output_bytes: int | float | None = None
+    macs: int | float = 0
+    output_shape: Sequence[int | float] | None = None
+
+
+class _NodeFile(msgspec.Struct):
+    name: str
+    nodes: list[Node]
+    edges: list[tuple[int | str, int | str]]
+
+
+def read_graph(path: Path | str) -> OperatorGraph:
+    """Reads an operator graph from a JSON file of either form; keys that it does not know are left alone.
+
+    Raises:
+        GraphError: the file cannot be read, or its graph is one that OperatorGraph or `graph_of_nodes` refuses; the
+            message names the file.
+    """
+    content = read_bytes(path, GraphError)
+    try:
+        # Unlike msgspec's own reader, this one takes a NaN, so that the operator that has it can be named.
+        fields = json.loads(content)
+        if isinstance(fields, dict) and "nodes" not in fields:
+            return msgspec.convert(fields, OperatorGraph)
+        file = msgspec.convert(fields, _NodeFile)
+        return graph_of_nodes(file.name, file.nodes, file.edges)
+    except (ValueError, RecursionError, GraphError) as error:
+        raise GraphError(f"{path}: {error}") from error
+
+
+def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int | str, int | str]]) -> OperatorGraph:
+    """The graph of `nodes`, an operator each, in the given order where that is topological, else as near as can be.
+
+    Tensors are named after the operators that write them; those that no operator reads are the graph's outputs. It has
+    no inputs: what brings the input is an operator, too.
+
+    Args:
+        edges: pairs of nodes, the second reads what the first writes; a node by its index or by its name. An edge that
+            is given twice counts once.
+
+    Raises:
+        GraphError: there are no nodes, two have the same name, a size is negative or no whole number, an edge names no
+            node, or the graph is cyclic or in several parts.
+    """
+    if not nodes:
+        raise GraphError(f"graph {name} has no nodes; it needs at least one")
+    before, after = _neighbours(name, nodes, edges)
+    order = _topological_order(name, nodes, before, after)
+    _check_connected(name, nodes, before, after)
+    operators = tuple(
+        Operator(
+            nodes[index].name,
+            nodes[index].op,
+            tuple(nodes[source].name for source in before[index]),
+            (Tensor(nodes[index].name, _output_shape(name, nodes[index]), "int8"),),
+            _whole(name, nodes[index], "param_bytes", nodes[index].param_bytes),
+            _whole(name, nodes[index], "macs", nodes[index].macs),
+        )
+        for index in order
+    )
+    return OperatorGraph(name, (), operators, tuple(nodes[index].name for index in order if not after[index]))
+
+
+def graph_from_networkx(digraph: Any, name: str | None = None) -> OperatorGraph:
+    """The operator graph of a networkx DiGraph, see `graph_of_nodes`; an edge leads from writer to reader.
+
+    Args:
+        digraph: its nodes, whose keys become the operators' names, have the attributes of Node: `output_bytes`
+            (bytes), or `output_shape` of one-byte elements; and where they are not 0 `param_bytes` (bytes) and `macs`;
+            and `op`. Others are left alone.
+        name: of the graph; by default the one that networkx knows, else "networkx".
+
+    Raises:
+        GraphError: the graph has no directions, or is one that `graph_of_nodes` refuses.
+
+    Example:
+        >>> import networkx
+        >>> digraph = networkx.DiGraph(name="net")
+        >>> digraph.add_node("image", output_shape=(1, 8, 8, 3))
+        >>> digraph.add_node("conv", op="Conv2D", param_bytes=108, output_shape=(1, 8, 8, 4), macs=6912)
+        >>> digraph.add_edge("image", "conv")
+        >>> graph = graph_from_networkx(digraph)
+        >>> graph.name, [operator.output_bytes for operator in graph.operators], graph.outputs
+        ('net', [192, 256], ('conv',))
+    """
+    name = name or digraph.name or "networkx"
+    if not digraph.is_directed():
+        raise GraphError(f"graph {name} has no directions; give a networkx.DiGraph, its edges from writer to reader")
+    attributes: Mapping[Any, Mapping[str, Any]] = digraph.nodes
+    nodes = [
+        Node(str(key), **{field: found[field] for field in Node.__struct_fields__[1:] if field in found})
+        for key, found in attributes.items()
+    ]
+    position = {key: index for index, key in enumerate(attributes)}
+    return graph_of_nodes(name, nodes, ((position[source], position[reader]) for source, reader in digraph.edges()))
+
+
+def merge_graphs(graphs: Sequence[OperatorGraph], name: str) -> OperatorGraph:
+    """One graph of several models that run together, between a source and a sink that cost nothing.
+
+    Joined so, a scheduler of connected graphs spreads several models over one pipeline (co-compilation, Yin et al.,
+    "Exact Memory- and Communication-aware Scheduling of DNNs on Pipelined Edge TPUs", SEC 2022). The operators that
+    read no other operator of their model read the source as well, and the sink reads every output of every model:
+    these, like the models' inputs, are those of the whole. Names get their graph's name in front, `net/conv`; of
+    graphs with equal names the second is `net#2`.
+
+    Raises:
+        GraphError: there are no graphs, or their names lead to two operators of one name.
+    """
+    if not graphs:
+        raise GraphError(f"graph {name}: there are no graphs to merge; give at least one")
+    start = Tensor("source", (0,), "int8")
+    operators = [Operator("source", "source", (), (start,))]
+    inputs: list[Tensor] = []
+    outputs: list[str] = []
+    prefixes: set[str] = set()
+    for graph in graphs:
+        prefix, number = f"{graph.name}/", 1
+        while prefix in prefixes:
+            number += 1
+            prefix = f"{graph.name}#{number}/"
+        prefixes.add(prefix)
+        from_outside = {tensor.name for tensor in graph.inputs}
+        inputs += (replace(tensor, name=prefix + tensor.name) for tensor in graph.inputs)
+        outputs += (prefix + output for output in graph.outputs)
+        for part in graph.operators:
+            reads = [prefix + read for read in part.inputs]
+            if from_outside.issuperset(part.inputs):
+                reads.append(start.name)
+            writes = tuple(replace(tensor, name=prefix + tensor.name) for tensor in part.outputs)
+            operators.append(replace(part, name=prefix + part.name, inputs=tuple(reads), outputs=writes))
+    operators.append(Operator("sink", "sink", tuple(outputs), ()))
+    return OperatorGraph(name, tuple(inputs), tuple(operators), tuple(outputs))
+
+
+def _neighbours(
+    name: str, nodes: Sequence[Node], edges: Iterable[tuple[int | str, int | str]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """For each node those that it reads, and those that read it: each once, in the order of the edges."""
+    position = {node.name: index for index, node in enumerate(nodes)}
+    if len(position) != len(nodes):
+        twice = next(node.name for index, node in enumerate(nodes) if position[node.name] != index)
+        raise GraphError(f"graph {name}: two nodes are called {twice}; give each a name of its own")
+
+    def find(end: int | str, edge: tuple[int | str, int | str]) -> int:
+        index = position.get(end, -1) if isinstance(end, str) else end
+        if not 0 <= index < len(nodes):
+            raise GraphError(
+                f"graph {name}: edge {list(edge)} names node {end!r}, which is not there; give a node's name, or its "
+                f"index from 0 to {len(nodes) - 1}"
+            )
+        return index
+
+    before: list[list[int]] = [[] for _ in nodes]
+    after: list[list[int]] = [[] for _ in nodes]
+    for source, reader in dict.fromkeys((find(edge[0], edge), find(edge[1], edge)) for edge in edges):
+        if source == reader:
+            raise GraphError(f"graph {name}: operator {nodes[source].name} reads its own output; remove that edge")
+        before[reader].append(source)
+        after[source].append(reader)
+    return before, after
+
+
+def _topological_order(name: str, nodes: Sequence[Node], before: list[list[int]], after: list[list[int]]) -> list[int]:
+    """Indices of the nodes, always the least that is ready next (Kahn's algorithm); raises GraphError for a cycle."""
+    missing = [len(sources) for sources in before]
+    ready = [index for index, count in enumerate(missing) if count == 0]
+    order: list[int] = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for reader in after[index]:
+            missing[reader] -= 1
+            if missing[reader] == 0:
+                heapq.heappush(ready, reader)
+    if len(order) < len(nodes):
+        cycle = [nodes[index].name for index in _cycle(before, missing)]
+        shown = [*cycle[:6], *([f"... ({len(cycle)} in all)"] if len(cycle) > 6 else []), cycle[0]]
+        raise GraphError(f"graph {name} is cyclic: {' -> '.join(shown)}; remove an edge of the cycle")
+    return order
+
+
+def _cycle(before: list[list[int]], missing: list[int]) -> list[int]:
+    """A cycle among the nodes that still miss a source, in the direction of the edges."""
+    # Each of them has a source that misses one, too, so the way back never ends and must come round.
+    at = next(index for index, count in enumerate(missing) if count)
+    step: dict[int, int] = {}
+    while at not in step:
+        step[at] = next(source for source in before[at] if missing[source])
+        at = step[at]
+    cycle = [at]
+    while step[cycle[-1]] != at:
+        cycle.append(step[cycle[-1]])
+    return cycle[::-1]
+
+
+def _check_connected(name: str, nodes: Sequence[Node], before: list[list[int]], after: list[list[int]]) -> None:
+    seen, waiting = {0}, [0]
+    while waiting:
+        index = waiting.pop()
+        found = [other for other in (*before[index], *after[index]) if other not in seen]
+        seen.update(found)
+        waiting += found
+    if len(seen) < len(nodes):
+        apart = next(node.name for index, node in enumerate(nodes) if index not in seen)
+        raise GraphError(
+            f"graph {name} is in several parts: no edges join {nodes[0].name} and {apart}; plan each part on its own, "
+            "or join them with tvm_pipeline.merge_graphs"
+        )
+
+
+def _output_shape(graph: str, node: Node) -> tuple[int, ...]:
+    """The shape of the node's output in elements of one byte."""
+    shape = None
+    if node.output_shape is not None:
+        # In a networkx graph it may be anything; a number alone is a shape to numpy, too.
+        extents = node.output_shape if isinstance(node.output_shape, Iterable) else (node.output_shape,)
+        shape = tuple(_whole(graph, node, "output_shape", extent) for extent in extents)
+    if node.output_bytes is None:
+        if shape is None:
+            raise GraphError(f"graph {graph}: operator {node.name} has neither output_bytes nor output_shape; give one")
+        return shape
+    size = _whole(graph, node, "output_bytes", node.output_bytes)
+    return shape if shape is not None and math.prod(shape) == size else (size,)
+
+
+def _whole(graph: str, node: Node, what: str, figure: Any) -> int:
+    """The figure as an int; numpy's integers are taken, and floats such as 3.0."""
+    try:
+        whole = operator.index(figure)
+    except TypeError:
+        whole = int(figure) if isinstance(figure, float) and figure.is_integer() else -1
+    if whole < 0:
+        raise GraphError(
+            f"graph {graph}: {what} of operator {node.name} is {figure}; it must be a whole number, 0 or more"
+        )
+    return whole

@@ -1,0 +1,326 @@
+"""What a scheduler is given (Problem) and what it returns (Plan).
+
+A Plan is data: it prints as text that a person can read and edit, and that parses back:
+
+    plan squeezenet1.1 by chain
+    objective throughput
+    status optimal
+    bound 58.1
+    predicted throughput_fps 58.1 latency_s 0.0353
+    stage cpu0
+      conv2d+add+relu_0
+      max_pool2d_1
+    stage cpu1 cpu2
+      ...
+
+Next: `evaluate.py`, which says what a plan costs, and `scheduling/`, which makes them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.platform import Link, Platform, find_link
+from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, ProfileError
+from tvm_pipeline.files import read_bytes
+
+Objective = Literal[
+    "throughput",
+    "latency",
+    "energy",
+    "memory,communication",
+    "memory,dram,communication",
+    "dram,memory,communication",
+]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+Status = Literal["optimal", "feasible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A graph to be planned on a platform by its profile.
+
+    Attributes:
+        objective: what is best: most frames a second, least seconds or least joules a frame; or, in lexicographic
+            order, the least parameter bytes of the fullest stage (`memory`), bytes of parameters beyond the stages'
+            caches (`dram`), bytes across the widest boundary (`communication`); Yin et al., SEC 2022.
+        stages: exactly how many stages a pipeline has; None lets the planner choose.
+        children_together: all operators that read an operator's outputs stand in one stage.
+        min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).
+        max_latency_s: plans whose frames take longer are not allowed (with objective throughput).
+        time_limit_s: how long a scheduler may search; it then returns the best plan it has, with its bound.
+        activations: whether the `memory_bytes` of a device must hold the activations of its stages, too. Without, they
+            hold parameters alone, which is what the searches count: a relaxation, see `scheduling/activations.py`.
+    """
+
+    graph: OperatorGraph
+    platform: Platform
+    profile: Profile
+    objective: Objective = "throughput"
+    stages: int | None = None
+    children_together: bool = False
+    min_throughput_fps: float | None = None
+    max_latency_s: float | None = None
+    time_limit_s: float | None = None
+    activations: bool = True
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise OptionError(f"--objective {self.objective!r} is none of {' '.join(OBJECTIVES)}")
+        self._check_limits()
+        if self.stages is not None and self.stages < 1:
+            raise OptionError(f"--stages {self.stages}: a plan has at least one stage")
+        if self.stages is not None and self.stages > len(self.graph):
+            raise InfeasibleError(
+                f"{self.stages} stages: {self.graph.name} has only {len(self.graph)} operators, "
+                "and every stage needs one"
+            )
+        self.profile.check_graph(self.graph)
+        for device in self.platform.devices:
+            if device.model is None and not self.is_lexicographic:
+                if not self.profile.devices:
+                    raise ProfileError(
+                        f"nothing says how fast device {device.name} of platform {self.platform.name} runs "
+                        f"{self.graph.name}: give --profile, a platform with a [device.model] (profiles/platforms/ has "
+                        "some), or an --objective of bytes"
+                    )
+                self.profile.device(device.name)
+
+    def _check_limits(self) -> None:
+        limits = {
+            "--min-throughput": self.min_throughput_fps,
+            "--max-latency": self.max_latency_s,
+            "--time-limit": self.time_limit_s,
+        }
+        for option, limit in limits.items():
+            if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "--time-limit")):
+                raise OptionError(f"{option} {limit:g}: it must be positive")
+        if self.min_throughput_fps is not None and self.objective not in ("latency", "energy"):
+            raise OptionError(f"--min-throughput goes with objective latency or energy, not with {self.objective}")
+        if self.max_latency_s is not None and self.objective != "throughput":
+            raise OptionError(f"--max-latency goes with objective throughput, not with {self.objective}")
+
+    @property
+    def is_lexicographic(self) -> bool:
+        """Whether the objective is one of bytes, for which no seconds need be known."""
+        return is_lexicographic(self.objective)
+
+    @property
+    def counts_activations(self) -> bool:
+        """Whether there is a memory that activations must fit into."""
+        return self.activations and any(device.memory_bytes is not None for device in self.platform.devices)
+
+    def measured(self, device: str) -> DeviceProfile | None:
+        """What was measured of a device, if it was; else its model speaks for it."""
+        return self.profile.devices.get(device)
+
+    def link(self, source: str, destination: str) -> Link:
+        """What a transfer costs: as the platform says, else as it was measured."""
+        return find_link((*self.platform.links, *self.profile.links), source, destination)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A set of operators, in order, on one device or on several replicas that share the frames."""
+
+    devices: tuple[str, ...]
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a plan's frames will take; None where nothing is known of it.
+
+    Attributes:
+        throughput_fps: frames a second in steady state.
+        latency_s: seconds of a frame that meets no queue, on the slowest replica of each stage.
+        energy_j: joules a frame.
+        jitter_s: how much sooner a frame may be through on the fastest replicas; 0 where no stage is replicated.
+        memory_bytes: parameters of the fullest stage.
+        dram_bytes: parameters beyond the cache of their stage's device, in all; None where a device states no cache.
+        communication_bytes: tensors that cross the widest boundary between stages, each counted once.
+    """
+
+    throughput_fps: float | None = None
+    latency_s: float | None = None
+    energy_j: float | None = None
+    jitter_s: float | None = None
+    memory_bytes: int | None = None
+    dram_bytes: int | None = None
+    communication_bytes: int | None = None
+
+
+# For each worker: a replica so slow that the others finish more frames meanwhile is better left out.
+MOST_INSIDE = 16
+
+
+def frames_inside(stages: Sequence[Stage], predicted: Prediction) -> int:
+    """How many frames a pipeline holds by default: one in each worker and one waiting for it.
+
+    Uneven replicas need more, for what the fast ones finish waits for the slowest: as many frames are inside as come in
+    while one goes through (Little's law), and one more waits for each worker.
+    """
+    workers = sum(len(stage.devices) for stage in stages)
+    fps, latency_s = predicted.throughput_fps or 0.0, predicted.latency_s or 0.0
+    return max(2 * workers, math.ceil(min(MOST_INSIDE * workers, fps * latency_s)) + workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which device runs which operators, and how good that is.
+
+    Attributes:
+        scheduler: the name of the algorithm (or candidate) that made it.
+        status: `optimal` where the value is proven the best of the scheduler's space of plans.
+        bound: what no plan of that space can pass, in the objective's unit; one figure for each part of a
+            lexicographic objective.
+    """
+
+    graph: str
+    scheduler: str
+    objective: Objective
+    stages: tuple[Stage, ...]
+    predicted: Prediction
+    status: Status = "feasible"
+    bound: tuple[float, ...] | None = None
+
+    @property
+    def value(self) -> tuple[float, ...] | None:
+        """The predicted figures of the plan's own objective."""
+        return objective_value(self.predicted, self.objective)
+
+    @property
+    def gap(self) -> float | None:
+        """How far the value lies from the bound, relative to the bound, in the first part in which they differ."""
+        if self.value is None or self.bound is None:
+            return None
+        for value, bound in zip(self.value, self.bound, strict=True):
+            if value != bound:
+                return abs(value - bound) / abs(bound) if bound else math.inf
+        return 0.0
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Every device the plan uses, once, in the order of the stages."""
+        return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
+
+    def __str__(self) -> str:
+        figures = ((name, getattr(self.predicted, name)) for name in Prediction.__slots__)
+        predicted = " ".join(f"{name} {figure}" for name, figure in figures if figure is not None)
+        lines = [
+            f"plan {self.graph} by {self.scheduler}",
+            f"objective {self.objective}",
+            f"status {self.status}",
+            *([] if self.bound is None else [f"bound {' '.join(map(str, self.bound))}"]),
+            f"predicted {predicted}",
+        ]
+        for stage in self.stages:
+            lines.append(f"stage {' '.join(stage.devices)}")
+            lines.extend(f"  {name}" for name in stage.operators)
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Plan:
+        """Reads what `str(plan)` printed. Raises PlanError naming the line."""
+        heads: dict[str, Any] = {}
+        stages: list[tuple[tuple[str, ...], list[str]]] = []
+        for number, line in enumerate(text.splitlines(), 1):
+            words = line.split()
+            if not words or words[0].startswith("#"):
+                continue
+            if line[0].isspace():
+                if not stages:
+                    raise PlanError(f"line {number}: operator {words[0]} stands before the first stage")
+                stages[-1][1].append(line.strip())
+            elif words[0] == "stage" and len(words) > 1:
+                stages.append((tuple(words[1:]), []))
+            elif words[0] in heads:
+                raise PlanError(f"line {number}: a second line begins with {words[0]!r}")
+            else:
+                try:
+                    heads[words[0]] = _head(line, words)
+                except (ValueError, TypeError) as error:
+                    raise PlanError(f"line {number}: cannot read {line!r} as part of a plan") from error
+        for word in ("plan", "objective", "status", "predicted"):
+            if word not in heads:
+                raise PlanError(f"a line beginning with {word!r} is missing")
+        graph, scheduler = heads["plan"]
+        bound, parts = heads.get("bound"), heads["objective"].split(",")
+        if bound is not None and len(bound) != len(parts):
+            raise PlanError(f"the bound has {len(bound)} figures, objective {heads['objective']} has {len(parts)}")
+        return cls(
+            graph,
+            scheduler,
+            heads["objective"],
+            tuple(Stage(devices, tuple(operators)) for devices, operators in stages),
+            heads["predicted"],
+            heads["status"],
+            bound,
+        )
+
+
+def _head(line: str, words: list[str]) -> Any:
+    """What a line above the stages says; raises ValueError or TypeError where it says nothing of a plan."""
+    match words:
+        case ["plan", *_, "by", scheduler]:
+            # The name of a graph is that of a file, and may hold blanks.
+            return line[len("plan ") : line.rindex(" by ")], scheduler
+        case ["objective", objective] if objective in OBJECTIVES:
+            return objective
+        case ["status", "optimal" | "feasible" as status]:
+            return status
+        case ["bound", *figures] if figures:
+            return tuple(map(_number, figures))
+        case ["predicted", *figures]:
+            return Prediction(**dict(zip(figures[::2], map(_number, figures[1::2]), strict=True)))
+    raise ValueError(line)
+
+
+def _number(text: str) -> Any:
+    return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def is_lexicographic(objective: Objective) -> bool:
+    """Whether the objective counts bytes: memory, DRAM overflow and communication in some order."""
+    return "communication" in objective
+
+
+def objective_value(predicted: Prediction, objective: Objective) -> tuple[float, ...] | None:
+    """The figures of `predicted` that `objective` is about, the most important first; None where one is unknown."""
+    units = {"throughput": "fps", "latency": "s", "energy": "j"}
+    names = [f"{part}_{units.get(part, 'bytes')}" for part in objective.split(",")]
+    figures = [getattr(predicted, name) for name in names]
+    return None if None in figures else tuple(figures)
+
+
+def merit(plan: Plan) -> tuple[float, ...]:
+    """The plan's figures, signed so that less is better; raises PlanError where one is unknown."""
+    if plan.value is None:
+        raise PlanError(f"nothing is known of the {plan.objective} of {plan.scheduler}'s plan of {plan.graph}")
+    return tuple(-figure for figure in plan.value) if plan.objective == "throughput" else plan.value
+
+
+def lead(plan: Plan, other: Plan) -> float | None:
+    """How much better `plan` is than `other`, relative to `other`, in the first part of the objective that differs."""
+    if plan.value is None or other.value is None:
+        return None
+    for mine, theirs in zip(plan.value, other.value, strict=True):
+        if mine != theirs:
+            ahead = mine - theirs if plan.objective == "throughput" else theirs - mine
+            return ahead / abs(theirs) if theirs else math.copysign(math.inf, ahead)
+    return 0.0
+
+
+def read_plan(path: Path | str) -> Plan:
+    """Reads a plan's text from a file; raises PlanError naming the file and the line."""
+    content = read_bytes(path, PlanError)
+    try:
+        return Plan.parse(content.decode())
+    except (UnicodeDecodeError, PlanError) as error:
+        raise PlanError(f"{path}: {error}") from error

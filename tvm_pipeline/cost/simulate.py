@@ -1,0 +1,325 @@
+"""A plan run as discrete events, before any hardware: queues, buses, replicas, arrivals and jitter.
+
+    found = simulate(problem, plan.stages, frames=1000, arrivals=poisson(30.0, seed=1), jitter=0.05)
+    print(found.statistics.latency_p99_s, len(found.dropped))
+
+`evaluate.py` says what a plan costs in steady state; this says how it gets there, what a frame meets on its way, and
+what comes of a source that is not saturated. It costs what `evaluate` says it costs, and moves as the running pipeline
+moves (`runtime/pipeline.py`):
+
+- A frame takes one of `in_flight` slots when it enters and gives it back when it leaves, in order; queues between
+  stages have no other limit. A frame that finds no slot waits at the door, or is dropped where the source is live.
+- A stage takes frames in the order in which they left the stage before. A device does one thing at a time; where it
+  serves several stages the earlier frame goes first. Of idle replicas, the one that waited longest takes the frame.
+- A bus serves one at a time, first come first served: a transfer over a link that names it, and the parameters that a
+  modelled device's cache does not hold. Who waits for it keeps its device, and the wait counts as transfer or compute.
+- A device is slowed as if as many devices worked as frames are inside, at most all that the plan uses: a full pipeline
+  is as slow as `evaluate` says, a lone frame meets idle devices.
+
+Without buses, jitter or replicas, a saturated run is as fast as `evaluate` predicts. With buses it may be slower, for
+turns may fall badly; with uneven replicas, too, where the slots are too few for the frames that overtake one another.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import sys
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, count, islice, pairwise, repeat
+
+from tvm_pipeline.core.plan import Problem, Stage, frames_inside
+from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
+from tvm_pipeline.cost.evaluate import busy_factor, check_stages, evaluate
+from tvm_pipeline.errors import OptionError, ProfileError
+
+# When each frame arrives, in seconds: all of them at once, so that the source is never empty.
+SATURATED: Iterable[float] = repeat(0.0)
+
+
+def fixed_rate(rate_fps: float) -> Iterator[float]:
+    """Arrivals of a camera: a frame every `1 / rate_fps` seconds. Raises OptionError where that is no rate."""
+    period_s = _period_s(rate_fps)
+    return (frame * period_s for frame in count())
+
+
+def poisson(rate_fps: float, seed: int = 0) -> Iterator[float]:
+    """Arrivals without memory: exponential gaps of `1 / rate_fps` seconds in the mean. Raises OptionError as above."""
+    rng, rate = random.Random(seed), 1 / _period_s(rate_fps)
+    return accumulate(rng.expovariate(rate) for _ in count())
+
+
+def _period_s(rate_fps: float) -> float:
+    if not 0 < rate_fps < math.inf:
+        raise OptionError(f"frames cannot arrive at {rate_fps:g} a second; give a rate above 0")
+    return 1 / rate_fps
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One frame in one stage on one device: it receives its tensors, then computes."""
+
+    stage: int
+    device: str
+    frame: int
+    start_s: float
+    transfer_s: float
+    compute_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.transfer_s + self.compute_s
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A frame's way: when it arrived at the door, got a slot, was done in the last stage, and left in order."""
+
+    frame: int
+    arrived_s: float
+    entered_s: float
+    done_s: float
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a real run would have reported, and all that happened.
+
+    Attributes:
+        statistics: as `Pipeline.statistics()` gives them; like there, latency counts from a frame's slot to the end of
+            its last stage, neither the wait at the door nor that for earlier frames.
+        events: every stage of every frame, by its start.
+        passages: every frame that came out, in that order.
+        dropped: the frames that a live source lost, because the pipeline was full.
+    """
+
+    statistics: RunStatistics
+    events: tuple[Bar, ...]
+    passages: tuple[Passage, ...]
+    dropped: tuple[int, ...]
+
+
+def simulate(
+    problem: Problem,
+    stages: tuple[Stage, ...],
+    frames: int,
+    arrivals: Iterable[float] = SATURATED,
+    *,
+    in_flight: int | None = None,
+    drop: bool = False,
+    jitter: float = 0.0,
+    seed: int = 0,
+) -> Simulation:
+    """Runs `frames` frames through the stages. The same arguments give the same run.
+
+    Args:
+        arrivals: the second at which each frame arrives, in ascending order; SATURATED, `fixed_rate`, `poisson`, or
+            what was recorded. Where it ends before `frames`, so does the run.
+        in_flight: frames inside at once; the default is that of `Pipeline`.
+        drop: a frame that finds the pipeline full is lost, as a camera loses it; else it waits.
+        jitter: standard deviation over mean of a stage's seconds, which are then log-normal.
+
+    Raises:
+        OptionError: an argument is out of its range.
+        PlanError: the stages do not fit the problem, see `evaluate`.
+        ProfileError: nothing says how fast a device of the plan is.
+    """
+    if frames < 1:
+        raise OptionError(f"{frames} frames: simulate at least one")
+    times = list(islice(arrivals, frames))
+    if any(not early <= late for early, late in pairwise((0.0, *times, sys.float_info.max))):
+        raise OptionError("frames arrive at seconds from 0 on, in ascending order")
+    if in_flight is not None and in_flight < 1:
+        raise OptionError(f"in_flight is {in_flight}; a pipeline holds at least one frame")
+    if not 0 <= jitter < math.inf:
+        raise OptionError(f"jitter is {jitter:g}; it is a standard deviation relative to the mean, such as 0.05")
+    run = _Run(_Work(problem, stages), in_flight, drop=drop, noise=_noise(jitter, seed))
+    return run.through(times)
+
+
+def _noise(jitter: float, seed: int) -> Callable[[], float]:
+    """Draws from a log-normal distribution whose mean is 1 and whose standard deviation is `jitter`."""
+    if not jitter:
+        return lambda: 1.0
+    rng, sigma = random.Random(seed), math.sqrt(math.log1p(jitter**2))
+    return lambda: rng.lognormvariate(-(sigma**2) / 2, sigma)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A part of what a device does for a frame: it begins when the bus is free, and keeps that for `bus_s`."""
+
+    seconds: float
+    bus: str = ""
+    bus_s: float = 0.0
+
+
+class _Work:
+    """What each device does for a frame of each stage, as `evaluate` judges it, on idle devices."""
+
+    def __init__(self, problem: Problem, stages: tuple[Stage, ...]) -> None:
+        evaluation = evaluate(problem, stages)
+        costs = evaluation.costs
+        if not costs:
+            raise ProfileError(
+                "nothing says how fast the devices of this plan are; give a profile, or a platform with [device.model]"
+            )
+        self.stages, self.frames_inside = stages, frames_inside(stages, evaluation.predicted)
+        self.devices = tuple(dict.fromkeys(cost.device for cost in costs))
+        self.factors = {
+            name: [busy_factor(problem, name, n + 1) for n in range(len(self.devices))] for name in self.devices
+        }
+        crossing = [sum(t.bytes for t in row) for row in check_stages(problem.graph, problem.platform, stages)]
+        params = {operator.name: operator.param_bytes for operator in problem.graph.operators}
+        self._compute: dict[tuple[int, str], tuple[_Step, ...]] = {}
+        self._receive: dict[tuple[int, str, str], _Step] = {}
+        for cost in costs:
+            index, name = cost.stage, cost.device
+            device, operators, copies_s = problem.platform.device(name), stages[index].operators, 0.0
+            self._compute[index, name] = (_Step(cost.compute_s / self.factors[name][-1]),)
+            measured = problem.measured(name) or problem.profile.segment_s(name, operators)
+            if device.model and not measured:
+                copies_s = device.model.transfer_s(crossing[index], crossing[index + 1])
+                # Parameters are fetched beside the work, once the calls are made.
+                calls_s = device.model.seconds(len(operators), 0, 0)
+                spill_s = device.model.spill_s(sum(params[operator] for operator in operators))
+                work = _Step(max(cost.compute_s - calls_s, 0.0), device.bus, spill_s)
+                self._compute[index, name] = (_Step(calls_s), work)
+            # From the door it comes from the device itself, which costs nothing but the device's own copies.
+            for source in stages[index - 1].devices if index else (name,):
+                link = problem.link(source, name)
+                link_s = link.seconds(crossing[index])
+                self._receive[index, name, source] = _Step(link_s + copies_s, link.bus, link_s)
+
+    def steps(self, stage: int, device: str, source: str | None) -> tuple[_Step, ...]:
+        """Receiving a frame that lies on device `source`, or at the door, then the steps of computing it."""
+        return self._receive[stage, device, source or device], *self._compute[stage, device]
+
+
+class _Run:
+    """The state of a run, and what each event changes in it."""
+
+    def __init__(self, work: _Work, in_flight: int | None, *, drop: bool, noise: Callable[[], float]) -> None:
+        self.work, self.drop, self.noise = work, drop, noise
+        self.records = {(i, d): StageRecord(i, d) for i, stage in enumerate(work.stages) for d in stage.devices}
+        self.slots = in_flight or work.frames_inside
+        self.serves = {d: [i for i, stage in enumerate(work.stages) if d in stage.devices] for d in work.devices}
+        self.now = 0.0
+        self.agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self.ticket = count()  # of events at the same time, the first planned comes first
+        self.door: deque[int] = deque()
+        self.queues: list[deque[tuple[int, str | None]]] = [deque() for _ in work.stages]  # (frame, where it lies)
+        self.inside: deque[int] = deque()  # in order
+        self.idle_since = dict.fromkeys(work.devices, 0.0)  # the longest idle first
+        self.wanting: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
+        self.taken: set[str] = set()
+        self.arrived: Sequence[float] = ()
+        self.entered: dict[int, float] = {}
+        self.done: dict[int, float] = {}
+        self.events: list[Bar] = []
+        self.passages: list[Passage] = []
+        self.dropped: list[int] = []
+
+    def through(self, arrived: Sequence[float]) -> Simulation:
+        self.arrived = arrived
+        for frame, at_s in enumerate(arrived):
+            self.at(at_s, self.arrive(frame))
+        while self.agenda:
+            self.now = self.agenda[0][0]
+            while self.agenda and self.agenda[0][0] == self.now:
+                heapq.heappop(self.agenda)[2]()
+            self.dispatch()
+        record = RunRecord()
+        for passage in self.passages:
+            record.add(passage.entered_s, passage.done_s)
+        stages = tuple(stage.summary(self.slots) for stage in self.records.values())
+        statistics = record.summary(self.slots, max(self.entered.values(), default=0.0), stages)
+        self.events.sort(key=lambda bar: (bar.start_s, bar.frame, bar.stage))
+        return Simulation(statistics, tuple(self.events), tuple(self.passages), tuple(self.dropped))
+
+    def at(self, second: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self.agenda, (second, next(self.ticket), action))
+
+    def arrive(self, frame: int) -> Callable[[], None]:
+        def action() -> None:
+            if self.drop and len(self.inside) == self.slots:
+                self.dropped.append(frame)
+            else:
+                self.door.append(frame)
+                self.admit()
+
+        return action
+
+    def admit(self) -> None:
+        while self.door and len(self.inside) < self.slots:
+            frame = self.door.popleft()
+            self.entered[frame] = self.now
+            self.inside.append(frame)
+            self.queues[0].append((frame, None))
+
+    def dispatch(self) -> None:
+        """Gives every idle device the earliest frame that it may take."""
+        for device in list(self.idle_since):
+            heads = [(self.queues[stage][0][0], stage) for stage in self.serves[device] if self.queues[stage]]
+            if heads:
+                _, stage = min(heads)
+                self.serve(stage, device, *self.queues[stage].popleft())
+
+    def serve(self, stage: int, device: str, frame: int, source: str | None) -> None:
+        steps = deque(self.work.steps(stage, device, source))
+        waited_s, noise = self.now - self.idle_since.pop(device), self.noise()
+        slowed = noise * self.work.factors[device][min(len(self.inside), len(self.work.devices)) - 1]
+        times: list[float] = []  # when each step began, and the last ended
+
+        def proceed() -> None:
+            times.append(self.now)
+            if steps:
+                step = steps.popleft()
+                self.take(step.bus, step.bus_s * noise, step.seconds * slowed, proceed)
+                return
+            began_s, received_s, *_, ended_s = times
+            bar = Bar(stage, device, frame, began_s, received_s - began_s, ended_s - received_s)
+            self.records[stage, device].add(waited_s, bar.transfer_s, bar.compute_s, frame, self.now)
+            self.finish(bar)
+
+        proceed()
+
+    def take(self, bus: str, bus_s: float, seconds: float, then: Callable[[], None]) -> None:
+        """Lets a step of so many seconds begin: now or, where it needs the bus for `bus_s`, when that is free."""
+        if not bus or not bus_s:
+            self.at(self.now + seconds, then)
+            return
+
+        def go() -> None:
+            self.taken.add(bus)
+            self.at(self.now + bus_s, release)
+            self.at(self.now + seconds, then)
+
+        def release() -> None:
+            self.taken.discard(bus)
+            if self.wanting[bus]:
+                self.wanting[bus].popleft()()
+
+        if bus in self.taken:
+            self.wanting[bus].append(go)
+        else:
+            go()
+
+    def finish(self, bar: Bar) -> None:
+        """Frees the device and hands the frame on, or out with those that waited for it."""
+        self.events.append(bar)
+        self.idle_since[bar.device] = self.now
+        if bar.stage + 1 < len(self.queues):
+            self.queues[bar.stage + 1].append((bar.frame, bar.device))
+            return
+        self.done[bar.frame] = self.now
+        while self.inside and self.inside[0] in self.done:
+            frame = self.inside.popleft()
+            self.passages.append(
+                Passage(frame, self.arrived[frame], self.entered[frame], self.done[frame], left_s=self.now)
+            )
+        self.admit()

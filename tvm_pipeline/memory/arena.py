@@ -1,0 +1,219 @@
+"""Where the buffers of an order live: one arena, each tensor at an offset, none over another that is alive with it.
+
+Greedy by size is nearly always as small as can be after a good order; where it takes more than is alive at once,
+`exact_layout` asks CP-SAT. `check_layout` believes neither. Next: `minimalloc.py`, to compare with another allocator.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import itemgetter
+from typing import Literal
+
+from tvm_pipeline.errors import PlanError
+from tvm_pipeline.memory.memory_graph import MemoryGraph, check_order
+
+ALIGNMENT = 64  # what TVM allocates for, and compiled kernels assume
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A tensor alive from step `first` to step `last`, both included."""
+
+    first: int
+    last: int
+    bytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where tensors lie in an arena.
+
+    Attributes:
+        offsets: in bytes, one for each tensor.
+        bound_bytes: no arena for these tensors is smaller.
+        status: `optimal` where the two are equal.
+    """
+
+    offsets: tuple[int, ...]
+    arena_bytes: int
+    bound_bytes: int
+
+    @property
+    def status(self) -> Literal["optimal", "feasible"]:
+        return "optimal" if self.arena_bytes == self.bound_bytes else "feasible"
+
+
+def lifetimes(graph: MemoryGraph, order: Sequence[int]) -> tuple[list[Lifetime], list[int]]:
+    """The tensors to lay out when the operators run in `order`, and which of them each buffer lives in.
+
+    A buffer of several producers lives from the first of them on. One that an operator writes in place lives in the
+    tensor that it overwrites, which keeps the size of the larger one. After the buffers come the workspaces.
+
+    Returns:
+        The tensors, and for every buffer of the graph the index of its tensor, -1 for an input that nobody reads.
+
+    Raises:
+        GraphError: `order` is none that `check_order` takes.
+    """
+    check_order(graph, order)
+    step = {index: position for position, index in enumerate(order)}
+    spans = []
+    for buffer in graph.buffers:
+        first = min((step[index] for index in buffer.producers), default=0)
+        last = max((step[index] for index in (*buffer.producers, *buffer.consumers)), default=-1)
+        spans.append(Lifetime(first, len(order) - 1 if buffer.pinned else last, buffer.bytes, buffer.name))
+    tensors: list[Lifetime] = []
+    place = [-1] * len(spans)
+    for index in sorted(range(len(spans)), key=lambda b: spans[b].first):
+        span = spans[index]
+        if span.last < span.first:
+            continue
+        below = _overwritten(graph, order, spans, index)
+        if below is None:
+            place[index] = len(tensors)
+            tensors.append(span)
+        else:
+            place[index] = place[below]
+            tensors[place[index]] = replace(tensors[place[index]], last=span.last)
+    for index, size in enumerate(graph.workspace_bytes):
+        if size:
+            tensors.append(Lifetime(step[index], step[index], size, f"workspace of {graph.operators[index]}"))
+    return tensors, place
+
+
+def _overwritten(graph: MemoryGraph, order: Sequence[int], spans: Sequence[Lifetime], index: int) -> int | None:
+    """The buffer whose place this one takes: of those that may be overwritten as they die, the smallest that does."""
+    span, buffer = spans[index], graph.buffers[index]
+    if not buffer.producers or not graph.in_place:
+        return None
+    fits = [
+        mark
+        for mark in graph.in_place[order[span.first]]
+        if spans[mark].last == span.first and spans[mark].bytes >= span.bytes and not graph.buffers[mark].pinned
+    ]
+    return min(fits, key=lambda mark: spans[mark].bytes, default=None)
+
+
+def most_alive(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
+    """The bytes alive at the fullest step, each tensor a multiple of `alignment`: no arena is smaller."""
+    change = [0] * (max((tensor.last for tensor in tensors), default=0) + 2)
+    for tensor, size in zip(tensors, _sizes(tensors, alignment), strict=True):
+        change[tensor.first] += size
+        change[tensor.last + 1] -= size
+    return max(accumulate(change))
+
+
+def plan_arena(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
+    """The offset of each tensor, a multiple of `alignment`, and the bytes of the arena: greedy by size.
+
+    The largest tensor first, each at the lowest offset where no tensor stands that is alive at the same time (Pisarchyk
+    and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). Tensors of equal size are taken from
+    the first step on, and again from the last step back; the smaller arena is the answer. So a chain whose tensors only
+    shrink, or only grow, takes no more than is alive at once.
+    """
+    sizes = _sizes(tensors, alignment)
+    forward = sorted(range(len(sizes)), key=lambda i: (-sizes[i], tensors[i].first))
+    backward = sorted(range(len(sizes)), key=lambda i: (-sizes[i], -tensors[i].last))
+    arenas = [_place(tensors, sizes, order) for order in (forward, backward)]
+    return min(arenas, key=lambda arena: arena[1])
+
+
+def _sizes(tensors: Sequence[Lifetime], alignment: int) -> list[int]:
+    return [-(-tensor.bytes // alignment) * alignment for tensor in tensors]
+
+
+def _place(tensors: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
+    """Each tensor of `order` at the lowest offset that is free while it lives."""
+    offsets = [0] * len(tensors)
+    placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, lifetime), by offset
+    for index in order:
+        tensor, size, offset = tensors[index], sizes[index], 0
+        for start, end, other in placed:
+            if tensor.last < other.first or other.last < tensor.first:
+                continue
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        offsets[index] = offset
+        insort(placed, (offset, offset + size, tensor), key=itemgetter(0))
+    return offsets, max((end for _, end, _ in placed), default=0)
+
+
+def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_limit_s: float = 10) -> Layout:
+    """The smallest arena, or the best one found in `time_limit_s` with how small it could be.
+
+    Where the greedy one takes no more than `most_alive`, it is the answer; else rectangles of steps by bytes are packed
+    by CP-SAT, beginning at the greedy layout. Offsets are multiples of `alignment`.
+
+    Raises:
+        OptionError: ortools is needed, and not installed.
+    """
+    offsets, arena = plan_arena(tensors, alignment)
+    bound = most_alive(tensors, alignment)
+    if arena > bound:
+        offsets, arena, bound = _packed(tensors, _sizes(tensors, alignment), offsets, arena, bound, time_limit_s)
+    return Layout(tuple(offsets), arena, bound)
+
+
+def _packed(
+    tensors: Sequence[Lifetime], sizes: Sequence[int], offsets: list[int], arena: int, bound: int, time_limit_s: float
+) -> tuple[list[int], int, int]:
+    """Better offsets where CP-SAT finds some, with their arena and the bound that it proves."""
+    # A second until ortools is imported, which few layouts need.
+    from tvm_pipeline.solvers.cpsat import library, search
+
+    unit = math.gcd(*sizes)
+    model = library().CpModel()
+    height = model.new_int_var(bound // unit, arena // unit, "")
+    starts, steps, spaces = [], [], []
+    for tensor, size, offset in zip(tensors, sizes, offsets, strict=True):
+        if not size:
+            starts.append(model.new_constant(0))
+            continue
+        start = model.new_int_var(0, (arena - size) // unit, "")
+        model.add_hint(start, offset // unit)
+        model.add(start + size // unit <= height)
+        starts.append(start)
+        steps.append(model.new_fixed_size_interval_var(tensor.first, tensor.last + 1 - tensor.first, ""))
+        spaces.append(model.new_fixed_size_interval_var(start, size // unit, ""))
+    model.add_no_overlap_2d(steps, spaces)
+    model.add_hint(height, arena // unit)
+    model.minimize(height)
+    answer = search(model, time.monotonic() + time_limit_s)
+    proven = max(bound, math.ceil(answer.bound - 1e-6) * unit) if math.isfinite(answer.bound) else bound
+    if answer.solver is None:
+        return offsets, arena, proven
+    found = [answer.solver.value(start) * unit for start in starts]
+    return found, max(offset + size for offset, size in zip(found, sizes, strict=True)), proven
+
+
+def check_layout(tensors: Sequence[Lifetime], offsets: Sequence[int], arena_bytes: int) -> None:
+    """Raises PlanError unless every tensor lies within the arena, and none over another that is alive with it.
+
+    The message names the tensors. Every pair is looked at, which is slow and leaves little to be wrong.
+    """
+    if len(offsets) != len(tensors):
+        raise PlanError(f"the layout has {len(offsets)} offsets for {len(tensors)} tensors; give one for each")
+    names = [tensor.name or f"tensor {index}" for index, tensor in enumerate(tensors)]
+    for index, (tensor, offset) in enumerate(zip(tensors, offsets, strict=True)):
+        if offset < 0 or offset + tensor.bytes > arena_bytes:
+            raise PlanError(
+                f"{names[index]} lies at bytes {offset} to {offset + tensor.bytes} of an arena of {arena_bytes}; lay "
+                "the tensors out again, or give a larger arena"
+            )
+        for other in range(index):
+            below, start = tensors[other], offsets[other]
+            together = tensor.first <= below.last and below.first <= tensor.last
+            if together and max(offset, start) < min(offset + tensor.bytes, start + below.bytes):
+                raise PlanError(
+                    f"{names[other]} (bytes {start} to {start + below.bytes}) and {names[index]} (bytes {offset} to "
+                    f"{offset + tensor.bytes}) overlap, and both are alive at step {max(tensor.first, below.first)}; "
+                    "lay the tensors out again"
+                )

@@ -1,0 +1,42 @@
+"""One entry to all methods that order a memory graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.memory.exact_order import exact_order, largest_operator
+from tvm_pipeline.memory.memory_graph import MemoryGraph, peak_bytes
+from tvm_pipeline.memory.orders import Ordering, dfs_order, kahn_order, program_order
+from tvm_pipeline.memory.serenity import serenity_order
+
+Method = Literal["exact", "serenity", "program", "kahn", "dfs"]
+_FREE: dict[str, Callable[[MemoryGraph], Sequence[int]]] = {
+    "program": program_order,
+    "kahn": kahn_order,
+    "dfs": dfs_order,
+}
+
+
+def minimum_peak(graph: MemoryGraph, method: Method = "exact", time_limit_s: float | None = 60.0) -> Ordering:
+    """An order of the graph's operators whose peak of bytes alive is low, by a method of the reader's choice.
+
+    Args:
+        method: `exact` proves its order to need least, see `exact.py`; `serenity` is the published scheduler; the
+            others cost no search, and their bound is what the largest operator needs.
+        time_limit_s: after which the best order found is the answer, with a bound; None for as long as it takes.
+
+    Raises:
+        OptionError: there is no such method.
+    """
+    if method == "exact":
+        return exact_order(graph, time_limit_s)
+    if method == "serenity":
+        return serenity_order(graph, time_limit_s)
+    if method not in _FREE:
+        raise OptionError(
+            f"there is no method {method} to order operators by; choose one of {', '.join(get_args(Method))}"
+        )
+    order = tuple(_FREE[method](graph))
+    return Ordering(order, peak_bytes(graph, order), largest_operator(graph))

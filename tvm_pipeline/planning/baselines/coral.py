@@ -1,0 +1,263 @@
+"""libcoral's two partitioners for pipelines of Edge TPUs, as baselines.
+
+They cut the model in execution order, here the graph's own order. The first balances parameters; the second compiles
+and measures segments on the device, and its search is `profiling_partition`, which asks a function for the seconds
+of a segment and can so be run on hardware or on a model of it. Retold from google-coral/libcoral,
+coral/tools/partitioner/ at commit 6589d0b. Next: `segments.py`, whose `fewest_bottleneck` asks the same questions,
+fewer of them, and ends with the optimum; and `corrected.py`, which asks fewest, guided by a model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+
+from tvm_pipeline.core.graph import OperatorGraph, readers_of
+from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.planning.baselines.even_parameters import even_cuts
+from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
+
+# libcoral counts whole nanoseconds.
+LEAST_THRESHOLD_S = 1e-9
+
+
+def coral_parameters(problem: Problem) -> Plan:
+    """libcoral's parameter-count partitioner: each segment ends just before it would pass the average bytes.
+
+    The last one takes the rest, and always every operator from the first that nothing reads.
+
+    Source: parameter_count_based_partitioner.cc, GetNumOpsPerSegment. It aborts where one operator is larger than the
+    average, for then a segment stays empty; so does this.
+
+    Raises:
+        InfeasibleError: it aborts, there are too few devices, or they cannot run or hold their segments.
+    """
+    return best_pipeline(problem, "coral-parameters", lambda devices: parameter_cuts(problem.graph, len(devices)))
+
+
+def coral_profiling(problem: Problem) -> Plan:
+    """libcoral's profiling partitioner with its defect mended: see `profiling_partition`, which counts evaluations.
+
+    It knows devices of one kind: all segments are timed, by the judge's model, as on the last device of the pipeline,
+    fed by the one before. It begins with equal parameters, and keeps them where it finds nothing.
+
+    Raises:
+        InfeasibleError: it aborts, there are too few devices, or they cannot run or hold their segments.
+        ProfileError: a device has neither measurements nor a model.
+    """
+    return best_pipeline(
+        problem, "coral-profiling", lambda devices: partition_by_profiling(problem, devices, original=False).cuts
+    )
+
+
+def coral_profiling_original(problem: Problem) -> Plan:
+    """libcoral's profiling partitioner as it is published; it seldom comes through with five segments or more.
+
+    Raises: as `coral_profiling`, and InfeasibleError where its defect ends the search.
+    """
+    return best_pipeline(
+        problem,
+        "coral-profiling-original",
+        lambda devices: partition_by_profiling(problem, devices, original=True).cuts,
+    )
+
+
+def partition_by_profiling(problem: Problem, devices: Sequence[Device], *, original: bool) -> Partition:
+    """`profiling_partition` of a problem, as `coral_profiling` says."""
+    timed = segment_seconds(problem, devices)
+    return profiling_partition(
+        len(problem.graph),
+        len(devices),
+        lambda start, end: timed(len(devices) - 1, start, end),
+        original=original,
+        initial=even_cuts(problem.graph, len(devices)),
+        tail=len(problem.graph) - _first_unread(problem.graph),
+    )
+
+
+def parameter_cuts(graph: OperatorGraph, segments: int) -> tuple[int, ...]:
+    """Where the parameter-count partitioner cuts; raises InfeasibleError where it aborts."""
+    sizes = [operator.param_bytes for operator in graph.operators]
+    average = sum(sizes) // segments + 1
+    first_unread = _first_unread(graph)
+    cuts = [0]
+    for left in range(segments - 1, 0, -1):
+        end, held = cuts[-1], 0
+        while end <= first_unread - left and held + sizes[end] <= average:
+            held += sizes[end]
+            end += 1
+        if end == cuts[-1]:
+            raise InfeasibleError(
+                f"libcoral's parameter-count partitioner leaves segment {len(cuts) - 1} of {segments} empty and "
+                f"aborts: operator {graph.operators[end].name} of {graph.name} has {sizes[end]} bytes of parameters, "
+                f"the average is {average}, and {left} later segments need operators up to the first that nothing "
+                f"reads, {graph.operators[first_unread].name}"
+            )
+        cuts.append(end)
+    return tuple(cuts[1:])
+
+
+def _first_unread(graph: OperatorGraph) -> int:
+    """The place of the first operator that no other reads: the last segment has it, and all that follow."""
+    readers = readers_of(graph)
+    return next(place for place, operator in enumerate(graph.operators) if not readers[operator.name])
+
+
+def profiling_partition(
+    operators: int,
+    segments: int,
+    seconds: Callable[[int, int], float],
+    *,
+    threshold_s: float = 1e-3,
+    step: int = 1,
+    original: bool = False,
+    initial: Sequence[int] | None = None,
+    tail: int = 1,
+) -> Partition:
+    """libcoral's profiling partitioner: bisection of a target, and for each a search of the segments that meet it.
+
+    Bounds are the slowest and the fastest segment of an initial partition. While they differ by more than
+    `threshold_s`, the target is halfway: each segment in turn takes as many operators as meet it, beginning with all
+    and giving up `step` at a time, and steps back where the later segments cannot be had; the last takes the rest,
+    whatever that takes. If the last is faster than the target, the target is the new upper bound, else the new lower
+    one (and what the last took the upper, if it is less).
+
+    Source: profiling_based_partitioner.cc, BisectPartition and SearchPartition. Before a segment is searched, those
+    behind it are reset to `step` operators. The loop that does so begins at index `step + 1`, where the segment's own
+    index + 1 is meant: from the fourth segment on it overwrites some that are already fixed, the sizes no longer add
+    up, and a CHECK ends the program. `original` keeps that. What libcoral would ask twice at a place known to lead
+    nowhere is asked once; the answer is the same.
+
+    Args:
+        operators: how many the chain has.
+        segments: how many to make of it.
+        seconds: (start, end) -> what the device takes for operators start..end-1; infinite where they cannot be
+            compiled. Asked once for each segment; `Partition.evaluations` counts them. (libcoral compiles every
+            segment of a candidate to learn about one.)
+        threshold_s: at least a nanosecond; libcoral's default is 1 ms.
+        step: how many operators a segment grows or shrinks by; libcoral's default is 1.
+        original: keep the defect.
+        initial: first cuts, for the bounds (libcoral: those of the Edge TPU compiler); None is equally many operators.
+        tail: how many of the last operators cannot be parted (libcoral: from the first that nothing reads).
+
+    Returns:
+        The last partition that was accepted. Where none was, because the initial one is within the threshold, or no
+        target below its bottleneck could be met: the initial one, with `found` False.
+
+    Raises:
+        InfeasibleError: the search aborts, as libcoral does; with `original` also where it accepts nothing.
+        OptionError: a threshold, step or number of segments that cannot be.
+    """
+    if not threshold_s >= LEAST_THRESHOLD_S or step < 1 or segments < 1:
+        raise OptionError(
+            f"{segments} segments, step {step}, threshold {threshold_s} s: the first two must be 1 at least, the "
+            f"threshold {LEAST_THRESHOLD_S}"
+        )
+    if operators < segments:
+        raise InfeasibleError(f"{segments} segments need as many operators, the chain has {operators}")
+    search = _ProfilingSearch(operators, segments, seconds, step, original, tail)
+    first = tuple(initial) if initial is not None else tuple(operators * i // segments for i in range(1, segments))
+    taken = search.all_seconds(first)
+    lower_s, upper_s = min(taken), max(taken)
+    if math.isinf(upper_s):
+        raise search.aborted("it cannot compile the initial partition")
+    if upper_s - lower_s <= threshold_s:
+        return Partition(first, tuple(taken), len(search.known), found=False)
+    accepted: tuple[int, ...] | None = None
+    while upper_s - lower_s > threshold_s:
+        target_s = (lower_s + upper_s) / 2
+        cuts = search.partition(target_s)
+        last_s = math.inf if cuts is None else search.ask(cuts[-1], operators)
+        if last_s < upper_s:
+            accepted = cuts
+        if last_s < target_s:
+            upper_s = target_s
+        else:
+            lower_s, upper_s = target_s, min(last_s, upper_s)
+    if accepted is None and original:
+        raise search.aborted("it finds no partition that is faster than the initial one")
+    cuts = first if accepted is None else accepted
+    return Partition(cuts, tuple(search.all_seconds(cuts)), len(search.known), found=accepted is not None)
+
+
+@dataclass(slots=True)
+class _ProfilingSearch:
+    """The segments measured so far, and the search for one target. A candidate is a number of operators a segment."""
+
+    operators: int
+    segments: int
+    seconds: Callable[[int, int], float]
+    step: int
+    original: bool
+    tail: int
+    known: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def aborted(self, why: str) -> InfeasibleError:
+        version = "libcoral's profiling partitioner" + (" (original)" if self.original else "")
+        return InfeasibleError(
+            f"{version} aborts with {self.segments} segments of {self.operators} operators: {why}; "
+            "use another scheduler"
+        )
+
+    def ask(self, start: int, end: int) -> float:
+        if (start, end) not in self.known:
+            self.known[start, end] = self.seconds(start, end)
+        return self.known[start, end]
+
+    def all_seconds(self, cuts: Sequence[int]) -> list[float]:
+        return [self.ask(start, end) for start, end in pairwise((0, *cuts, self.operators))]
+
+    def partition(self, target_s: float) -> tuple[int, ...] | None:
+        """The cuts of the first candidate whose segments but the last meet the target; None where none does."""
+        sizes = [self.operators - (self.segments - 1) * self.step] + [self.step] * (self.segments - 1)
+        if sizes[0] <= 0:
+            raise self.aborted(f"at {self.step} operators a step there are not enough")
+        if not self.extend(sizes, 0, target_s, set()):
+            return None
+        self.check_sum(sizes)
+        return tuple(accumulate(sizes[:-1]))
+
+    def extend(self, candidate: list[int], segment: int, target_s: float, stuck: set[tuple[int, int, int]]) -> bool:
+        """Chooses the sizes of `segment` and those behind it anew; says whether they can be had.
+
+        As in the source, `candidate` is reset even where they cannot. `stuck` are the states known to lead nowhere.
+        """
+        last = self.segments - 1
+        if segment == last:
+            return True
+        total = sum(candidate[segment:])
+        candidate[last] = max(self.tail, self.step)
+        for index in range((self.step if self.original else segment) + 1, last):
+            candidate[index] = self.step
+        candidate[segment] = total - (last - 1 - segment) * self.step - candidate[last]
+        if candidate[segment] <= 0 or sum(candidate[segment:]) != total:
+            raise self.aborted(f"no operators are left for segment {segment}")
+        # All that the rest of the search depends on.
+        state = (segment, sum(candidate[:segment]), total)
+        if state in stuck:
+            return False
+        sizes = list(candidate)
+        while sizes[segment] > 0:
+            if self.measure(sizes, segment) <= target_s and self.extend(sizes, segment + 1, target_s, stuck):
+                candidate[:] = sizes
+                return True
+            given_up = min(sizes[segment], self.step)
+            sizes[segment] -= given_up
+            sizes[segment + 1] += given_up
+        stuck.add(state)
+        return False
+
+    def measure(self, sizes: Sequence[int], segment: int) -> float:
+        start = sum(sizes[:segment])
+        end = start + sizes[segment]
+        if (start, end) not in self.known:
+            self.check_sum(sizes)
+        return self.ask(start, end)
+
+    def check_sum(self, sizes: Sequence[int]) -> None:
+        if sum(sizes) != self.operators:
+            raise self.aborted(f"it overwrote segments that were fixed: {list(sizes)} are {sum(sizes)} operators")

@@ -1,0 +1,65 @@
+"""Two stages on two devices: Algorithm 1 of Velasco-Montero et al., IEEE Access 2023.
+
+The operators in topological order are cut in two. Every cut is tried in O(N), for both orders of the two
+devices, with the transfer counted on the receiving side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+
+from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.planning.search.cost_tables import capacities, stage_joules, stage_seconds
+from tvm_pipeline.planning.search.cuts import prefixes
+from tvm_pipeline.planning.search.lexicographic import lexicographic
+
+
+def two_stage(problem: Problem) -> Plan:
+    """The best two-stage pipeline over all ordered pairs of devices that can work at the same time.
+
+    For throughput a cut is judged by its slower stage (Algorithm 1), for latency and energy by the sum; buses, readers
+    in one stage and limits are not its business, and a plan that breaks one is refused.
+
+    Raises:
+        InfeasibleError: there are no two such devices, or no cut that both can run.
+    """
+    cuts = prefixes(problem.graph)
+    if problem.is_lexicographic:
+        return lexicographic(replace(problem, stages=2), cuts, "two-stage")
+    held = cuts.param_bytes.astype(np.float64)
+    inner = np.arange(1, len(cuts) - 1)
+    best: tuple[float, tuple[Stage, ...]] | None = None
+    for pair in permutations(problem.platform.devices, 2):
+        if pair[0].overlaps(pair[1]) or not len(inner):
+            continue
+        if problem.objective == "energy":
+            costs = stage_joules(problem, cuts, pair)
+        else:
+            costs = stage_seconds(problem, cuts, pair, 2 if problem.objective == "throughput" else 1)
+        front = costs.stage(held, 0, 2, 0, inner)
+        back = costs.stage(held, 1, 0, inner, len(cuts) - 1)
+        value = np.maximum(front, back) if problem.objective == "throughput" else front + back
+        room = capacities(pair)
+        fits = (held[inner] <= room[0]) & (held[-1] - held[inner] <= room[1])
+        value[~fits | (np.maximum(front, back) >= costs.impossible)] = np.inf
+        at = int(np.argmin(value))
+        if np.isfinite(value[at]) and (best is None or value[at] < best[0]):
+            stages = cuts.stages([int(inner[at]), len(cuts) - 1])
+            best = float(value[at]), tuple(Stage((d.name,), s) for d, s in zip(pair, stages, strict=True))
+    if best is None:
+        names = ", ".join(device.name for device in problem.platform.devices)
+        raise InfeasibleError(
+            f"two stages need two operators, and two devices that share no cores and can run and hold them; "
+            f"{problem.graph.name} has {len(problem.graph)} and platform {problem.platform.name} has {names}"
+        )
+    try:
+        predicted = evaluate(problem, best[1]).predicted
+    except PlanError as error:
+        raise InfeasibleError(f"the best plan of two stages breaks a limit: {error}") from error
+    plan = Plan(problem.graph.name, "two-stage", problem.objective, best[1], predicted, "optimal")
+    return replace(plan, bound=plan.value)

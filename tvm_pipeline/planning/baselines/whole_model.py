@@ -1,0 +1,69 @@
+"""The obvious plans: the whole model on one device, or on every device with the frames shared out."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from tvm_pipeline.core.plan import Plan, Problem, Stage, merit, objective_value
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, PlanError
+
+
+def singles(problem: Problem) -> list[Plan]:
+    """One plan for each device that can run the whole model.
+
+    Raises:
+        InfeasibleError: none can; the message gives each device's reason.
+    """
+    return _possible(problem, "single", [(device.name,) for device in problem.platform.devices])
+
+
+def single(problem: Problem) -> Plan:
+    """The whole model on the one device that is best for the objective."""
+    return min(singles(problem), key=merit)
+
+
+def replicas(problem: Problem) -> Plan:
+    """The whole model on several devices at once, each taking the next frame when it is free.
+
+    Every set of two or more devices that share no cores is tried, and the best for the objective returned: with busy
+    factors, or for latency, fewer can be better than all.
+
+    Raises:
+        InfeasibleError: the platform has no two such devices that can run and hold the whole model.
+    """
+    able = [device for device in problem.platform.devices if _takes_all(problem, device)]
+    widest = list(disjoint_sets(able))
+    subsets = (c for group in widest for size in range(2, len(group) + 1) for c in combinations(group, size))
+    sets = list(dict.fromkeys(tuple(device.name for device in subset) for subset in subsets))
+    if not sets:
+        raise InfeasibleError(
+            f"platform {problem.platform.name} has no two devices that share no cores and can run and hold the "
+            "whole model"
+        )
+    return min(_possible(problem, "replicas", sets), key=merit)
+
+
+def _takes_all(problem: Problem, device: Device) -> bool:
+    held = sum(operator.param_bytes for operator in problem.graph.operators)
+    fits = device.memory_bytes is None or held <= device.memory_bytes
+    measured = problem.measured(device.name)
+    return fits and (measured is None or None not in measured.seconds)
+
+
+def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -> list[Plan]:
+    plans, reasons = [], []
+    operators = tuple(operator.name for operator in problem.graph.operators)
+    for devices in device_sets:
+        stages = (Stage(devices, operators),)
+        try:
+            predicted = evaluate(problem, stages).predicted
+        except PlanError as error:
+            reasons.append(str(error))
+            continue
+        bound = objective_value(predicted, problem.objective)
+        plans.append(Plan(problem.graph.name, name, problem.objective, stages, predicted, "optimal", bound))
+    if not plans:
+        raise InfeasibleError("; ".join(dict.fromkeys(reasons)))
+    return plans

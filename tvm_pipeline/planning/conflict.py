@@ -1,0 +1,147 @@
+"""Why there is no plan: the smallest set of operators, devices and limits in conflict that is cheap to find.
+
+First what one look at the figures tells: an operator that fits nowhere, a limit that no split could keep. Where that is
+silent, limits are taken away one by one (a deletion filter): what stays is a set of which each is needed for the
+conflict. Chinneck, "Feasibility and Infeasibility in Optimization", 2008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import busy_factor
+
+
+def explain(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
+    """What is in conflict, in the user's terms; `feasible` tells whether an altered problem has a plan."""
+    reason = next(_plain_reasons(problem), None)
+    if reason is not None:
+        return reason
+    kept = dict(_limits(problem))
+    if not kept or not feasible(_without(problem, kept)):
+        return _pieces(problem)
+    for name in list(kept):
+        rest = {other: limit for other, limit in kept.items() if other != name}
+        free = _without(problem, {n: limit for n, limit in _limits(problem) if n not in rest})
+        if not feasible(free):
+            kept = rest
+    needed = "; ".join(kept)
+    return f"no plan keeps all of: {needed}" + ("" if len(kept) == 1 else "; loosen any one of these")
+
+
+def _plain_reasons(problem: Problem) -> Iterator[str]:
+    """Reasons that need no search, the most telling first."""
+    devices, platform = problem.platform.devices, problem.platform.name
+    able = [_able(problem, device) for device in devices]
+    for index, operator in enumerate(problem.graph.operators):
+        runs = [device for device, mask in zip(devices, able, strict=True) if mask[index]]
+        if not runs:
+            yield f"no device can run operator {operator.name}; platform {platform} has {_names(devices)}"
+        roomy = max((device.memory_bytes or float("inf") for device in runs), default=0)
+        if operator.param_bytes > roomy:
+            yield (
+                f"operator {operator.name} holds {operator.param_bytes} bytes of parameters, no device that can run it "
+                f"has more than {roomy:.0f}"
+            )
+    widest = max(map(len, disjoint_sets(devices)))
+    comes_again = problem.objective in ("latency", "energy") and problem.min_throughput_fps is None and widest > 1
+    if problem.stages is not None and problem.stages > widest and not comes_again:
+        needed = "two" if problem.objective in ("latency", "energy") else "as many"
+        yield f"{problem.stages} stages need {needed} devices that share no cores; platform {platform} has {widest}"
+    total = sum(operator.param_bytes for operator in problem.graph.operators)
+    room = max(sum(d.memory_bytes or float("inf") for d in group) for group in disjoint_sets(devices))
+    if total > room:
+        yield (
+            f"{problem.graph.name} holds {total} bytes of parameters, all devices of platform {platform} together hold "
+            f"{room:.0f}; give them more memory"
+        )
+    yield from _too_slow(problem)
+
+
+def _too_slow(problem: Problem) -> Iterator[str]:
+    """Limits of speed that even the fastest device of each operator cannot keep."""
+    fastest: list[tuple[float, str]] = []
+    for index in range(len(problem.graph)):
+        seconds = [(_operator_s(problem, device, index), device.name) for device in problem.platform.devices]
+        fastest.append(min(seconds))
+    floor_fps, most_s = problem.min_throughput_fps, problem.max_latency_s
+    if floor_fps is not None:
+        slowest = max(range(len(fastest)), key=lambda index: fastest[index][0])
+        seconds_s, device_name = fastest[slowest]
+        if seconds_s * floor_fps > 1 + 1e-9:
+            name = problem.graph.operators[slowest].name
+            yield (
+                f"operator {name} takes {seconds_s:.3g} s on its fastest device {device_name}, which alone makes no "
+                f"more than {1 / seconds_s:.4g} frames a second; --min-throughput asks for {floor_fps:.4g}"
+            )
+    least_s = sum(seconds_s for seconds_s, _ in fastest)
+    if most_s is not None and least_s > most_s * (1 + 1e-9):
+        yield (
+            f"with each operator on its fastest device a frame takes {least_s:.3g} s, --max-latency allows {most_s:.3g}"
+        )
+
+
+def _operator_s(problem: Problem, device: Device, index: int) -> float:
+    """Seconds of one operator on an idle device; infinite where it cannot run it."""
+    measured, operator = problem.measured(device.name), problem.graph.operators[index]
+    if measured is None:
+        return device.model.seconds(1, operator.macs, 0) - device.model.call_s if device.model else 0.0
+    seconds = measured.seconds[index]
+    return float("inf") if seconds is None else seconds * min(1.0, busy_factor(problem, device.name, 1))
+
+
+def _able(problem: Problem, device: Device) -> list[bool]:
+    measured = problem.measured(device.name)
+    return [True] * len(problem.graph) if measured is None else [seconds is not None for seconds in measured.seconds]
+
+
+def _names(devices: tuple[Device, ...]) -> str:
+    return ", ".join(device.name for device in devices)
+
+
+_Limit = Callable[[Problem], Problem]
+
+
+def _limits(problem: Problem) -> Iterator[tuple[str, _Limit]]:
+    """The limits a user set, each with what takes it away."""
+    if problem.stages is not None:
+        yield f"--stages {problem.stages}", lambda p: replace(p, stages=None)
+    if problem.children_together:
+        yield "--children-together", lambda p: replace(p, children_together=False)
+    if problem.min_throughput_fps is not None:
+        yield f"--min-throughput {problem.min_throughput_fps:g}", lambda p: replace(p, min_throughput_fps=None)
+    if problem.max_latency_s is not None:
+        yield f"--max-latency {problem.max_latency_s:g}", lambda p: replace(p, max_latency_s=None)
+    for device in problem.platform.devices:
+        if device.memory_bytes is not None:
+            name = device.name
+            yield f"memory_bytes {device.memory_bytes} of device {name}", lambda p, name=name: _roomy(p, name)  # type: ignore[misc]
+
+
+def _roomy(problem: Problem, name: str) -> Problem:
+    devices = tuple(replace(d, memory_bytes=None) if d.name == name else d for d in problem.platform.devices)
+    return replace(problem, platform=replace(problem.platform, devices=devices))
+
+
+def _without(problem: Problem, limits: dict[str, _Limit]) -> Problem:
+    for take_away in limits.values():
+        problem = take_away(problem)
+    return problem
+
+
+def _pieces(problem: Problem) -> str:
+    """No limit is to blame: the operators' devices alternate more often than devices may come."""
+    devices = problem.platform.devices
+    for device in devices:
+        mask = _able(problem, device)
+        if not all(mask):
+            missing = problem.graph.operators[mask.index(False)].name
+            others = ", ".join(d.name for d in devices if d != device) or "no other device"
+            return (
+                f"device {device.name} cannot run operator {missing} (and {mask.count(False) - 1} more), and no split "
+                f"with {others} covers the rest, each device serving one stage"
+            )
+    return f"no pipeline of the devices {_names(devices)} can run {problem.graph.name}"

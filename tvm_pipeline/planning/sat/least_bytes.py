@@ -1,0 +1,257 @@
+"""Memory, DRAM overflow and communication in lexicographic order, by CP-SAT.
+
+The problem of Yin et al., "Exact Memory- and Communication-aware Scheduling of DNNs on Pipelined Edge TPUs", SEC 2022,
+equations (1) to (3), solved one part after another: the optimum of a part becomes a limit of the next. What is known
+of the memory of a stage leaves each operator a window of stages, which is most of the speed.
+
+Next: `cp_sat.py`, which calls this, and `cp_staging.py`, the booleans.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+from tvm_pipeline.core.graph import readers_of
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, Status
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
+from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of, weighted
+from tvm_pipeline.solvers.cpsat import library, search
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
+    from tvm_pipeline.planning.sat.staging import Expression
+
+
+def least_bytes(problem: Problem, hint: tuple[Stage, ...] | None, deadline: float) -> Plan:
+    """The lexicographic optimum over all downset cuts into k stages; see `cp_sat` for parameters and errors."""
+    line = max(disjoint_sets(problem.platform.devices), key=len)
+    if problem.stages is not None:
+        return _Bytes(problem, line, problem.stages, hint, deadline).plan()
+    for stages in range(min(len(line), len(problem.graph)), 1, -1):
+        try:
+            return _Bytes(problem, line, stages, hint, deadline).plan()
+        except InfeasibleError:
+            # Operators that must stay together may leave too few places to cut.
+            if not problem.children_together:
+                raise
+    return _Bytes(problem, line, 1, hint, deadline).plan()
+
+
+class _Bytes:
+    """One solve: the best plan so far, and the parts whose optimum is known."""
+
+    def __init__(
+        self, problem: Problem, line: tuple[Device, ...], stages: int, hint: tuple[Stage, ...] | None, deadline: float
+    ) -> None:
+        if stages > len(line):
+            raise InfeasibleError(
+                f"no plan of {stages} stages: platform {problem.platform.name} has {len(line)} devices that can work "
+                "at the same time, and each serves one stage; ask for fewer --stages"
+            )
+        self.problem, self.devices, self.stages, self.deadline = problem, line[:stages], stages, deadline
+        self.dag = dag_of(problem.graph, problem.children_together)
+        self.total = sum(self.dag.param_bytes)
+        self.cache = self._cache()
+        self.best: tuple[Stage, ...] | None = None
+        self.figures = Prediction()
+        self.known: dict[str, int] = {}
+        for groups in self._first_groups(hint):
+            self._take(groups)
+
+    def _cache(self) -> int:
+        """Bytes of the cache that every device has; 0 where the objective does not ask."""
+        if "dram" not in self.problem.objective:
+            return 0
+        caches = {device.cache_bytes for device in self.devices}
+        for device in self.devices:
+            if device.cache_bytes is None:
+                raise OptionError(
+                    f"--objective {self.problem.objective}: device {device.name} states no cache; set cache_bytes in "
+                    "the platform file"
+                )
+        if len(caches) > 1:
+            raise OptionError(
+                f"--objective {self.problem.objective}: the devices of platform {self.problem.platform.name} have "
+                f"different cache_bytes ({', '.join(map(str, sorted(caches)))}); it is defined for equal ones"  # type: ignore[type-var]
+            )
+        return caches.pop() or 0
+
+    def _first_groups(self, hint: tuple[Stage, ...] | None) -> Iterator[list[tuple[str, ...]]]:
+        if hint is not None and len(hint) == self.stages:
+            yield [stage.operators for stage in hint]
+        even = even_prefixes(self.problem, self.stages)
+        if even is not None:
+            yield even
+
+    def _take(self, groups: list[tuple[str, ...]]) -> None:
+        """Keeps the plan if it is legal and better than the best so far."""
+        stages = tuple(Stage((device.name,), group) for device, group in zip(self.devices, groups, strict=True))
+        try:
+            figures = evaluate(self.problem, stages).predicted
+        except PlanError:
+            return  # a hint, or a split by parameters alone, need not be a plan of this problem
+        if self.best is None or self._value(figures) < self._value(self.figures):
+            self.best, self.figures = stages, figures
+
+    def _value(self, figures: Prediction) -> tuple[int, ...]:
+        return tuple(getattr(figures, f"{part}_bytes") for part in self.problem.objective.split(","))
+
+    def plan(self) -> Plan:
+        parts = self.problem.objective.split(",")
+        bound: list[int] = []
+        for part in parts:
+            floor = self._floor(part)
+            if self.best is None or getattr(self.figures, f"{part}_bytes") > floor:
+                proven = self._improve(part, floor)
+                if proven is not None:
+                    # The rest of the parts can only be bounded as if this one were reached.
+                    bound += [proven, *map(self._floor, parts[len(bound) + 1 :])]
+                    break
+            self.known[part] = getattr(self.figures, f"{part}_bytes")
+            bound.append(self.known[part])
+        if self.best is None:
+            raise InfeasibleError(
+                f"no plan of {self.stages} stages found within {self.problem.time_limit_s} s; give more --time-limit"
+            )
+        value = self._value(self.figures)
+        status: Status = "optimal" if value == tuple(bound) else "feasible"
+        problem = self.problem
+        return Plan(problem.graph.name, "cp-sat", problem.objective, self.best, self.figures, status, tuple(bound))
+
+    def _floor(self, part: str) -> int:
+        """A lower bound that needs no search."""
+        if part == "memory":
+            return max(max(self.dag.param_bytes), -(-self.total // self.stages))
+        return max(0, self.total - self.stages * self.cache) if part == "dram" else 0
+
+    def _improve(self, part: str, floor: int) -> int | None:
+        """Minimizes a part under the optima of those before it; a lower bound where the time ended the search."""
+        most = self._most_bytes(part)
+        model = library().CpModel()
+        staging = Staging(model, self.dag, self.stages, self.dag.windows(self.stages, most))
+        for stage in range(self.stages):
+            staging.fill(stage)
+        held = self._held(staging, most)
+        self._forbid_unsupported(staging)
+        match part:
+            case "memory":
+                goal = model.new_int_var(min(floor, most), most, "")
+                for size in held:
+                    model.add(size <= goal)
+            case "dram":
+                goal = self._overflow(staging, held, most)
+            case _:
+                goal = self._communication(staging)
+        if part != "dram" and "dram" in self.known:
+            model.add(self._overflow(staging, held, most) <= self.known["dram"])
+        model.minimize(goal)
+        if self.best is not None:
+            staging.hint(stage_of(self.problem.graph, self.best))
+        answer = search(model, self.deadline)
+        if answer.bound == math.inf:
+            raise InfeasibleError(
+                f"no plan of {self.stages} stages of {self.problem.graph.name} meets the limits of the problem"
+            )
+        if answer.solver is not None:
+            self._take(staging.groups(answer.solver))
+        return None if answer.proven else max(floor, math.ceil(max(answer.bound, 0) - 1e-6))
+
+    def _most_bytes(self, part: str) -> int:
+        """What a stage may hold in any plan that is at least as good as the best so far."""
+        most = self.known.get("memory", self.total)
+        if self.best is not None and part == "memory":
+            most = min(most, self.figures.memory_bytes or 0)
+        if self.best is not None and (part == "dram" or "dram" in self.known):
+            most = min(most, self.cache + (self.figures.dram_bytes or 0))
+        return most
+
+    def _held(self, staging: Staging, most: int) -> list[Expression]:
+        """Parameter bytes of each stage, as differences of prefixes; every limit on them is stated."""
+        limits = [device.memory_bytes for device in self.devices]
+        prefixes: list[Expression] = [0]
+        for boundary in range(1, self.stages):
+            least = max(0, self.total - (self.stages - boundary) * most)
+            prefix = staging.model.new_int_var(least, min(self.total, boundary * most), "")
+            staging.model.add(prefix == staging.prefix(boundary, self.dag.param_bytes))
+            prefixes.append(prefix)
+        held = [after - before for before, after in pairwise([*prefixes, self.total])]
+        for size, limit in zip(held, limits, strict=True):
+            if self.stages > 1 or limit is not None:
+                staging.model.add(size <= (most if limit is None else min(most, limit)))
+        return held
+
+    def _overflow(self, staging: Staging, held: list[Expression], most: int) -> Expression:
+        """Objective (2): the sum of what each stage holds beyond the cache."""
+        beyond = [staging.model.new_int_var(0, max(0, most - self.cache), "") for _ in held]
+        for size, over in zip(held, beyond, strict=True):
+            staging.model.add(over >= size - self.cache)
+        total: Expression = library().LinearExpr.sum(beyond)
+        return total
+
+    def _communication(self, staging: Staging) -> cp_model.IntVar:
+        """Objective (3): the most bytes that operators hand on across a boundary."""
+        flows = [replace(flow, kept=False) for flow in self.dag.flows if flow.writer is not None and flow.readers]
+        widest = staging.model.new_int_var(0, sum(flow.bytes for flow in flows), "")
+        for boundary in range(1, self.stages):
+            staging.model.add(weighted(staging.crossing(boundary, flows)) <= widest)
+        return widest
+
+    def _forbid_unsupported(self, staging: Staging) -> None:
+        for stage, device in enumerate(self.devices):
+            measured = self.problem.measured(device.name)
+            for place, seconds in enumerate(measured.seconds if measured else ()):
+                if seconds is None:
+                    row = staging.before[place]
+                    staging.model.add_bool_or(~row[stage + 1], row[stage])
+
+
+def even_prefixes(problem: Problem, stages: int) -> list[tuple[str, ...]] | None:
+    """The graph's own order in `stages` consecutive groups, the fullest as empty of parameters as can be.
+
+    None where `children_together` leaves too few places to cut.
+    """
+    graph = problem.graph
+    held = list(accumulate((operator.param_bytes for operator in graph.operators), initial=0))
+    places = [0, *_legal_cuts(problem), len(graph)]
+    sums = [held[place] for place in places]
+    if len(places) <= stages:
+        return None
+
+    def cuts(most: int) -> list[int] | None:
+        """Greedy: each group takes all it can, but leaves one place for each of the groups to come."""
+        chosen = [0]
+        for group in range(1, stages + 1):
+            end = bisect_right(sums, sums[chosen[-1]] + most) - 1
+            end = min(end, len(places) - 1 - (stages - group))
+            if end <= chosen[-1]:
+                return None
+            chosen.append(end)
+        return chosen if chosen[-1] == len(places) - 1 else None
+
+    low, high = 0, sums[-1]
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if cuts(middle) else (middle + 1, high)
+    names = [operator.name for operator in graph.operators]
+    return [tuple(names[places[a] : places[b]]) for a, b in pairwise(cuts(low) or ())]
+
+
+def _legal_cuts(problem: Problem) -> list[int]:
+    """Where the order may be cut: with `children_together` not between readers of one operator."""
+    place = {operator.name: index for index, operator in enumerate(problem.graph.operators)}
+    split = [0] * (len(place) + 1)
+    if problem.children_together:
+        for readers in readers_of(problem.graph).values():
+            places = [place[reader] for reader in readers]
+            if places:
+                split[min(places) + 1] += 1
+                split[max(places) + 1] -= 1
+    return [cut for cut, open_at in enumerate(accumulate(split)) if 0 < cut < len(place) and open_at == 0]

@@ -1,0 +1,203 @@
+"""Throughput, latency and energy on unequal devices, by CP-SAT.
+
+Next: `cp_sat.py`, which calls this, and `cp_devices.py`, what the model says of devices.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import suppress
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, objective_value
+from tvm_pipeline.core.platform import disjoint_sets
+from tvm_pipeline.cost.evaluate import busy_factor, evaluate, require_energy
+from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, once_only, second_rows, unit_of
+from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of
+from tvm_pipeline.solvers.cpsat import Answer, library, search
+
+if TYPE_CHECKING:
+    from tvm_pipeline.planning.sat.staging import Expression
+
+
+def least_seconds(problem: Problem, hint: tuple[Stage, ...] | None, deadline: float) -> Plan:
+    """The best pipeline for throughput, latency or energy; see `cp_sat` for parameters and errors."""
+    if problem.objective == "energy":
+        require_energy(problem)
+    return _Seconds(problem, hint, deadline).plan()
+
+
+class _Seconds:
+    """One solve. Costs are those of a frame, less is better: for throughput the seconds between two frames."""
+
+    def __init__(self, problem: Problem, hint: tuple[Stage, ...] | None, deadline: float) -> None:
+        self.problem, self.deadline = problem, deadline
+        self.devices = problem.platform.devices
+        self.dag = dag_of(problem.graph, problem.children_together)
+        rows, other_s = second_rows(problem)
+        self.unit_s = unit_of(rows, other_s)
+        self.watts = {device.name: device.active_w or 0.0 for device in self.devices}
+        self.joules = {
+            device.name: measured.joules
+            for device in self.devices
+            if (measured := problem.measured(device.name)) and measured.joules is not None
+        }
+        self.unit = self.unit_s
+        if problem.objective == "energy":
+            watts = max(self.watts.values())
+            of_seconds = [
+                [s and s * self.watts[d.name] for s in row] for d, row in zip(self.devices, rows, strict=True)
+            ]
+            joules = [list(self.joules.get(d.name, row)) for d, row in zip(self.devices, of_seconds, strict=True)]
+            self.unit = unit_of(joules, other_s * watts)
+        self.best: tuple[Stage, ...] | None = None
+        self.figures = Prediction()
+        self.cost = math.inf
+        if hint is not None and self._in_space(hint):
+            with suppress(PlanError):
+                self._take(hint)
+
+    def _in_space(self, stages: tuple[Stage, ...]) -> bool:
+        names = [name for stage in stages for name in stage.devices]
+        again = self.problem.objective != "throughput"
+        once = {device.name for device in self.devices if once_only(device) or not again}
+        return (
+            self.problem.stages in (None, len(stages))
+            and all(len(stage.devices) == 1 for stage in stages)
+            and all(a != b for a, b in pairwise(names))
+            and all(names.count(name) == 1 for name in once.intersection(names))
+            and len(stages) <= self._most_stages()
+        )
+
+    def _most_stages(self) -> int:
+        if self.problem.stages is not None:
+            return self.problem.stages
+        widest = max(len(group) for group in disjoint_sets(self.devices))
+        once = self.problem.objective == "throughput" or all(map(once_only, self.devices))
+        return min(len(self.dag), widest if once else 2 * widest)
+
+    def _take(self, stages: tuple[Stage, ...]) -> None:
+        """Judges a plan and keeps it if it is the best; raises PlanError where a limit forbids it."""
+        predicted = evaluate(self.problem, stages).predicted
+        match self.problem.objective:
+            case "throughput":
+                cost = 1 / (predicted.throughput_fps or math.inf)
+            case "latency":
+                cost = predicted.latency_s or 0.0
+            case _:
+                cost = predicted.energy_j or 0.0
+        if cost < self.cost:
+            self.best, self.figures, self.cost = stages, predicted, cost
+
+    def plan(self) -> Plan:
+        problem, most = self.problem, self._most_stages()
+        if problem.objective != "throughput":
+            bound = self._solve(most, self.deadline)
+        else:
+            # How much devices slow each other down depends on how many work: each number of stages is a model of
+            # its own. The most stages first, whose plan is a limit for the others; the time is shared evenly.
+            counts = [most] if problem.stages is not None else range(most, 0, -1)
+            bound = math.inf
+            for done, count in enumerate(counts):
+                share = (self.deadline - time.monotonic()) / (len(counts) - done)
+                bound = min(bound, self._solve(count, time.monotonic() + share))
+        if self.best is None:
+            if bound == math.inf:
+                asked = "" if problem.stages is None else f" of {problem.stages} stages"
+                raise InfeasibleError(
+                    f"no plan{asked} of {problem.graph.name} on platform {problem.platform.name} meets the limits of "
+                    "the problem"
+                )
+            raise InfeasibleError(f"no plan found within {problem.time_limit_s} s; give more --time-limit")
+        proven = bound >= self.cost * (1 - 1e-6)
+        cost = self.cost if proven else max(bound, 0.0)
+        # Seconds a frame are to be read as frames a second, as `evaluate` does.
+        figure = 1 / max(cost, 1e-12) if problem.objective == "throughput" else cost
+        value = objective_value(self.figures, problem.objective)
+        return Plan(
+            problem.graph.name,
+            "cp-sat",
+            problem.objective,
+            self.best,
+            self.figures,
+            "optimal" if proven else "feasible",
+            value if proven else (figure,),
+        )
+
+    def _solve(self, stages: int, deadline: float) -> float:
+        """Searches plans of (up to) so many stages; returns what none of them costs less than, inf for none at all."""
+        # A limit is at first as wide as the rounding to whole units could need, so that the bound is one. Where the
+        # judge refuses the plan for that, the limit is taken as narrow.
+        bound = math.inf
+        for slack in (1, -1):
+            placement, answer = self._search(stages, deadline, slack)
+            bound = min(bound, answer.bound * self.unit)
+            if answer.solver is None:
+                break
+            try:
+                self._take(placement.stages(answer.solver))
+                break
+            except PlanError:
+                if slack < 0 or not self._limited:
+                    raise
+        return bound
+
+    @property
+    def _limited(self) -> bool:
+        return self.problem.min_throughput_fps is not None or self.problem.max_latency_s is not None
+
+    def _search(self, stages: int, deadline: float, slack: int) -> tuple[Placement, Answer]:
+        problem = self.problem
+        of_rate = problem.objective == "throughput"
+        staging = Staging(library().CpModel(), self.dag, stages)
+        optional = problem.stages is None and not of_rate
+        placement = Placement(staging, problem, optional=optional, again=not of_rate)
+        break_symmetry([placement])
+        goal = self._rate_goal(placement, slack) if of_rate else self._sum_goal(placement, slack)
+        staging.model.minimize(goal)
+        if self.best is not None:
+            if of_rate and len(self.best) != stages:
+                staging.model.add(goal <= math.floor(self.cost / self.unit) - 1)
+            else:
+                placement.hint(self.best, stage_of(problem.graph, self.best))
+        return placement, search(staging.model, deadline)
+
+    def _rate_goal(self, placement: Placement, slack: int) -> Expression:
+        working, model = placement.staging.stages, placement.model
+        factors = {device.name: busy_factor(self.problem, device.name, working) for device in self.devices}
+        loads = Loads(placement, self.unit, factors)
+        pace = model.new_int_var(0, 2**60, "")
+        for load in (*loads.device, *loads.bus.values()):
+            model.add(load <= pace)
+        if self.problem.max_latency_s is not None:
+            alone = Loads(placement, self.unit_s, dict.fromkeys(factors, 1.0))
+            model.add(sum(alone.device) <= self._limit(self.problem.max_latency_s, slack))
+        return pace
+
+    def _sum_goal(self, placement: Placement, slack: int) -> Expression:
+        alone = Loads(placement, self.unit_s, dict.fromkeys(self.watts, 1.0))
+        if self.problem.min_throughput_fps is not None:
+            self._keep_pace(placement, alone, 1 / self.problem.min_throughput_fps, slack)
+        if self.problem.objective == "latency":
+            return sum(alone.device)
+        return sum(Loads(placement, self.unit, self.watts, figures=self.joules).device)
+
+    def _keep_pace(self, placement: Placement, alone: Loads, most_s: float, slack: int) -> None:
+        """No device and no bus takes longer than `most_s` while all that are used work."""
+        model = placement.model
+        for load in alone.bus.values():
+            model.add(load <= self._limit(most_s, slack))
+        is_count = [model.new_bool_var("") for _ in range(min(len(self.devices), placement.staging.stages))]
+        model.add_exactly_one(is_count)
+        model.add(sum(placement.used) == sum(n * literal for n, literal in enumerate(is_count, 1)))
+        for working, literal in enumerate(is_count, 1):
+            for device, load in zip(self.devices, alone.device, strict=True):
+                factor = busy_factor(self.problem, device.name, working)
+                model.add(load <= self._limit(most_s / factor, slack)).only_enforce_if(literal)
+
+    def _limit(self, seconds: float, slack: int) -> int:
+        # The judge allows a relative error of 1e-9; every operator and every hop may be rounded by half a unit.
+        return math.floor(seconds * (1 + 5e-10) / self.unit_s) + slack * (len(self.dag) + 2 * len(self.devices))

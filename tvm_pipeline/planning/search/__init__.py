@@ -1,0 +1,14 @@
+"""Exact searches by dynamic programming over the cuts of a graph.
+
+cuts.py                 where a graph may be cut: its downsets, or the prefixes of one order
+space.py                the pipelines that a search considers
+cost_tables.py          the costs of stages as arrays over cuts
+dynamic_programming.py  the schedulers chain, ideals and hybrid
+pipelines.py            the search for the least bottleneck and for the least sum
+loops.py                its compiled loops
+relaxation.py           its lower bound, and the windows of cuts that can matter
+lexicographic.py        the search for objectives of bytes
+revisits.py             pipelines whose devices serve several stages
+pareto.py               throughput against latency and energy
+with_activations.py     stages whose activations must fit the memory of their device, too
+"""

@@ -1,0 +1,173 @@
+"""The figures of a problem as arrays over cuts: what one stage between two cuts costs on one device.
+
+Every search asks one question, "what do the operators between cut i and cut j cost on device d, received from p?",
+and gets it from sums that are made once:
+
+    call[d] + add[d, j] - add[d, i] + max(work[d, j] - work[d, i], spill[d] * (bytes between - cached[d]))
+    + enter[p, d, i] + leave[d, j]
+
+For a measured device only `add` and `enter` are not zero, and costs are additive; for a modelled one (an Edge TPU with
+its parameter cache) the maximum is what makes them not so. Costs that only a call can tell are in `segments.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.platform import Device, per_unit
+from tvm_pipeline.cost.evaluate import busy_factor
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
+
+Places = Integers | int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StageCosts:
+    """Costs of D devices over M cuts, in seconds or joules.
+
+    Attributes:
+        call, spill, cached: D.
+        add, work, leave: D x M.
+        enter: (D+1) x D x M, what device d pays to receive cut i from device p; row D is the world outside.
+        least, least_added: M, cumulative; each operator at its cheapest, and of that what `add` alone says.
+        impossible: a cost that no stage reaches but one with an operator that its device cannot run.
+    """
+
+    call: Floats
+    add: Floats
+    work: Floats
+    spill: Floats
+    cached: Floats
+    enter: Floats
+    leave: Floats
+    least: Floats
+    least_added: Floats
+    impossible: float
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether a stage costs the sum of its operators, and its transfers where it begins."""
+        return not (self.call.any() or self.work.any() or self.spill.any() or self.leave.any())
+
+    def stage(self, held: Floats, device: int, source: int, start: Places, end: Places) -> Floats:
+        """The cost of one stage, or of many at once; `held` are the cuts' parameter bytes."""
+        spilled = self.spill[device] * np.maximum(0.0, held[end] - held[start] - self.cached[device])
+        work = np.maximum(self.work[device, end] - self.work[device, start], spilled)
+        added = self.add[device, end] - self.add[device, start]
+        total: Floats = self.call[device] + added + work + self.enter[source, device, start] + self.leave[device, end]
+        return total
+
+
+def capacities(devices: Sequence[Device]) -> Floats:
+    """Parameter bytes that fit each device, or infinity."""
+    return np.array([np.inf if device.memory_bytes is None else device.memory_bytes for device in devices], dtype=float)
+
+
+def stage_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], working: int = 1) -> StageCosts:
+    """Seconds while `working` devices of the platform work at the same time."""
+    return _costs(problem, cuts, devices, [busy_factor(problem, device.name, working) for device in devices])
+
+
+def stage_joules(problem: Problem, cuts: Cuts, devices: Sequence[Device]) -> StageCosts:
+    """Joules of a frame: as measured, else active power times seconds; a transfer draws the receiver's power."""
+    profiles = [problem.measured(device.name) for device in devices]
+    joules = [profile.joules if profile else None for profile in profiles]
+    return _costs(problem, cuts, devices, [device.active_w or 0.0 for device in devices], joules)
+
+
+def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: str, working: int = 1) -> StageCosts:
+    """Seconds that a stage needs of one bus: overflow of the devices that name it, transfers of the links that do."""
+    every = stage_seconds(problem, cuts, devices, working)
+    own = np.array([device.bus == bus and problem.measured(device.name) is None for device in devices])
+    return StageCosts(
+        call=np.zeros(len(devices)),
+        add=np.zeros_like(every.add),
+        work=np.zeros_like(every.work),
+        spill=np.where(own, every.spill, 0.0),
+        cached=every.cached,
+        enter=_links(problem, cuts, devices, [1.0] * len(devices), bus),
+        leave=np.zeros_like(every.leave),
+        least=np.zeros(len(cuts)),
+        least_added=np.zeros(len(cuts)),
+        impossible=math.inf,
+    )
+
+
+def least_bus_seconds(problem: Problem, devices: Sequence[Device], bus: str, most_devices: int) -> float:
+    """What no pipeline of at most so many of the devices needs less of the bus: overflow that no cache can hold."""
+    models = [device.model for device in devices if device.bus == bus and problem.measured(device.name) is None]
+    known = [model for model in models if model is not None]
+    if len(known) < len(devices):
+        return 0.0
+    held = sum(operator.param_bytes for operator in problem.graph.operators)
+    caches = sorted((held if model.cached_bytes is None else model.cached_bytes for model in known), reverse=True)
+    return min(model.spill_s_per_byte for model in known) * max(0, held - sum(caches[:most_devices]))
+
+
+def buses(problem: Problem, devices: Sequence[Device]) -> list[str]:
+    """The buses that these devices or the links between them use."""
+    names = {device.name for device in devices}
+    links = (*problem.platform.links, *problem.profile.links)
+    used = [device.bus for device in devices if problem.measured(device.name) is None and device.model is not None]
+    used += [link.bus for link in links if link.source in names and link.destination in names]
+    return sorted({bus for bus in used if bus})
+
+
+def _costs(
+    problem: Problem,
+    cuts: Cuts,
+    devices: Sequence[Device],
+    scale: list[float],
+    instead: Sequence[tuple[float, ...] | None] = (),
+) -> StageCosts:
+    """Seconds of each device, times its entry of `scale`; `instead` has operators' costs of devices that say others."""
+    count, operators = len(cuts), problem.graph.operators
+    size = len(devices)
+    call, spill, cached = np.zeros(size), np.zeros(size), np.full(size, np.inf)
+    work, leave = np.zeros((size, count)), np.zeros((size, count))
+    enter = _links(problem, cuts, devices, scale)
+    figures, blocked = np.zeros((size, len(operators))), np.zeros((size, len(operators)), bool)
+    busiest = np.zeros((size, len(operators)))
+    for index, (device, factor) in enumerate(zip(devices, scale, strict=True)):
+        profile, model = problem.measured(device.name), device.model
+        if profile is not None:
+            blocked[index] = [seconds is None for seconds in profile.seconds]
+            row = instead[index] if instead else None
+            figures[index] = row or [(seconds or 0.0) * factor for seconds in profile.seconds]
+        elif model is not None:
+            call[index] = model.call_s * factor
+            figures[index] = model.operator_s * factor
+            busiest[index] = [operator.macs * per_unit(model.macs_per_s) * factor for operator in operators]
+            work[index] = cuts.sums(busiest[index])
+            spill[index] = model.spill_s_per_byte * factor
+            cached[index] = np.inf if model.cached_bytes is None else model.cached_bytes
+            enter[:, index] += cuts.crossing_bytes * model.transfer_s(1, 0) * factor
+            leave[index] = cuts.crossing_bytes * model.transfer_s(0, 1) * factor
+    # Above every stage that can be, yet not so far that sums of it lose the digits of the others.
+    impossible = 1.0 + 4.0 * float(
+        figures.sum(axis=1).max() + (call + work[:, -1]).max() + enter.max() + leave.max()
+        + (spill * cuts.param_bytes[-1]).max()
+    )  # fmt: skip
+    cheapest = np.where(blocked, 2 * impossible, figures)
+    add = np.array([cuts.sums(row) for row in cheapest])
+    least, least_added = cuts.sums((cheapest + busiest).min(axis=0)), cuts.sums(cheapest.min(axis=0))
+    return StageCosts(call, add, work, spill, cached, enter, leave, least, least_added, impossible)
+
+
+def _links(
+    problem: Problem, cuts: Cuts, devices: Sequence[Device], scale: list[float], bus: str | None = None
+) -> Floats:
+    """(D+1) x D x M: the links, or those of one bus."""
+    enter = np.zeros((len(devices) + 1, len(devices), len(cuts)))
+    for p, source in enumerate(devices):
+        for d, (device, factor) in enumerate(zip(devices, scale, strict=True)):
+            link = problem.link(source.name, device.name)
+            if source != device and bus in (None, link.bus):
+                per_byte = per_unit(link.bandwidth_bytes_per_s)
+                enter[p, d] = (link.latency_s + cuts.crossing_bytes * per_byte) * factor
+    return enter

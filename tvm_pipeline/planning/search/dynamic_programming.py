@@ -1,0 +1,325 @@
+"""The exact planner by dynamic programming: which pipelines are searched for, and what a search proves.
+
+`chain` cuts the graph's own order, `ideals` cuts the graph anywhere, `hybrid` lets stages be replicated besides. All
+three turn a problem into searches of `pipelines.py` (or, for objectives of bytes, of `lexicographic.py`), take the best
+plan of all and say what is proven of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tvm_pipeline.core.plan import Plan, Problem, Stage, merit
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import busy_factor, evaluate, judged
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
+from tvm_pipeline.planning.baselines.even_parameters import even_parameters
+from tvm_pipeline.planning.baselines.greedy import greedy
+from tvm_pipeline.planning.baselines.whole_model import single
+from tvm_pipeline.planning.conflict import explain
+from tvm_pipeline.planning.search.cost_tables import (
+    StageCosts,
+    bus_seconds,
+    buses,
+    least_bus_seconds,
+    stage_joules,
+    stage_seconds,
+)
+from tvm_pipeline.planning.search.cuts import Cuts, prefixes
+from tvm_pipeline.planning.search.cuts import ideals as all_ideals
+from tvm_pipeline.planning.search.lexicographic import lexicographic
+from tvm_pipeline.planning.search.pipelines import (
+    Found,
+    Search,
+    TooManyError,
+    least_bottleneck,
+    least_sum,
+    relaxed_bound,
+)
+from tvm_pipeline.planning.search.space import Space, Units, replica_units, single_units
+from tvm_pipeline.planning.search.with_activations import fitting_chain
+
+# Relative; two figures closer than this are the same figure summed in another order.
+ROUNDING = 1e-9
+
+
+def chain(problem: Problem) -> Plan:
+    """The best pipeline of consecutive operators in the graph's own order, each stage on one device.
+
+    For throughput and under a limit each device serves one stage; for latency and energy it may come again, unless it
+    has a memory limit or a parameter cache. Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) is its case of
+    two stages; they treat k stages by enumeration.
+
+    Raises:
+        InfeasibleError: there is none; the message says what is in conflict.
+    """
+    plan = plan_over(replace(problem, activations=False), prefixes(problem.graph), single_units, "chain")
+    if not problem.counts_activations:
+        return plan
+    try:
+        return judged(problem, plan)
+    except PlanError as error:
+        found = fitting_chain(problem, str(error))
+        return replace(found, status="optimal" if found.value == plan.bound else "feasible", bound=plan.bound)
+
+
+def ideals(problem: Problem) -> Plan:
+    """The best pipeline of all ways to cut the graph, as `chain` otherwise.
+
+    Raises:
+        InfeasibleError: there is none; the message says what is in conflict.
+        OptionError: the graph has too many ideals to list.
+    """
+    return plan_over(problem, _listed(problem), single_units, "ideals")
+
+
+def hybrid(problem: Problem) -> Plan:
+    """The best of all pipelines whose stages run on one device or on several, which take frames in turns.
+
+    One device, the whole model on every device, and the plain pipeline are points of this space. The graph is cut
+    anywhere where its ideals can be listed, else in its own order.
+    Where replicas pay unequal transfers the search counts the cheapest, so that its bound may lie above its plan.
+
+    Raises:
+        InfeasibleError: there is none; the message says what is in conflict.
+        OptionError: the objective is one of bytes, which replicas do not change.
+    """
+    if problem.is_lexicographic:
+        raise OptionError(f"scheduler hybrid is for seconds and joules, not for objective {problem.objective}")
+    return plan_over(problem, all_ideals(problem.graph) or prefixes(problem.graph), replica_units, "hybrid")
+
+
+def _listed(problem: Problem) -> Cuts:
+    cuts = all_ideals(problem.graph)
+    if cuts is None:
+        raise OptionError(f"{problem.graph.name} has too many ideals to list; use --scheduler cp-sat, or chain")
+    return cuts
+
+
+def plan_over(
+    problem: Problem,
+    cuts: Cuts,
+    units_of: Callable[[tuple[Device, ...]], Units],
+    name: str,
+    known: Plan | None = None,
+) -> Plan:
+    """The best pipeline of the units of each set of devices that can work together, cut at `cuts`, as from `name`.
+
+    A plan that is `known` is given back, with what is now proven of it, where there is none better.
+    """
+    if problem.is_lexicographic:
+        return lexicographic(problem, cuts, name)
+    at_most = math.inf if known is None else _period_or_sum(known)
+    best, bound = _found(problem, cuts, units_of, name, at_most)
+    if best is not None:
+        return _proven(problem, best[1], min(bound, best[0]), name)
+    if known is not None:
+        return _proven(problem, known.stages, min(bound, at_most), known.scheduler)
+    if math.isinf(bound) or problem.time_limit_s is None:
+        raise InfeasibleError(explain(problem, lambda other: math.isfinite(_found(other, cuts, units_of, name)[1])))
+    return _proven(problem, _at_hand(problem).stages, bound, name)
+
+
+def least_period(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> float:
+    """Seconds between frames that no pipeline of these units is below, by the relaxation and the buses alone."""
+    bounds = [math.inf]
+    for space in _spaces(problem, cuts, units_of):
+        busy = stage_seconds(problem, cuts, space.devices, space.working or 1)
+        carried = (
+            least_bus_seconds(problem, space.devices, b, space.most_devices) for b in buses(problem, space.devices)
+        )
+        bounds.append(max(relaxed_bound(space, busy), *carried, 0.0))
+    return min(bounds)
+
+
+def _found(
+    problem: Problem,
+    cuts: Cuts,
+    units_of: Callable[[tuple[Device, ...]], Units],
+    name: str,
+    at_most: float = math.inf,
+) -> tuple[tuple[float, tuple[Stage, ...]] | None, float]:
+    """The best value below `at_most` and its stages, and what no plan is below: infinite where there is none."""
+    deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
+    best: tuple[float, tuple[Stage, ...]] | None = None
+    bound = math.inf
+    try:
+        for space in _spaces(problem, cuts, units_of):
+            search = _search(problem, space, best[0] if best else at_most, deadline)
+            bound = min(bound, search.bound)
+            if search.found and search.found.value < (best[0] if best else at_most) * (1 - ROUNDING):
+                best = search.found.value, _stages(space, search.found)
+    except TooManyError:
+        raise OptionError(
+            f"{problem.graph.name} has {len(cuts)} cuts for {len(problem.platform.devices)} different devices: more "
+            f"states than scheduler {name} can hold; use --scheduler cp-sat"
+        ) from None
+    return best, bound
+
+
+def _period_or_sum(plan: Plan) -> float:
+    """What the searches make small: seconds between frames, or the figure itself."""
+    value = plan.value[0] if plan.value else math.inf
+    return 1 / value if plan.objective == "throughput" else value
+
+
+def _proven(problem: Problem, stages: tuple[Stage, ...], least: float, name: str) -> Plan:
+    """A plan with its bound; `least` is what no plan is below, in seconds or joules."""
+    try:
+        predicted = evaluate(problem, stages).predicted
+    except PlanError as error:
+        # A bus, unequal transfers to replicas or activations made the plan miss a limit that the search does not count.
+        raise LimitMissedError(f"scheduler {name} found no plan that keeps the limit ({error}); try best") from error
+    plan = Plan(problem.graph.name, name, problem.objective, stages, predicted)
+    if plan.value is None:
+        raise PlanError(f"nothing is known of the {problem.objective} of the devices of {problem.platform.name}")
+    reached = _period_or_sum(plan)
+    if reached <= least * (1 + ROUNDING):
+        return replace(plan, status="optimal", bound=plan.value)
+    bound = 1 / max(least, 1e-12) if problem.objective == "throughput" else least
+    return replace(plan, bound=(bound,))
+
+
+def _at_hand(problem: Problem) -> Plan:
+    """The best plan that costs no search."""
+    plans = []
+    for make in (single, greedy, even_parameters):
+        try:
+            plan = make(problem)
+        except InfeasibleError:
+            continue
+        if problem.stages in (None, len(plan.stages)):
+            plans.append(plan)
+    if not plans:
+        raise InfeasibleError(f"no plan was found in {problem.time_limit_s:g} s; give more --time-limit")
+    return min(plans, key=merit)
+
+
+def _spaces(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> Iterator[Space]:
+    """Sets of devices that can work together and, where it matters how many of them do, that number."""
+    apart = problem.objective == "throughput" or problem.min_throughput_fps is not None
+    for devices in disjoint_sets(problem.platform.devices):
+        once = frozenset(
+            index
+            for index, device in enumerate(devices)
+            if apart or device.memory_bytes is not None or (device.model and device.model.cached_bytes is not None)
+        )
+        # A frame pays for the mean of replicas, or the worst: without a pace, one of them alone is never worse.
+        units = units_of(devices) if apart else single_units(devices)
+        space = Space(cuts, devices, units, once, problem.stages, together=problem.children_together)
+        steady = all(
+            busy_factor(problem, device.name, 1) == busy_factor(problem, device.name, len(devices))
+            for device in devices
+        )
+        if not apart or steady:
+            yield space
+            continue
+        for working in range(problem.stages or 1, len(devices) + 1):
+            slowdown = tuple(busy_factor(problem, device.name, working) for device in devices)
+            yield replace(space, working=working, slowdown=slowdown)
+
+
+def _search(problem: Problem, space: Space, at_most: float, deadline: float | None) -> Search:
+    cuts, devices = space.cuts, space.devices
+    busy = stage_seconds(problem, cuts, devices, space.working or 1)
+    if problem.objective != "throughput":
+        make = stage_joules if problem.objective == "energy" else stage_seconds
+        costs = make(problem, cuts, devices)
+        slowest = problem.objective == "latency"
+        if problem.min_throughput_fps is None:
+            return least_sum(space, costs, None, math.inf, deadline, slowest=slowest)
+        cap = (1 + ROUNDING / 2) / problem.min_throughput_fps
+        search = least_sum(space, costs, busy, cap, deadline, slowest=slowest)
+        if search.found and _links_matter(space, busy):
+            # Where the frames of a replica come from is not in its state; what one path costs least is a bound.
+            alone = replace(space, units=single_units(devices), working=None, slowdown=())
+            return replace(search, bound=least_sum(alone, costs, None, math.inf, deadline).bound)
+        return search
+    search = least_bottleneck(space, busy, at_most, deadline)
+    limit_s = problem.max_latency_s
+    if limit_s is not None and search.found:
+        idle = stage_seconds(problem, cuts, devices)
+
+        def in_time(slowest_s: float, latency_s: float) -> float:
+            return slowest_s if latency_s <= limit_s * (1 + ROUNDING) else math.inf
+
+        return _tighten(space, busy, idle, search, deadline, in_time, slowest=True)
+    for bus in buses(problem, devices):
+        if search.found:
+            carried = bus_seconds(problem, cuts, devices, bus, space.working or 1)
+            least = least_bus_seconds(problem, devices, bus, space.most_devices)
+            search = _tighten(space, busy, carried, search, deadline, max, least=least)
+    return search
+
+
+def _links_matter(space: Space, seconds: StageCosts) -> bool:
+    """Whether there are replicas, and a device pays more to receive from one of the others than from another."""
+    if all(len(unit) == 1 for unit in space.units):
+        return False
+    devices = range(len(space.devices))
+    received = [[seconds.enter[p, d] for p in devices if p != d] for d in devices]
+    return any((row != rows[0]).any() for rows in received for row in rows)
+
+
+def _tighten(
+    space: Space,
+    busy: StageCosts,
+    costs: StageCosts,
+    free: Search,
+    deadline: float | None,
+    judge: Callable[[float, float], float],
+    *,
+    least: float = 0.0,
+    slowest: bool = False,
+) -> Search:
+    """The best period where a sum of costs matters besides the slowest stage.
+
+    Bisection over a cap on the stages. Under each cap the pipeline with the least sum is found; `judge` makes a period
+    of its slowest stage and its sum, infinite where that breaks a limit. A cap whose pipeline misses the cap proves
+    that all under it do. `free` is the search without the sum, and `least` a bound of the sum alone.
+    """
+    if free.found is None:
+        return free
+    best = free.found
+    low, high = max(free.bound, least), judge(*_figures(space, busy, costs, best, slowest))
+    cap = low * (1 + ROUNDING / 2)
+    while high > low * (1 + ROUNDING):
+        attempt = least_sum(space, costs, busy, cap, deadline, slowest=slowest)
+        if attempt.found is None and not math.isinf(attempt.bound):
+            return Search(replace(best, value=high) if math.isfinite(high) else None, low)  # the deadline ended it
+        period = math.inf
+        if attempt.found:
+            period = judge(*_figures(space, busy, costs, attempt.found, slowest))
+        if period < high and attempt.found:
+            best, high = attempt.found, period
+        if math.isinf(cap) and math.isinf(high):
+            return Search(None, math.inf)
+        if period > cap:
+            low = max(low, cap)
+        # The bound is often reached; after it any plan will do, and then what is left is halved.
+        cap = (low + high) / 2
+        if math.isfinite(cap) and not low < cap < high:
+            break
+    return Search(replace(best, value=high), high)
+
+
+def _figures(space: Space, busy: StageCosts, costs: StageCosts, found: Found, slowest: bool) -> tuple[float, float]:
+    """The seconds of the slowest stage and the sum of the costs, counted as the search counts them."""
+    start, longest, total, held = 0, 0.0, 0.0, space.held
+    before: tuple[int, ...] = (len(space.devices),)
+    for unit, end in zip(found.units, found.cuts, strict=True):
+        seconds = [min(float(busy.stage(held, d, p, start, end)) for p in before) for d in unit]
+        cost = [min(float(costs.stage(held, d, p, start, end)) for p in before) for d in unit]
+        rates = [1 / max(s, 1e-12) for s in seconds]
+        longest = max(longest, 1 / sum(rates))
+        total += max(cost) if slowest else sum(c * rate / sum(rates) for c, rate in zip(cost, rates, strict=True))
+        start, before = end, unit
+    return longest, total
+
+
+def _stages(space: Space, found: Found) -> tuple[Stage, ...]:
+    names = [tuple(space.devices[index].name for index in unit) for unit in found.units]
+    return tuple(map(Stage, names, space.cuts.stages(found.cuts)))

@@ -1,0 +1,206 @@
+"""The Pareto front: every pipeline that no other beats in throughput, latency and energy at once.
+
+Dynamic programming with labels: for each state (cut, devices used, last device) all combinations of slowest stage,
+latency and energy that no other of the state beats in all three. Each device serves one stage, so that a label that is
+beaten can never win: what follows costs both the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.planning.conflict import explain
+from tvm_pipeline.planning.search.cost_tables import StageCosts, buses, capacities, stage_joules, stage_seconds
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
+from tvm_pipeline.solvers.hot import hot
+
+# The work grows with the square of the cuts; of more, so many spread over the graph are used.
+MOST_CUTS = 256
+
+
+def pareto(problem: Problem) -> list[Plan]:
+    """The front, fastest first; energy takes part where it is known of every plan.
+
+    All ways to cut the graph are tried where it has at most MOST_CUTS ideals (`optimal`), else MOST_CUTS cuts of its
+    own order, spread evenly over the seconds (`feasible`: the front of those). A bus is judged, not searched for, so
+    that with one the front is `feasible`, too. Limits of the problem hold; its objective only names the plans.
+
+    Raises:
+        InfeasibleError: there is no plan at all.
+    """
+    cuts = ideals(problem.graph)
+    if cuts is None or len(cuts) > MOST_CUTS:
+        cuts = prefixes(problem.graph)
+    usable = cuts.together.copy() if problem.children_together else np.ones(len(cuts), bool)
+    complete = cuts.complete and len(cuts) <= MOST_CUTS and not buses(problem, problem.platform.devices)
+    if usable.sum() > MOST_CUTS:
+        usable &= _spread(problem, cuts, usable)
+    found: dict[tuple[Stage, ...], Prediction] = {}
+    for devices in disjoint_sets(problem.platform.devices):
+        # How many devices work decides how busy each is: each number has a front of its own.
+        for working in range(1, len(devices) + 1):
+            for stages in _front(problem, cuts, usable, devices, working):
+                try:
+                    found[stages] = evaluate(problem, stages).predicted
+                except PlanError:
+                    continue  # it breaks a limit of the problem
+    plans = [
+        Plan(problem.graph.name, "pareto", problem.objective, stages, predicted, "optimal" if complete else "feasible")
+        for stages, predicted in found.items()
+        if problem.stages in (None, len(stages))
+    ]
+    if not plans:
+        raise InfeasibleError(explain(problem, lambda _: False))
+    figures = _figures([plan.predicted for plan in plans])
+    order = np.lexsort(figures.T[::-1])
+    kept = _not_beaten(figures[order])
+    front = [plans[i] for i in order[kept]]
+    return [replace(plan, bound=plan.value if complete else None) for plan in front]
+
+
+def _figures(predictions: list[Prediction]) -> Floats:
+    """A row for each plan, less is better; what differs in the rounding of a sum is equal."""
+    powered = all(predicted.energy_j is not None for predicted in predictions)
+    rows = [
+        (-(p.throughput_fps or 0.0), p.latency_s or 0.0, (p.energy_j or 0.0) if powered else 0.0) for p in predictions
+    ]
+    return np.array([[float(f"{figure:.12g}") for figure in row] for row in rows])
+
+
+def _spread(problem: Problem, cuts: Cuts, usable: Any) -> Any:
+    """MOST_CUTS of the usable cuts, evenly over the seconds of the fastest device for each operator."""
+    costs = stage_seconds(problem, cuts, problem.platform.devices)
+    done = np.min(costs.add + costs.work, axis=0)
+    places = np.flatnonzero(usable)
+    wanted = np.linspace(0, done[places[-1]], MOST_CUTS - 2)
+    chosen = np.zeros(len(cuts), bool)
+    chosen[places[np.clip(np.searchsorted(done[places], wanted), 0, len(places) - 1)]] = True
+    chosen[[0, len(cuts) - 1]] = True
+    return chosen
+
+
+@dataclass(slots=True, eq=False)
+class _Labels:
+    """The labels of a state at all cuts so far: figures (n x 3), their cut, and which label they came from."""
+
+    figures: Floats
+    cut: Integers
+    before: list[tuple[int, int]]
+
+
+def _front(
+    problem: Problem, cuts: Cuts, usable: Any, devices: Sequence[Device], working: int
+) -> list[tuple[Stage, ...]]:
+    """The front of the pipelines that use exactly `working` of the devices, each once."""
+    busy = stage_seconds(problem, cuts, devices, working)
+    idle = stage_seconds(problem, cuts, devices)
+    joules = stage_joules(problem, cuts, devices)
+    held = cuts.param_bytes.astype(np.float64)
+    room = capacities(devices)
+    world = len(devices)
+    states: dict[tuple[int, int], int] = {(0, world): 0}
+    labels = [_Labels(np.zeros((1, 3)), np.zeros(1, np.int64), [(-1, -1)])]
+    keys = [(0, world)]
+    places = np.flatnonzero(usable)[1:]
+    for end in places:
+        for device in range(world):
+            # Labels of all states that `device` may follow, gathered by the state it leads to.
+            arriving: dict[int, list[tuple[Floats, Integers, int]]] = {}
+            for state, (mask, last) in enumerate(list(keys)):
+                if mask >> device & 1 or mask.bit_count() >= working:
+                    continue
+                known = labels[state]
+                may = (known.cut < end) & (held[end] - held[known.cut] <= room[device])
+                may &= cuts.inside(known.cut, int(end))
+                which = np.flatnonzero(may)
+                start = known.cut[which]
+                seconds = busy.stage(held, device, last, start, int(end))
+                which, start, seconds = _possible(which, start, seconds, busy)
+                if not len(which):
+                    continue
+                before = known.figures[which]
+                new = np.stack(
+                    [
+                        np.maximum(before[:, 0], seconds),
+                        before[:, 1] + idle.stage(held, device, last, start, int(end)),
+                        before[:, 2] + joules.stage(held, device, last, start, int(end)),
+                    ],
+                    axis=1,
+                )
+                key = (mask | 1 << device, device)
+                if key not in states:
+                    states[key] = len(labels)
+                    keys.append(key)
+                    labels.append(_Labels(np.zeros((0, 3)), np.zeros(0, np.int64), []))
+                arriving.setdefault(states[key], []).append((new, which, state))
+            for state, groups in arriving.items():
+                _admit(labels[state], groups, int(end))
+    last_cut = len(cuts) - 1
+    fronts = []
+    for state, (mask, _) in enumerate(keys):
+        if mask.bit_count() == working:
+            fronts += [(state, int(i)) for i in np.flatnonzero(labels[state].cut == last_cut)]
+    return [_trace(cuts, devices, keys, labels, *label) for label in fronts]
+
+
+def _possible(which: Integers, start: Integers, seconds: Floats, busy: StageCosts) -> tuple[Integers, Integers, Floats]:
+    fine = seconds < busy.impossible
+    return which[fine], start[fine], seconds[fine]
+
+
+def _admit(known: _Labels, groups: list[tuple[Floats, Integers, int]], end: int) -> None:
+    figures = np.concatenate([group[0] for group in groups])
+    which = np.concatenate([group[1] for group in groups])
+    state = np.concatenate([np.full(len(group[1]), group[2]) for group in groups])
+    order = np.lexsort(figures.T[::-1])
+    kept = order[_not_beaten(figures[order])]
+    known.figures = np.concatenate([known.figures, figures[kept]])
+    known.cut = np.concatenate([known.cut, np.full(len(kept), end)])
+    known.before += list(zip(state[kept].tolist(), which[kept].tolist(), strict=True))
+
+
+def _not_beaten(figures: Floats) -> Integers:
+    """Of rows in lexicographic order, the places of those that no earlier one equals or beats in all figures."""
+    kept = np.zeros(len(figures), np.bool_)
+    _sift(figures, kept, np.zeros(len(figures), np.int64))
+    return np.flatnonzero(kept)
+
+
+@hot
+def _sift(figures: Any, kept: Any, front: Any) -> None:
+    count = 0
+    for i in range(len(figures)):
+        beaten = False
+        for k in range(count):
+            other = front[k]
+            if figures[other, 1] <= figures[i, 1] and figures[other, 2] <= figures[i, 2]:
+                beaten = True
+                break
+        if not beaten:
+            kept[i] = True
+            front[count] = i
+            count += 1
+
+
+def _trace(
+    cuts: Cuts,
+    devices: Sequence[Device],
+    keys: list[tuple[int, int]],
+    labels: list[_Labels],
+    state: int,
+    label: int,
+) -> tuple[Stage, ...]:
+    ends, names = [], []
+    while state > 0:
+        ends.append(int(labels[state].cut[label]))
+        names.append(devices[keys[state][1]].name)
+        state, label = labels[state].before[label]
+    return tuple(map(Stage, ((name,) for name in reversed(names)), cuts.stages(ends[::-1])))

@@ -1,0 +1,175 @@
+"""Devices that serve two of three or four stages, as CPU -> GPU -> CPU: the k-stage case of the IEEE Access paper.
+
+A device's load is the sum of its stages, so that a plan is as fast as its most loaded device. With any number of
+stages this is weakly NP-hard even for two devices; for at most four it is polynomial, by meeting in the middle:
+
+For a sequence of devices and a middle cut, the first two stages have one free cut and the last two another. On either
+side only the choices count that no other beats in both loads (a Pareto staircase). Along two staircases the load of one
+device rises while the other falls, so that the best partner of each choice is found by bisection: O(M^2 log M) a
+sequence, where trying all cuts takes O(M^3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise, product
+from typing import Any
+
+import numpy as np
+
+from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_seconds
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
+from tvm_pipeline.solvers.hot import hot
+
+# Beyond so many ideals only the graph's own order is cut.
+MOST_CUTS = 1500
+
+
+def revisits(problem: Problem) -> Plan:
+    """The fastest pipeline of three or four stages in which at least one device serves two of them.
+
+    Devices with a memory limit or a parameter cache serve one stage. All ways to cut the graph are tried where it has
+    at most MOST_CUTS ideals, else all of its own order.
+
+    Raises:
+        InfeasibleError: no device can come again, or the graph is too short.
+        OptionError: the objective is not throughput, or there is a limit of latency.
+    """
+    if problem.objective != "throughput" or problem.max_latency_s is not None:
+        raise OptionError(
+            "scheduler revisits is for throughput without a limit; for latency and energy `chain` and `ideals` let "
+            "devices come again"
+        )
+    listed = ideals(problem.graph)
+    cuts = listed if listed is not None and len(listed) <= MOST_CUTS else prefixes(problem.graph)
+    lengths = [count for count in (3, 4) if problem.stages in (None, count)]
+    best: _Choice | None = None
+    for devices in disjoint_sets(problem.platform.devices):
+        by_count: dict[int, StageCosts] = {}
+        for sequence in (s for count in lengths for s in _sequences(devices, count)):
+            working = len(set(sequence))
+            if working not in by_count:
+                by_count[working] = stage_seconds(problem, cuts, devices, working)
+            found = _cut(problem, cuts, by_count[working], devices, sequence, best.value if best else np.inf)
+            best = found or best
+    if best is None:
+        raise InfeasibleError(
+            "no device can serve two of three or four stages: that takes two devices that share no cores, one of them "
+            "without memory_bytes and cached_bytes, that can run the operators, and three operators"
+        )
+    stages = tuple(map(Stage, ((name,) for name in best.devices), cuts.stages(best.ends)))
+    predicted = evaluate(problem, stages).predicted
+    plan = Plan(problem.graph.name, "revisits", problem.objective, stages, predicted, "optimal")
+    plan = replace(plan, bound=plan.value)
+    if plan.value and 1 / plan.value[0] > best.value * (1 + 1e-9):
+        # A bus, which the search does not count, is slower than every device.
+        return replace(plan, status="feasible", bound=(1 / best.value,))
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    value: float
+    devices: tuple[str, ...]
+    ends: tuple[int, ...]
+
+
+def _sequences(devices: tuple[Device, ...], count: int) -> Iterator[tuple[int, ...]]:
+    """Devices of the stages: never the same twice in a row, and at least one comes again."""
+    again = [d.memory_bytes is None and (d.model is None or d.model.cached_bytes is None) for d in devices]
+    for sequence in product(range(len(devices)), repeat=count):
+        repeated = [device for device in set(sequence) if sequence.count(device) > 1]
+        neighbours = any(a == b for a, b in pairwise(sequence))
+        if repeated and not neighbours and all(again[device] for device in repeated):
+            yield sequence
+
+
+def _cut(
+    problem: Problem,
+    cuts: Cuts,
+    costs: StageCosts,
+    devices: tuple[Device, ...],
+    sequence: tuple[int, ...],
+    at_most: float,
+) -> _Choice | None:
+    """The best cuts for one sequence of devices, if any makes a period below `at_most`."""
+    held = cuts.param_bytes.astype(np.float64)
+    room = capacities(devices)
+    last, world = len(cuts) - 1, len(devices)
+    usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
+    places = np.flatnonzero(usable[1:last]) + 1
+    first, second, third, *rest = sequence
+    whole = cuts.inside(places, last)
+    best, ends = min(at_most, costs.impossible), None
+    for middle in map(int, places):
+        early = places[places < middle]
+        early = early[cuts.inside(early, middle)]
+        x1 = costs.stage(held, first, world, 0, early)
+        x2 = costs.stage(held, second, first, early, middle)
+        fits = (held[early] <= room[first]) & (held[middle] - held[early] <= room[second])
+        fits &= (x1 < best) & (x2 < best)
+        if rest:
+            late = places[(places > middle) & whole]
+            late = late[cuts.inside(middle, late)]
+            y1 = costs.stage(held, third, second, middle, late)
+            y2 = costs.stage(held, rest[0], third, late, last)
+            suits = (held[late] - held[middle] <= room[third]) & (held[last] - held[late] <= room[rest[0]])
+        else:
+            late = np.array([last])
+            y1 = costs.stage(held, third, second, np.array([middle]), last)
+            y2 = np.zeros(1)
+            suits = np.array([held[last] - held[middle] <= room[third]])
+        suits &= (y1 < best) & (y2 < best)
+        if not fits.any() or not suits.any():
+            continue
+        early, x1, x2 = early[fits], x1[fits], x2[fits]
+        late, y1, y2 = late[suits], y1[suits], y2[suits]
+        # u is the load of the device that comes again; w that of the other, which adds up if it comes again, too.
+        u, w = (x1, x2) if first in sequence[2:] else (x2, x1)
+        repeated = first if first in sequence[2:] else second
+        v, z = (y1, y2) if third == repeated else (y2, y1)
+        front, back = _staircase(u, w), _staircase(v, z)
+        adds = len(set(sequence)) == 2 and bool(rest)
+        value, f, b = _meet(u[front], w[front], v[back], z[back], adds, best)
+        if value < best:
+            best = float(value)
+            ends = (int(early[front[f]]), middle, int(late[back[b]]), last) if rest else (
+                int(early[front[f]]), int(middle), last
+            )  # fmt: skip
+    return _Choice(best, tuple(devices[d].name for d in sequence), ends) if ends else None
+
+
+def _staircase(u: Floats, w: Floats) -> Integers:
+    """The places that no other beats in both figures, by rising u and so by falling w."""
+    order = np.lexsort((w, u))
+    lowest = np.minimum.accumulate(w[order])
+    keep = np.insert(w[order][1:] < lowest[:-1], 0, True)
+    places: Integers = order[keep]
+    return places
+
+
+@hot
+def _meet(u: Any, w: Any, v: Any, z: Any, adds: bool, at_most: float) -> Any:
+    """The pair of steps with the least max(u + v, w + z), or max(u + v, w, z) where w and z are of two devices."""
+    best, best_f, best_b = at_most, -1, -1
+    for f in range(len(u)):
+        near, far = 0, len(v) - 1
+        while near < far:
+            middle = (near + far) // 2
+            other = w[f] + z[middle] if adds else max(w[f], z[middle])
+            if u[f] + v[middle] >= other:
+                far = middle
+            else:
+                near = middle + 1
+        # The loads cross at `near`: it or the step before is best.
+        for b in range(max(near - 1, 0), near + 1):
+            other = w[f] + z[b] if adds else max(w[f], z[b])
+            load = max(u[f] + v[b], other)
+            if load < best:
+                best, best_f, best_b = load, f, b
+    return best, best_f, best_b

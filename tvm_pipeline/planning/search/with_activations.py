@@ -1,0 +1,299 @@
+"""Plans whose stages fit into their devices' memory with their activations, and not with their parameters alone.
+
+What activations need at their fullest, in the best order, is no sum over operators, nor does it grow with the stage: a
+larger one may end where less is alive. So the searches count parameters alone, which is a relaxation: where its best
+plan fits with activations, too, its proof stands; and its bound is one in any case. Where the plan does not fit, the
+graph's own order is cut anew here, by dynamic programming over (last device, devices used) with costs of every segment.
+
+The memory of a segment is believed to be a cheap lower bound of it (`least_needs`) until the best pipeline contains it;
+it is then searched for, and the pipeline with it where it turns out too large. What is left at the end is the best: to
+check only what lies on the best path is LazySP (Dellin and Srinivasa, ICAPS 2016), as in `corrected.py`.
+
+Next: `tvm_pipeline/memory/stages.py`, what a stage needs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import busy_factor, evaluate
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
+from tvm_pipeline.memory import stage_memory as memory
+from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
+
+# Of more devices only the platform's order is tried: every order of six takes seconds for a graph of 700 operators.
+MOST_REORDERED = 5
+# How long pipelines are proposed and checked where no limit is given; nearly all end within a second.
+SEARCH_S = 30.0
+
+
+def fitting_chain(problem: Problem, refused: str) -> Plan:
+    """The best pipeline of consecutive operators, in the graph's own order, whose stages fit with their activations.
+
+    As `exact.chain`, but that of lexicographic objectives only the first part is searched for, that a limit of
+    latency and buses are judged at the end, and that more than MOST_REORDERED devices come in the platform's order.
+    Nothing is proven of the plan here: it has no bound.
+
+    Args:
+        refused: why the best pipeline by parameters alone does not fit, for the message where no other does.
+
+    Raises:
+        InfeasibleError: an operator fits nowhere.
+        LimitMissedError: no such pipeline was found.
+    """
+    _check_operators(problem)
+    deadline = time.monotonic() + (SEARCH_S if problem.time_limit_s is None else problem.time_limit_s)
+    cuts = prefixes(problem.graph)
+    needs = _Needs(problem.graph, cuts)
+    found: list[_Segment] | None = None
+    least = math.inf
+    for search in _searches(problem, cuts):
+        while time.monotonic() < deadline:
+            value, segments = search.best(needs.bytes, least)
+            fits = [needs.fit(search.devices[device], start, end) for device, start, end in segments]
+            if all(fits):
+                break
+        else:
+            break
+        if segments:
+            least, found = value, [(search.devices[device].name, start, end) for device, start, end in segments]
+    if found is None:
+        raise LimitMissedError(
+            f"no pipeline was found along the order of {problem.graph.name} whose stages fit into memory_bytes with "
+            f"their activations, and of the best without them {refused}"
+        )
+    names = tuple(operator.name for operator in problem.graph.operators)
+    stages = tuple(Stage((name,), names[start:end]) for name, start, end in found)
+    try:
+        predicted = evaluate(problem, stages).predicted
+    except PlanError as error:
+        raise LimitMissedError(f"the best pipeline whose activations fit misses a limit: {error}") from error
+    return Plan(problem.graph.name, "chain", problem.objective, stages, predicted)
+
+
+def _check_operators(problem: Problem) -> None:
+    """Raises InfeasibleError where an operator by itself fits on no device."""
+    devices = problem.platform.devices
+    roomiest = max(devices, key=lambda device: math.inf if device.memory_bytes is None else device.memory_bytes)
+    if roomiest.memory_bytes is None:
+        return
+    tensors = problem.graph.tensors
+    for operator in problem.graph.operators:
+        touched = sum(tensors[read].bytes for read in dict.fromkeys(operator.inputs)) + operator.output_bytes
+        if operator.param_bytes + touched > roomiest.memory_bytes:
+            raise InfeasibleError(
+                f"operator {operator.name} needs {operator.param_bytes} bytes of parameters and {touched} of tensors "
+                f"that it reads and writes; device {roomiest.name}, which has the most memory, has "
+                f"{roomiest.memory_bytes}; give it more, or choose a smaller input"
+            )
+
+
+def least_needs(graph: OperatorGraph) -> Floats:
+    """N+1 x N+1: bytes of activations that operators i to j-1 need in every order; infinite where i >= j.
+
+    All inputs of the segment, and besides either its outputs, or what one of its operators reads and writes.
+    """
+    count, tensors = len(graph), graph.tensors
+    writer = {tensor.name: place for place, operator in enumerate(graph.operators) for tensor in operator.outputs}
+    readers: dict[str, list[int]] = {name: [] for name in tensors}
+    for place, operator in enumerate(graph.operators):
+        for read in dict.fromkeys(operator.inputs):
+            readers[read].append(place)
+    own = np.array(
+        [sum(tensors[t].bytes for t in dict.fromkeys(o.inputs)) + o.output_bytes for o in graph.operators], float
+    )
+    kept = set(graph.outputs)
+    need = np.full((count + 1, count + 1), np.inf)
+    alive: list[str] = [tensor.name for tensor in graph.inputs]
+    written = np.zeros(count + 1)  # by place of the cut: bytes alive there that were written after the cut i
+    for name, place in writer.items():
+        last = count if name in kept else max(readers[name], default=place)
+        written[place + 1 : last + 1] += tensors[name].bytes
+    for start in range(count):
+        received, besides, leaving = np.zeros(count + 1), own.copy(), written.copy()
+        for name in alive:
+            size = tensors[name].bytes
+            later = [place for place in readers[name] if place >= start]
+            if later:
+                received[later[0] + 1 :] += size
+                besides[later] -= size
+            if name in writer:
+                last = count if name in kept else max(readers[name], default=writer[name])
+                leaving[start : last + 1] -= size
+        most = np.maximum.accumulate(besides[start:])
+        need[start, start + 1 :] = received[start + 1 :] + np.maximum(most, leaving[start + 1 :])
+        alive = [name for name in alive if name in kept or any(place > start for place in readers[name])]
+        alive += [
+            tensor.name for tensor in graph.operators[start].outputs if tensor.name in kept or readers[tensor.name]
+        ]
+    return need
+
+
+class _Needs:
+    """N+1 x N+1 `bytes` of parameters and activations that segments need: at least, and once one was too large, all."""
+
+    def __init__(self, graph: OperatorGraph, cuts: Cuts) -> None:
+        self.graph, self.held = graph, cuts.param_bytes
+        self.bytes = least_needs(graph) + (self.held - self.held[:, None])
+
+    def fit(self, device: Device, start: int, end: int) -> bool:
+        """Whether the operators start to end-1 fit on the device."""
+        if device.memory_bytes is None:
+            return True
+        names = [operator.name for operator in self.graph.operators[start:end]]
+        params = int(self.held[end] - self.held[start])
+        needed = params + memory.activation_bytes(self.graph, names, device.memory_bytes - params)
+        if needed > device.memory_bytes:
+            self.bytes[start, end] = needed
+        return needed <= device.memory_bytes
+
+
+# The device of a stage, and the cuts before and behind it.
+_Segment = tuple[Any, int, int]
+
+
+def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
+    """A search for each set of devices that work together and, where it matters how many do, for each number."""
+    # As in `exact.py`: without a pace, devices may come again that nothing fills up.
+    apart = problem.objective == "throughput" or problem.min_throughput_fps is not None or problem.is_lexicographic
+    for devices in disjoint_sets(problem.platform.devices):
+        once = frozenset(
+            index
+            for index, device in enumerate(devices)
+            if apart or device.memory_bytes is not None or (device.model and device.model.cached_bytes is not None)
+        )
+        if problem.is_lexicographic:
+            stages = problem.stages or min(len(devices), len(problem.graph))
+            yield _Search(problem, cuts, devices, once, stages, 1)
+            continue
+        steady = all(busy_factor(problem, d.name, 1) == busy_factor(problem, d.name, len(devices)) for d in devices)
+        if not apart or steady:
+            yield _Search(problem, cuts, devices, once, problem.stages, 1)
+            continue
+        for working in range(1, len(devices) + 1) if problem.stages is None else [problem.stages]:
+            yield _Search(problem, cuts, devices, once, working, working)
+
+
+class _Reached(NamedTuple):
+    """By the cut it ends at, the best pipeline of a layer: its value, its last cut before, and its state before."""
+
+    value: Floats
+    origin: Integers
+    leader: Integers
+
+
+class _Search:
+    """Pipelines along a chain of M cuts on `devices`, of which `once` serve one stage; of `stages` stages, if given.
+
+    `tables` has for each device M x M costs of a stage that receives nothing; `enter` what receiving a cut adds.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        cuts: Cuts,
+        devices: tuple[Device, ...],
+        once: frozenset[int],
+        stages: int | None,
+        working: int,
+    ) -> None:
+        self.devices, self.once, self.stages = devices, once, stages
+        self.usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
+        held, self.capacity = cuts.param_bytes.astype(float), capacities(devices)
+        self.adds = problem.objective not in ("throughput", "memory,communication", "memory,dram,communication")
+        if problem.is_lexicographic:
+            beyond = [device.cache_bytes or 0 if self.adds else 0 for device in devices]
+            between = held - held[:, None]
+            self.tables = [np.maximum(between - cache, 0.0) for cache in beyond]
+            self.enter = np.zeros((len(devices) + 1, len(devices), len(cuts)))
+            return
+        busy = stage_seconds(problem, cuts, devices, working)
+        costs = busy
+        if self.adds:
+            costs = (stage_joules if problem.objective == "energy" else stage_seconds)(problem, cuts, devices)
+        self.tables, self.enter = _tables(costs, held), costs.enter
+        if problem.min_throughput_fps is not None:
+            # The pace counts what is received from whoever sends it cheapest; `evaluate` has the last word.
+            for table, seconds, received in zip(self.tables, _tables(busy, held), busy.enter.min(axis=0), strict=True):
+                table[seconds + received[:, None] > (1 + 1e-9) / problem.min_throughput_fps] = np.inf
+
+    def best(self, needs: Floats, below: float) -> tuple[float, list[_Segment]]:
+        """The pipeline of least value below `below`, whose segments fit by `needs`; infinite and empty without one."""
+        fitting = [np.where(needs <= room, t, np.inf) for t, room in zip(self.tables, self.capacity, strict=True)]
+        count = len(self.usable)
+        start = _Reached(np.where(np.arange(count) > 0, np.inf, 0.0), np.zeros(count, int), np.zeros(count, int))
+        layers: list[dict[tuple[int, int], _Reached]] = [{(0, -1): start}]
+        least: dict[tuple[int, int], Floats] = {}
+        while layers[-1] and len(layers) <= (self.stages or count):
+            following: dict[tuple[int, int], _Reached] = {}
+            for number, ((used, last), before) in enumerate(layers[-1].items()):
+                for device in self.next_devices(used, last):
+                    key = (used | 1 << device if device in self.once else used, device)
+                    reached = self.extended(before, number, fitting[device], self.enter[last, device])
+                    following[key] = _better(following[key], reached) if key in following else reached
+            for key, reached in list(following.items()):
+                known = least.get(key, np.full(count, below)) if self.stages is None else below
+                reached.value[~(self.usable & (reached.value < known))] = np.inf
+                if self.stages is None:
+                    least[key] = np.minimum(reached.value, known)
+                if np.isinf(reached.value).all():
+                    del following[key]
+            layers.append(following)
+        return _way([layer if self.stages in (None, place) else {} for place, layer in enumerate(layers)], layers)
+
+    def next_devices(self, used: int, last: int) -> list[int]:
+        if len(self.devices) > MOST_REORDERED:
+            return list(range(last + 1, len(self.devices)))
+        return [device for device in range(len(self.devices)) if device != last and not used >> device & 1]
+
+    def extended(self, before: _Reached, number: int, table: Floats, enter: Floats) -> _Reached:
+        """The pipelines of state `number` with one more stage."""
+        alive = np.flatnonzero(np.isfinite(before.value))
+        costs = table[alive] + enter[alive, None]
+        values = before.value[alive, None]
+        values = values + costs if self.adds else np.maximum(values, costs)
+        chosen = values.argmin(axis=0)
+        return _Reached(values[chosen, np.arange(len(chosen))], alive[chosen], np.full(len(chosen), number))
+
+
+def _tables(costs: StageCosts, held: Floats) -> list[Floats]:
+    ends = np.arange(len(held))
+    starts = ends[:, None]
+    tables = []
+    for device in range(len(costs.call)):
+        taken = costs.stage(held, device, len(costs.call), starts, ends) - costs.enter[-1, device][:, None]
+        tables.append(np.where((starts < ends) & (taken < costs.impossible), taken, np.inf))
+    return tables
+
+
+def _better(one: _Reached, other: _Reached) -> _Reached:
+    wins = other.value < one.value
+    return _Reached(*(np.where(wins, theirs, own) for own, theirs in zip(one, other, strict=True)))
+
+
+def _way(
+    ends: list[dict[tuple[int, int], _Reached]], layers: list[dict[tuple[int, int], _Reached]]
+) -> tuple[float, list[_Segment]]:
+    """The value and the segments of the best pipeline that ends in one of `ends` at the last cut."""
+    finished = [
+        (r.value[-1], place, number) for place, layer in enumerate(ends) for number, r in enumerate(layer.values())
+    ]
+    value, place, number = min(finished, default=(math.inf, 0, 0))
+    if math.isinf(value):
+        return math.inf, []
+    cut, segments = -1, []
+    while place:
+        (_, device), reached = list(layers[place].items())[number]
+        end = cut % len(reached.value)
+        cut, number, place = int(reached.origin[end]), int(reached.leader[end]), place - 1
+        segments.append((device, cut, end))
+    return float(value), segments[::-1]

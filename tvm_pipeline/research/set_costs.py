@@ -1,0 +1,110 @@
+"""Pipelines whose stages cost what a function says of the whole set of operators: exact over all ideals.
+
+The most general form of costs: "seconds of these operators on this device", as a device with a parameter cache, a
+compiler that fuses, or a measurement gives them. Nothing is assumed but that a larger set never takes less. The
+fast searches of `exact.py` know such costs only in the form of `costs.py`; here each set is asked about, once, so that
+a call may be dear. Along one order of the operators `segments.py` needs fewer calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.planning.search.cuts import Cuts
+
+# (device, operators in the graph's order) -> seconds; infinite where the device cannot run or hold them.
+SetSeconds = Callable[[str, tuple[str, ...]], float]
+
+
+@dataclass(frozen=True, slots=True)
+class SetPipeline:
+    """The operators of each stage, what each takes, and how many different sets were asked about."""
+
+    stages: tuple[tuple[str, ...], ...]
+    seconds: tuple[float, ...]
+    evaluations: int
+
+    @property
+    def bottleneck_s(self) -> float:
+        return max(self.seconds)
+
+
+def least_bottleneck_of_sets(
+    cuts: Cuts, devices: Sequence[str], seconds: SetSeconds, at_most_s: float = math.inf
+) -> SetPipeline:
+    """The pipeline over `devices` in the given order, one non-empty stage each, whose slowest stage is fastest.
+
+    Dynamic programming over the ideals, stage by stage. From one ideal the ideals beyond are tried in ascending order;
+    once a set takes too long, so does every set that contains it, and is not asked about.
+
+    Args:
+        cuts: `ideals(graph)`; with `prefixes(graph)` the result is that of `segments.fewest_bottleneck`.
+        seconds: a larger set never takes less; else the result is legal, but may not be the best.
+        at_most_s: what a pipeline in hand takes, such as the one of `segments.py`: slower sets are not followed up.
+
+    Raises:
+        OptionError: there are no devices.
+        InfeasibleError: no pipeline takes at most `at_most_s`, or there are more devices than operators.
+    """
+    if not devices:
+        raise OptionError("a pipeline needs at least one device")
+    last, known = len(cuts) - 1, _Asked(cuts, seconds)
+    reached = {0: 0.0}
+    came: list[dict[int, int]] = []
+    for stage, device in enumerate(devices):
+        final = stage == len(devices) - 1
+        following: dict[int, float] = {}
+        origin: dict[int, int] = {}
+        for start, before in sorted(reached.items()):
+            too_long: list[int] = []
+            ends = [last] if final else list(range(start + 1, last))
+            for end in ends:
+                limit = min(following.get(end, math.inf), math.nextafter(at_most_s, math.inf))
+                if before >= limit or not cuts.inside(np.array([start]), end)[0]:
+                    continue
+                if too_long and cuts.inside(np.array(too_long), end).any():
+                    continue
+                took = known.ask(device, start, end)
+                if took > at_most_s:
+                    too_long.append(end)
+                elif max(before, took) < limit:
+                    following[end], origin[end] = max(before, took), start
+        reached = following
+        came.append(origin)
+    if last not in reached:
+        raise InfeasibleError(
+            f"no pipeline over {', '.join(devices)}, in this order, takes at most {at_most_s:g} s a stage; the graph "
+            f"has {len(cuts.graph)} operators, and each device needs one that it can run and hold"
+        )
+    chosen = [last]
+    for origin in reversed(came[1:]):
+        chosen.append(origin[chosen[-1]])
+    chosen.reverse()
+    taken = tuple(known.ask(d, a, b) for d, a, b in zip(devices, [0, *chosen], chosen, strict=False))
+    return SetPipeline(tuple(cuts.stages(chosen)), taken, len(known.sets))
+
+
+class _Asked:
+    """Every set that was asked about, with its answer."""
+
+    def __init__(self, cuts: Cuts, seconds: SetSeconds) -> None:
+        self.cuts, self.seconds = cuts, seconds
+        self.sets: dict[tuple[str, tuple[str, ...]], float] = {}
+        self.inside: dict[int, frozenset[int]] = {}
+
+    def ask(self, device: str, start: int, end: int) -> float:
+        places = sorted(self._operators(end) - self._operators(start))
+        names = tuple(self.cuts.graph.operators[place].name for place in places)
+        if (device, names) not in self.sets:
+            self.sets[device, names] = self.seconds(device, names)
+        return self.sets[device, names]
+
+    def _operators(self, cut: int) -> frozenset[int]:
+        if cut not in self.inside:
+            self.inside[cut] = frozenset(self.cuts.operators(cut))
+        return self.inside[cut]

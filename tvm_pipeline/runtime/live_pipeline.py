@@ -1,0 +1,411 @@
+"""A pipeline whose plan may change while it runs: re-planned when devices slow down, and when one fails.
+
+A running plan is a Pipeline; a change of plan makes a second one. Frames that are inside finish where they are, new
+ones take the new plan, and results are taken from the old one until it is empty: order holds, nothing is lost and
+nothing stops. Where a device fails, what its pipeline still held is put into the next one.
+
+Next: `adaptation.py` and `hill_climb.py`, which say when another plan is worth a change; `planning.py`, which finds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+from tvm_pipeline.backends.contract import Array, CompiledModel
+from tvm_pipeline.core.plan import Plan, Problem, frames_inside
+from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
+from tvm_pipeline.errors import (
+    InfeasibleError,
+    OptionError,
+    PipelineClosedError,
+    PipelineError,
+    PlatformError,
+    StageError,
+)
+from tvm_pipeline.runtime.events import Event
+from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result
+from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.replanning import (
+    LimitWatch,
+    gain,
+    nearest_plan,
+    quick_plan,
+    shown_objective,
+    timed,
+    without,
+)
+from tvm_pipeline.runtime.strategy import TICK_S, Strategy
+from tvm_pipeline.runtime.worker import Threads
+
+KEPT_EVENTS = 1000
+KEPT_PLANS = 8  # whose records are kept for a trace
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """One plan's pipeline: its frame 0 is frame `base` of the whole."""
+
+    pipeline: Pipeline
+    base: int
+    taking: threading.Lock = field(default_factory=threading.Lock)  # held by whoever takes its results
+    early: deque[Result] = field(default_factory=deque)  # taken already, by whom waited for it to end
+    over: bool = False
+
+
+class LivePipeline(FrameStream):
+    """A running plan that is exchanged while it runs.
+
+    Args:
+        compiled: the model, compiled for every device of the problem's platform.
+        problem: what to plan for; the platform settled on this machine. An objective of bytes becomes throughput.
+        plan: what to begin with.
+        adaptation: watches the devices and proposes plans; None keeps the plan while nothing fails.
+        watchdog_s: a stage that is at one frame for longer has failed; None waits for ever.
+        cool_down_s: how long a failed device is left out before it may serve again; doubled where it
+            fails again before it has served for as long as it was out.
+        on_event: is told of every event, from whichever thread it happens in.
+        in_flight: as for Pipeline.
+
+    What a device does wrong costs speed and no frame: it is left out of the next plan, and the frames inside are run
+    again. A StageError only comes where no device is left, or no plan.
+    """
+
+    def __init__(
+        self,
+        compiled: CompiledModel,
+        problem: Problem,
+        plan: Plan,
+        *,
+        adaptation: Strategy | None = None,
+        watchdog_s: float | None = None,
+        cool_down_s: float = 30.0,
+        on_event: Callable[[Event], None] = lambda _: None,
+        in_flight: int | None = None,
+    ) -> None:
+        self.plan, self.version = plan, 0
+        self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
+        self._compiled, self._problem, self._in_flight = compiled, timed(problem), in_flight
+        self._adaptation, self._watchdog_s, self._cool_down_s = adaptation, watchdog_s, cool_down_s
+        self._on_event = on_event
+        self._limits = LimitWatch()
+        self._out: dict[str, tuple[float, float]] = {}  # devices that failed: until when they are out, and how long
+        self._looked_s = 0.0
+        self._threads = Threads()
+        self._changing = threading.RLock()  # held while a plan is being exchanged
+        self._lock = threading.Lock()  # over the generations
+        self._generations: deque[_Generation] = deque([_Generation(self._pipeline(plan), 0)])
+        self._record = RunRecord()
+        self._retired: deque[tuple[int, list[StageRecord]]] = deque(maxlen=KEPT_PLANS)
+        self.frames = 0  # results taken
+        self.last_result_s = 0.0
+        self.began_s = self._last_entry_s = 0.0
+        self._closing = False
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
+
+    def start(self) -> None:
+        self.began_s = self.last_result_s = time.perf_counter()
+        self._generations[-1].pipeline.start()
+        self._tell("start", "it was given", 0)
+        self._watcher.start()
+
+    @property
+    def state(self) -> str:
+        return self._generations[-1].pipeline.state
+
+    @property
+    def given(self) -> Problem:
+        """What was asked for: every device as it was profiled."""
+        return self._problem
+
+    @property
+    def problem(self) -> Problem:
+        """What is planned for: without the devices that have failed, as slow as the others are found to be."""
+        return self._adaptation.scaled(self._able()) if self._adaptation else self._able()
+
+    def _able(self) -> Problem:
+        """The problem without the devices that are left out; raises PlatformError where none remains."""
+        now_s = time.perf_counter()
+        return without(self._problem, {name for name, (until_s, _) in self._out.items() if until_s > now_s})
+
+    def submit(self, inputs: Inputs, timeout_s: float | None = None) -> int:
+        """Copies one frame's inputs in and returns its index; waits while the pipeline is full.
+
+        Raises what `Pipeline.submit` does; a StageError only where nothing can run the frames any more.
+        """
+        while True:
+            generation = self._generations[-1]
+            try:
+                frame = generation.pipeline.submit(inputs, timeout_s)
+            except StageError as error:
+                self._outlive(generation, error)
+            except PipelineClosedError:
+                with self._changing, self._lock:  # a change of plan may be on
+                    if self._generations[-1] is generation:
+                        raise
+            else:
+                self._last_entry_s = time.perf_counter()
+                return generation.base + frame
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """The next frame's result, in the order of submission, whichever plan it ran on.
+
+        Raises what `Pipeline.result` does; a StageError only where nothing can run the frames any more.
+        """
+        while True:
+            generation = self._generations[0]
+            try:
+                with generation.taking:
+                    result = generation.early.popleft() if generation.early else generation.pipeline.result(timeout_s)
+            except StageError as error:
+                if not (generation.over and self._retire(generation)):
+                    self._outlive(generation, error)
+            except PipelineClosedError:
+                if not self._retire(generation):
+                    raise
+            else:
+                self.last_result_s = done_s = time.perf_counter()
+                self.frames += 1
+                self._record.add(done_s - result.latency_s, done_s)
+                return replace(result, frame=generation.base + result.frame)
+
+    def drain(self) -> None:
+        with self._changing:
+            self._closing = True
+            self._generations[-1].pipeline.drain()
+
+    def stop(self) -> None:
+        self._ended.set()
+        with self._changing:
+            for generation in list(self._generations):
+                generation.pipeline.stop()
+            self._threads.close()
+        if self._watcher.ident is not None and self._watcher is not threading.current_thread():
+            self._watcher.join()
+
+    def refuse(self, what: str) -> NoReturn:
+        self._generations[-1].pipeline.refuse(what)
+
+    def statistics(self) -> RunStatistics:
+        """Of the whole run, with the stages of the plan that runs now."""
+        stages = self._generations[-1].pipeline.stage_statistics()
+        return self._record.summary(0, self._last_entry_s, stages)
+
+    def reset_statistics(self) -> None:
+        self._record = RunRecord()
+        self._generations[-1].pipeline.reset_statistics()
+
+    def latencies_s(self) -> list[float]:
+        """Of the last frames that came out, the newest last."""
+        return [done_s - entered_s for entered_s, done_s in list(self._record.samples)]
+
+    def waiting(self) -> list[int]:
+        """How many frames wait in front of each stage of the plan that runs."""
+        return self._generations[-1].pipeline.waiting()
+
+    @property
+    def in_flight(self) -> int:
+        """Frames inside."""
+        newest = self._generations[-1]
+        return newest.base + newest.pipeline.submitted - self.frames
+
+    def records(self) -> list[tuple[int, list[StageRecord]]]:
+        """What the stages wrote down, by plan, the newest last: the frame that is their frame 0, and a record each."""
+        with self._lock:
+            return [*self._retired, *((g.base, g.pipeline.records()) for g in self._generations)]
+
+    @property
+    def factors(self) -> dict[str, float]:
+        """How many times slower each device is than its profile, as far as that is watched."""
+        return dict(self._adaptation.factors) if self._adaptation else {}
+
+    def switch(self, plan: Plan, reason: str) -> bool:
+        """Runs the frames from now on by `plan`; those inside finish by the old one.
+
+        Returns False, and keeps the old plan, where the new one cannot be started or the pipeline is ending.
+        """
+        with self._changing:
+            if self.state != "running":
+                return False
+            try:
+                pipeline = self._pipeline(plan, after=self._generations[-1].pipeline)
+                pipeline.start()
+            except PipelineError as error:
+                if isinstance(error, StageError):
+                    self._leave_out(error.device)
+                self._tell("refusal", f"{reason}, but it cannot be started: {error}", -1, plan)
+                return False
+            with self._lock:
+                old = self._generations[-1]
+                running = old.pipeline.state == "running"
+                if running:
+                    old.pipeline.drain()
+                    base = old.base + old.pipeline.submitted
+                    self._generations.append(_Generation(pipeline, base))
+            if not running:
+                pipeline.stop()
+                return False
+            self._now(plan, "switch", reason, base)
+            return True
+
+    def set_objective(self, problem: Problem) -> None:
+        """Plans for another objective or other limits from now on: a problem of the same graph and platform.
+
+        Where a limit cannot be kept now, because devices are slow or out, the plan that comes nearest runs.
+
+        Raises:
+            InfeasibleError: no plan keeps the limits even with every device as it was profiled; nothing changes.
+            OptionError: the problem is of another graph or platform.
+            ProfileError: nothing says what the objective asks for, such as energy.
+        """
+        wanted = timed(problem)
+        if (wanted.graph, wanted.platform) != (self._problem.graph, self._problem.platform):
+            keeps = f"{self._problem.graph.name} on {self._problem.platform.name}"
+            raise OptionError(f"a running pipeline keeps {keeps}; make the problem by `replace(pipeline.given, ...)`")
+        quick_plan(wanted)
+        with self._changing:
+            self._problem, self._limits = wanted, LimitWatch()
+            self._tell("objective", shown_objective(wanted), -1)
+            plan = nearest_plan(self.problem)
+            if plan.stages != self.plan.stages:
+                self.switch(plan, f"it is best for {shown_objective(wanted)}")
+            else:
+                self._run_by(plan)
+
+    def _pipeline(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
+        slots = frames_inside(plan.stages, plan.predicted) if self._in_flight is None else self._in_flight
+        inside, platform, threads = max(least_slots, slots), self._problem.platform, self._threads
+        return Pipeline(self._compiled, plan, platform, in_flight=inside, threads=threads, after=after)
+
+    def _retire(self, generation: _Generation) -> bool:
+        """Whether results go on after the generation, which has none any more."""
+        with self._lock:
+            if len(self._generations) == 1 or self._generations[0] is not generation:
+                return self._generations[0] is not generation
+            self._generations.popleft()
+            self._retired.append((generation.base, generation.pipeline.records()))
+        generation.pipeline.stop()
+        return True
+
+    def _outlive(self, generation: _Generation, failure: StageError) -> None:
+        """Puts what a failed pipeline held into a new one on other devices; raises the error where there are none."""
+        cause = failure.__cause__ or failure
+        error = StageError(failure.stage, failure.device, generation.base + failure.frame, cause)
+        with self._changing, generation.taking:
+            if generation.over:
+                return
+            while True:  # what came before the failed frame still comes out
+                try:
+                    generation.early.append(generation.pipeline.result())
+                except (StageError, PipelineClosedError):
+                    break
+            self._leave_out(error.device)
+            self._tell("failure", str(error), -1)
+            held = generation.pipeline.held(generation.pipeline.delivered)
+            pipeline, plan = self._survivor(held, error, cause)
+            base = generation.base + generation.pipeline.delivered
+            with self._lock:
+                place = self._generations.index(generation)
+                last = place == len(self._generations) - 1
+                if self._closing or not last:
+                    pipeline.drain()
+                self._generations.insert(place + 1, _Generation(pipeline, base))
+                generation.over = True
+            if last:
+                self._now(plan, "switch", f"device {error.device} failed; {len(held)} frames run again", base)
+
+    def _survivor(
+        self, held: Sequence[Mapping[str, Array]], error: StageError, cause: BaseException
+    ) -> tuple[Pipeline, Plan]:
+        """A started pipeline on the devices that are left, with these frames inside."""
+        while True:
+            try:
+                plan = nearest_plan(self.problem)
+            except (InfeasibleError, PlatformError):
+                raise error from cause
+            pipeline: Pipeline | None = None
+            try:
+                pipeline = self._pipeline(plan, len(held))
+                pipeline.start()
+                for inputs in held:
+                    pipeline.submit(inputs)
+                return pipeline, plan
+            except StageError as again:  # a stage in a process of its own may fail while it is made
+                if pipeline is not None:
+                    pipeline.stop()
+                self._leave_out(again.device)
+                self._tell("failure", str(again), -1)
+
+    def _leave_out(self, label: str) -> None:
+        device = next(device.name for device in self._problem.platform.devices if device.label == label)
+        now_s = time.perf_counter()
+        until_s, before_s = self._out.get(device, (-math.inf, 0.0))
+        out_s = 2 * before_s if now_s - until_s < before_s else self._cool_down_s
+        self._out[device] = now_s + out_s, out_s
+
+    def _now(self, plan: Plan, kind: str, reason: str, base: int) -> None:
+        self.version += 1
+        self._run_by(plan)
+        self._tell(kind, reason, base, plan)
+
+    def _run_by(self, plan: Plan) -> None:
+        self.plan = plan
+        if self._adaptation:
+            self._adaptation.begin(self._problem, plan)
+
+    def _tell(self, kind: str, reason: str, frame: int, plan: Plan | None = None) -> None:
+        shown = " | ".join("+".join(stage.devices) for stage in (plan or self.plan).stages)
+        event = Event(time.perf_counter() - self.began_s, kind, reason, self.version, frame, shown)
+        self.events.append(event)
+        _log.info("%s: %s (plan %d: %s)", kind, reason, self.version, shown)
+        self._on_event(event)
+
+    def _watch(self) -> None:
+        """Looks at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
+        with self._changing:
+            self._run_by(self.plan)
+        said = ""
+        while not self._ended.wait(TICK_S):
+            if self._watchdog_s is not None:
+                for generation in list(self._generations):
+                    generation.pipeline.overdue(self._watchdog_s)
+            if not self._changing.acquire(blocking=False):
+                continue  # another plan is on its way, and may wait for what only this thread can end
+            try:
+                self._improve()
+            except PipelineError as error:
+                if str(error) != said:
+                    _log.warning("no new plan: %s", error)
+                said = str(error)
+            finally:
+                self._changing.release()
+
+    def _improve(self) -> None:
+        """Changes to a better plan where there is one: by the slow-downs, or because a device may serve again."""
+        before_s, self._looked_s = self._looked_s, time.perf_counter()
+        back = [name for name, (until_s, _) in self._out.items() if before_s < until_s <= self._looked_s]
+        for name in back:
+            self._tell("return", f"device {name} may serve again", -1)
+        if self._closing or self.state != "running":
+            return
+        if self._adaptation:
+            proposal = self._adaptation.look(self._generations[-1].pipeline.records(), self._able())
+            if proposal:
+                self.switch(*proposal)
+        if back:
+            plan = nearest_plan(self.problem)
+            if gain(self.problem, plan, self.plan) > 0:
+                self.switch(plan, f"{', '.join(back)} may serve again")
+        if self._problem.min_throughput_fps or self._problem.max_latency_s:
+            starved = self._adaptation is not None and self._adaptation.starved
+            if news := self._limits.look(self.problem, self.plan, starved):
+                self._tell("limit", news, -1)

@@ -1,0 +1,168 @@
+"""Which plan to run now: found in milliseconds, and where no plan keeps a limit, the one that comes nearest.
+
+A running pipeline cannot refuse to run because its machine is loaded. So a limit (`min_throughput_fps`,
+`max_latency_s`) that no plan keeps any more becomes what is best: the most frames a second, or the least latency.
+
+Next: `strategy.py` and `adaptation.py`, which ask for such plans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Set
+from dataclasses import replace
+
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, lead, merit
+from tvm_pipeline.cost.evaluate import judged, require_energy
+from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.planning.baselines.whole_model import replicas, singles
+from tvm_pipeline.planning.search.dynamic_programming import chain
+
+# Predictions are not surer than this: a plan that misses a limit by less may keep it.
+NEARLY = 0.05
+# A limit counts as missed after so many looks in a row: by then a plan that keeps it would run.
+MISSING_LOOKS = 10
+
+
+def timed(problem: Problem) -> Problem:
+    """What counts of the problem while it runs: time and energy; bytes do not change, so throughput stands for them.
+
+    Raises ProfileError where nothing says how fast a device is.
+    """
+    return replace(problem, objective="throughput") if problem.is_lexicographic else problem
+
+
+def quick_plan(problem: Problem) -> Plan:
+    """The best of one device, the model on every device, and a pipeline cut along the graph's own order: milliseconds.
+
+    Of plans that are nearly as good the one with fewest stages: replicas take what load there is as it comes, a cut is
+    right for one.
+
+    Raises:
+        InfeasibleError: none of these is possible.
+        ProfileError: the objective is energy, and nothing says what a device draws.
+    """
+    if problem.objective == "energy":
+        require_energy(problem)
+    plans: list[Plan] = []
+    reasons: list[str] = []
+    makers: tuple[Callable[[], list[Plan]], ...] = (
+        lambda: singles(problem),
+        lambda: [replicas(problem)],
+        lambda: [chain(problem)],
+    )
+    for make in makers:
+        try:
+            plans += make()
+        except InfeasibleError as error:
+            reasons.append(str(error))
+    fitting = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
+    if not fitting:
+        raise InfeasibleError(f"no plan is left: {'; '.join(dict.fromkeys(reasons))}")
+    best = min(fitting, key=merit)
+    near = [plan for plan in fitting if (lead(best, plan) or 0.0) <= NEARLY]
+    return min(near, key=lambda plan: (len(plan.stages), merit(plan), len(plan.devices)))
+
+
+def nearest_plan(problem: Problem) -> Plan:
+    """The `quick_plan` where one keeps the limits, else the one that comes nearest: the fastest, or of least latency.
+
+    Raises what `quick_plan` does, InfeasibleError only where there is no plan even without the limits.
+    """
+    try:
+        return quick_plan(problem)
+    except InfeasibleError:
+        free = unlimited(problem)
+        if free == problem:
+            raise
+    rate = problem.min_throughput_fps is not None
+    found = quick_plan(replace(free, objective="throughput" if rate else "latency"))
+    return judged_now(problem, replace(found, status="feasible", bound=None))
+
+
+def unlimited(problem: Problem) -> Problem:
+    return replace(problem, min_throughput_fps=None, max_latency_s=None)
+
+
+def judged_now(problem: Problem, plan: Plan) -> Plan:
+    """The plan by the problem's objective, whether or not it keeps the limits; raises PlanError where it cannot run."""
+    return judged(unlimited(problem), replace(plan, objective=problem.objective))
+
+
+def without(problem: Problem, devices: Set[str]) -> Problem:
+    """The problem where those devices cannot be used; raises PlatformError where none remains."""
+    platform = problem.platform
+    able = tuple(device for device in platform.devices if device.name not in devices)
+    links = tuple(link for link in platform.links if devices.isdisjoint((link.source, link.destination)))
+    return replace(problem, platform=replace(platform, devices=able, links=links))
+
+
+def shown_objective(problem: Problem) -> str:
+    limits = {
+        "at least {:g} frames a second": problem.min_throughput_fps,
+        "at most {:g} s a frame": problem.max_latency_s,
+    }
+    return ", ".join([problem.objective, *(text.format(limit) for text, limit in limits.items() if limit is not None)])
+
+
+def slack(problem: Problem, predicted: Prediction) -> float:
+    """By what share that is better than the limit asks for, negative where it misses it; infinite without one."""
+    if problem.min_throughput_fps is not None and predicted.throughput_fps is not None:
+        return predicted.throughput_fps / problem.min_throughput_fps - 1
+    if problem.max_latency_s is not None and predicted.latency_s is not None:
+        return problem.max_latency_s / max(predicted.latency_s, 1e-12) - 1
+    return math.inf
+
+
+def shown_slack(problem: Problem, spare: float) -> str:
+    """What `slack` says, in the limit's words."""
+    if problem.min_throughput_fps is not None:
+        target = problem.min_throughput_fps
+        return f"{(1 + spare) * target:.4g} frames a second, {target:.4g} are asked for ({spare:+.0%})"
+    limit_s = problem.max_latency_s or 0.0
+    return f"{1e3 * limit_s / (1 + spare):.4g} ms a frame, {1e3 * limit_s:.4g} are allowed (room {spare:+.0%})"
+
+
+def gain(problem: Problem, plan: Plan, running: Plan, starved: bool = False) -> float:
+    """By what share `plan` is better than the one that runs; infinite where only it keeps the limits, or can run.
+
+    A limit that the running plan misses by less than NEARLY is no reason to change, and one that neither keeps is
+    what is compared. A pipeline that is `starved`, because its source gives no more frames, has the throughput that
+    is asked of it.
+    """
+    if plan.stages == running.stages:
+        return 0.0
+    try:
+        before = judged_now(problem, running)
+    except PlanError:
+        return math.inf
+    after = judged_now(problem, plan)
+    spare, spare_after = slack(problem, before.predicted), slack(problem, after.predicted)
+    keeps = spare_after > -1e-8  # the rounding of sums
+    if spare < -NEARLY and not (starved and problem.min_throughput_fps is not None):
+        return math.inf if keeps else (1 + spare_after) / (1 + spare) - 1
+    if not keeps or (starved and problem.objective == "throughput"):
+        return 0.0
+    return lead(after, before) or 0.0
+
+
+class LimitWatch:
+    """Says when the running plan begins to miss the problem's limit, and when it keeps it again."""
+
+    def __init__(self) -> None:
+        self._missing = 0
+
+    def look(self, problem: Problem, plan: Plan, starved: bool) -> str:
+        """What is new, or nothing; called at every look at the devices."""
+        spare = slack(problem, judged_now(problem, plan).predicted)
+        if starved and problem.min_throughput_fps is not None:
+            spare = max(spare, 0.0)
+        told = self._missing >= MISSING_LOOKS
+        if spare < -NEARLY and not told:
+            self._missing += 1
+            return f"missed: {shown_slack(problem, spare)}" if self._missing == MISSING_LOOKS else ""
+        if spare >= 0 or not told:
+            self._missing = 0
+        if told and spare >= 0:
+            return "kept again" if math.isinf(spare) else f"kept again: {shown_slack(problem, spare)}"
+        return ""

@@ -1,0 +1,168 @@
+"""A Relay module becomes a Library for one target, kept in the user's cache.
+
+A library is what one compilation gives: kernels as a shared object, the graph executor's JSON, the parameters, and
+what each kernel computes (`kernels.py`). It is saved as plain files; loading one runs no Relay at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import tvm
+from tvm import relay
+
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import BundleError, ModelError
+from tvm_pipeline.files import cache_folder, replacing
+from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
+from tvm_pipeline.tvm.relay.importer import import_model, reason
+from tvm_pipeline.tvm.relay.kernels import Kernel, kernels_of_library
+
+FORMAT = 3  # raise it when a saved library must not be read any more
+
+
+@dataclass(slots=True)
+class Library:
+    """One model compiled for one target.
+
+    Attributes:
+        graph: the graph executor's JSON, parsed.
+        module: the kernels.
+        params: parameters by their name in the graph; every slice shares these arrays.
+        inputs: the model's inputs, in order.
+        heads: the model's outputs as (kernel, output).
+        entry_of_node: (node, output) of the JSON to (kernel, output), for all but parameters.
+    """
+
+    target: str
+    inputs: tuple[Tensor, ...]
+    graph: dict[str, Any]
+    kernels: list[Kernel]
+    module: tvm.runtime.Module
+    params: dict[str, Any]
+    folder: Path | None = None
+    entry_of_node: dict[tuple[int, int], tuple[int, int]] = field(init=False)
+    heads: list[tuple[int, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        positions = {tensor.name: index for index, tensor in enumerate(self.inputs)}
+        self.entry_of_node = {
+            (kernel.node, output): (index, output)
+            for index, kernel in enumerate(self.kernels)
+            for output in range(len(kernel.outputs))
+            if kernel.node is not None
+        }
+        for node, described in enumerate(self.graph["nodes"]):
+            if described["op"] == "null" and described["name"] in positions:
+                self.entry_of_node[node, 0] = -1, positions[described["name"]]
+        self.heads = [self.entry_of_node[node, index] for node, index, _ in self.graph["heads"]]
+
+    @property
+    def device_type(self) -> int:
+        return int(self.graph["attrs"]["device_index"][1][0])
+
+    def is_reshape(self, kernel: int) -> bool:
+        """Whether the kernel only shows its input under another shape, and nothing runs."""
+        node = self.kernels[kernel].node
+        return bool(self.graph["nodes"][node]["attrs"]["func_name"] == "__nop")
+
+    def entry_shape(self, entry: tuple[int, int]) -> tuple[int, ...]:
+        kernel, index = entry
+        return self.inputs[index].shape if kernel < 0 else self.kernels[kernel].outputs[index].shape
+
+    def entry_dtype(self, entry: tuple[int, int]) -> str:
+        kernel, index = entry
+        return self.inputs[index].dtype if kernel < 0 else self.kernels[kernel].outputs[index].dtype
+
+    def save(self, folder: Path) -> None:
+        """Writes the library into an existing folder."""
+        if self.folder is None:
+            raise BundleError(f"the library for {self.target} was never written to the cache")
+        for file in self.folder.iterdir():
+            shutil.copy2(file, folder / file.name)
+
+
+def build_library(model: Model, target: str, progress: Callable[[str], None] = lambda _: None) -> Library:
+    """Compiles `model` for `target`, or takes it from the cache.
+
+    Raises:
+        ModelError: TVM cannot import or compile it.
+    """
+    described = "|".join((model.digest, target, tvm.__version__, str(FORMAT)))
+    folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+    if not folder.exists():
+        progress(f"importing {model.name}")
+        mod, params = import_model(model)
+        progress(f"compiling {model.name} for {target}")
+        try:
+            factory = _compile(mod, target, params)
+        except Exception as error:  # TVM's passes raise whatever their author had at hand
+            raise ModelError(f"{model.name}: TVM cannot compile it for {target}: {reason(error)}") from error
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            _write(temporary, factory, mod, params, target)
+    return load_library(folder)
+
+
+def _compile(mod: tvm.IRModule, target: str, params: dict[str, Any]) -> Any:
+    try:
+        return fast_build(mod, target, params)
+    except tvm.TVMError as error:
+        if "#dbg_declare" not in str(error):
+            raise
+    # TVM 0.19 writes debug information for a vector that its elimination of common subexpressions has named, and
+    # LLVM 22 refuses it: space_to_depth and group_norm meet that. Without the elimination they compile.
+    with fast_context(config={"tir.disable_cse_tir": True}):
+        return relay.build(mod, target, params=params)
+
+
+def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any], target: str) -> None:
+    inputs = tuple(
+        Tensor(p.name_hint, tuple(int(extent) for extent in p.checked_type.shape), p.checked_type.dtype)
+        for p in mod["main"].params
+        if p.name_hint not in params
+    )
+    metadata = factory.function_metadata
+    functions = {
+        str(name): next(iter(info.relay_primfuncs.values()))
+        for name, info in metadata.items()
+        if len(info.relay_primfuncs)
+    }
+    graph_json = factory.get_graph_json()
+    kernels = kernels_of_library(graph_json, functions, [tensor.name for tensor in inputs])
+    try:
+        factory.lib.export_library(str(folder / "kernels.so"))
+    except (RuntimeError, OSError) as error:
+        raise ModelError(
+            f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
+        ) from error
+    (folder / "graph.json").write_text(graph_json)
+    (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    (folder / "kernels.json").write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
+
+
+def load_library(folder: Path) -> Library:
+    """Reads what `build_library` wrote; raises BundleError where it is damaged."""
+    try:
+        target, inputs, kernels, sizes = msgspec.json.decode(
+            (folder / "kernels.json").read_bytes(), type=tuple[str, tuple[Tensor, ...], list[Kernel], dict[str, int]]
+        )
+        for name, size in sizes.items():  # to run code that was cut short would end the process
+            if (folder / name).stat().st_size != size:
+                raise ValueError(f"{name} is not as long as it was")
+        graph = json.loads((folder / "graph.json").read_text())
+        params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
+        module = tvm.runtime.load_module(str(folder / "kernels.so"))
+    except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
+        raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
+    return Library(target, inputs, graph, kernels, module, params, folder)

@@ -1,0 +1,139 @@
+"""A model compiled for every target of its devices: what TVM backends return as their CompiledModel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_pipeline.backends.contract import MEMORY_ORDERED, noise
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.tvm.alignment import Alignment, align
+from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
+from tvm_pipeline.tvm.relay.executor import Slice
+from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
+from tvm_pipeline.tvm.stack_placement import PLACE_OF_NODE, placed
+
+Bind = Callable[[Device], None]
+
+
+class RelayModel:
+    """One library for each target, under one operator graph."""
+
+    def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, memory_ordered: bool = False) -> None:
+        self.memory_ordered = memory_ordered
+        self.libraries = {library.target: library for library in libraries}
+        first = libraries[0]
+        kernels = [library.kernels for library in libraries]
+        self.graph, alignments = align(name, first.inputs, kernels, [library.heads for library in libraries])
+        self._alignments = dict(zip(self.libraries, alignments, strict=True))
+        self._bind = bind
+
+    def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
+        """The operators as a slice of the device's library; raises PlanError where they are none."""
+        library, alignment = self._library(device)
+        return slice_graph(library, alignment, self.graph, operators, self.memory_ordered)
+
+    def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
+        return RelayStage(self._library(device)[0], self.cut(operators, device), device, self._bind)
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        part = self.cut(operators, device)
+        return part.unordered_bytes, part.activation_bytes
+
+    def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
+        """Seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
+
+        The debug executor runs one node a call; what the call itself costs is measured on input nodes and
+        taken off.
+        """
+        library, _ = self._library(device)
+        names = [operator.name for operator in self.graph.operators]
+        part = self.cut(names, device)
+        whole = Slice(library, part, debug=True)
+        whole.set_buffers([noise(port) for port in part.inputs], [port.buffer() for port in part.outputs])
+        column = {name: index for index, name in enumerate(names)}
+        execute = placed(whole.executor["execute_node"], PLACE_OF_NODE)
+        seconds = np.zeros((repeats, len(names)))
+        clock = time.perf_counter
+        for row in seconds:
+            # Going back to the first node starts the executor anew; the inputs' nodes run nothing.
+            execute(0)
+            node = len(part.inputs)
+            for position, operator in part.operator_nodes:
+                for silent in range(node, position):
+                    execute(silent)
+                begin = clock()
+                execute(position)
+                row[column[operator]] += clock() - begin
+                node = position + 1
+        return np.maximum(seconds - _call_cost(execute), 1e-9)
+
+    def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
+        """Writes every library whole, whatever the stages: it can then be cut anywhere."""
+        (folder / "name").write_text(self.graph.name)
+        if self.memory_ordered:
+            (folder / MEMORY_ORDERED).touch()
+        for index, library in enumerate(self.libraries.values()):
+            place = folder / str(index)
+            place.mkdir()
+            library.save(place)
+
+    @classmethod
+    def load(cls, folder: Path, bind: Bind) -> RelayModel:
+        """Reads what `save` wrote; raises BundleError where it is damaged."""
+        try:
+            name = (folder / "name").read_text()
+        except OSError as error:
+            raise BundleError(f"{folder}: the compiled model is missing; compile it again") from error
+        places = sorted(
+            (place for place in folder.iterdir() if place.name.isdigit()), key=lambda place: int(place.name)
+        )
+        if not places:
+            raise BundleError(f"{folder}: the compiled model is missing; compile it again")
+        return cls(name, [load_library(place) for place in places], bind, (folder / MEMORY_ORDERED).exists())
+
+    @classmethod
+    def compile(cls, model: Model, targets: Sequence[str], bind: Bind, progress: Callable[[str], None]) -> RelayModel:
+        """Compiles once for each distinct target, in the order given."""
+        return cls(model.name, [build_library(model, target, progress) for target in dict.fromkeys(targets)], bind)
+
+    def _library(self, device: Device) -> tuple[Library, Alignment]:
+        library = self.libraries.get(device.target)
+        if library is None:
+            compiled = ", ".join(repr(target) for target in self.libraries)
+            raise PlatformError(
+                f"device {device.name} wants target {device.target!r}; the model was compiled for {compiled}"
+            )
+        return library, self._alignments[device.target]
+
+
+class RelayStage:
+    """A slice on a device: the StageRunner of TVM backends."""
+
+    def __init__(self, library: Library, part: SliceGraph, device: Device, bind: Bind) -> None:
+        self._slice = Slice(library, part)
+        self.inputs, self.outputs = part.inputs, part.outputs
+        self.activation_bytes = part.activation_bytes
+        self.run = self._slice.run
+        self._device, self._bind_to = device, bind
+
+    def bind(self) -> None:
+        self._bind_to(self._device)
+
+
+def _call_cost(execute: Any) -> float:
+    """Seconds of a call that runs nothing."""
+    samples = []
+    for _ in range(50):
+        begin = time.perf_counter()
+        execute(0)
+        samples.append(time.perf_counter() - begin)
+    return float(np.median(samples))

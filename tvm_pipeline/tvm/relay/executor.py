@@ -1,0 +1,85 @@
+"""A slice with an executor: what a stage's thread runs.
+
+The graph executor asks for the storage of every tensor through its `lookup_linked_param` hook. It gets the
+library's own parameter, so that slices share parameters, or a view of the slice's arena (`memory/layout.py`). Inputs
+and outputs are pointers into the caller's buffers, set for a run where they changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+
+from tvm_pipeline.backends.contract import Array, aligned_empty
+from tvm_pipeline.tvm.relay.build import Library
+from tvm_pipeline.tvm.relay.kernels import tensor_bytes
+from tvm_pipeline.tvm.relay.slicing import SliceGraph
+from tvm_pipeline.tvm.stack_placement import placed
+
+
+class Slice:
+    """A runnable slice. Not thread-safe: one thread runs it."""
+
+    def __init__(self, library: Library, part: SliceGraph, *, debug: bool = False) -> None:
+        self.inputs, self.outputs, self.graph = part.inputs, part.outputs, part
+        ports = [*part.inputs, *part.outputs]
+        largest = max(tensor_bytes(port.shape, port.dtype) for port in ports)
+        # Inputs and outputs point here until their first buffers are given; nothing is ever written there.
+        self._arena = aligned_empty((max(part.activation_bytes, largest),), "uint8")
+        self._library = library
+        self._views: dict[int, Array] = {}
+        kind = "graph_executor_debug" if debug else "graph_executor"
+        create = tvm.get_global_func(f"tvm.{kind}.create")
+        # The executor keeps the function for good, which must not keep this slice: no collector sees through TVM.
+        storage_of = [self._storage_of]
+        self.executor = create(
+            part.graph_json, library.module, lambda *asked: storage_of[0](*asked), library.device_type, 0
+        )
+        storage_of.clear()
+        self._run = placed(self.executor["run"])
+        self._set_input = self.executor["set_input_zero_copy"]
+        self._set_output = self.executor["set_output_zero_copy"]
+        self._set: dict[tuple[bool, int], Array] = {}
+        self._wrapped: dict[int, tuple[Array, Any]] = {}
+
+    def _storage_of(self, _module: Any, entry: int, _template: Any, _device: Any) -> Any:
+        """Called by the executor while it is made, once for each storage id; ours are entries."""
+        name = self.graph.params.get(entry)
+        if name is not None:
+            return self._library.params[name]
+        shape, dtype = self.graph.shapes[entry], self.graph.dtypes[entry]
+        start = self.graph.offsets.get(entry, 0)
+        view = self._arena[start : start + tensor_bytes(shape, dtype)].view(dtype).reshape(shape)
+        if entry in self.graph.copied.values():
+            self._views[entry] = view
+        return tvm.nd.from_dlpack(view)
+
+    def set_buffers(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Points the slice at these arrays, in the order and with the shapes of the ports."""
+        for index, array in enumerate(inputs):
+            if self._set.get((True, index)) is not array:
+                self._set_input(f"input_{index}", self._wrap(array))
+                self._set[True, index] = array
+        for index, array in enumerate(outputs):
+            if index not in self.graph.copied and self._set.get((False, index)) is not array:
+                self._set_output(index, self._wrap(array, self.graph.head_shapes[index]))
+                self._set[False, index] = array
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Computes `outputs` from `inputs`."""
+        self.set_buffers(inputs, outputs)
+        self._run()
+        for index, entry in self.graph.copied.items():
+            outputs[index].reshape(-1)[:] = self._views[entry].reshape(-1)
+
+    def _wrap(self, array: Array, shape: tuple[int, ...] | None = None) -> Any:
+        """The array as TVM's, kept for as long as the array comes again."""
+        known = self._wrapped.get(id(array))
+        if known is None:
+            if len(self._wrapped) > 64:
+                self._wrapped.clear()
+            known = array, tvm.nd.from_dlpack(array if shape is None else array.reshape(shape))
+            self._wrapped[id(array)] = known
+        return known[1]

@@ -1,0 +1,121 @@
+"""A Model becomes a Relay module: the one place where TVM's importers are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relay
+
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import ModelError
+
+Params = dict[str, Any]
+
+
+def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
+    """The model as a type-checked Relay module and its parameters.
+
+    Raises:
+        ModelError: the importer does not take the model; the message names the operator where TVM does.
+    """
+    importers: dict[str, Callable[[Model], tuple[tvm.IRModule, Params]]] = {
+        "onnx": _from_onnx,
+        "tflite": _from_tflite,
+        "relay": _from_relay_text,
+        "relay.json": _from_relay_json,
+        "relay.testing": _from_testing,
+    }
+    try:
+        mod, params = importers[model.format](model)
+        mod = relay.transform.InferType()(mod)
+    except ModelError:
+        raise
+    except Exception as error:  # TVM's importers raise whatever their author had at hand
+        raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}") from error
+    _check_static(model, mod)
+    if all(parameter.name_hint in params for parameter in mod["main"].params):
+        raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
+    return mod, params
+
+
+def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
+    import onnx
+
+    shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
+    dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
+    mod, params = relay.frontend.from_onnx(onnx.load_from_string(model.content), shapes, dtypes, freeze_params=True)
+    return relay.transform.DynamicToStatic()(mod), params
+
+
+def _from_tflite(model: Model) -> tuple[tvm.IRModule, Params]:
+    import tflite
+
+    parsed = tflite.Model.GetRootAsModel(model.content, 0)
+    shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
+    dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
+    mod, params = relay.frontend.from_tflite(parsed, shape_dict=shapes, dtype_dict=dtypes)
+    return mod, params
+
+
+def _from_relay_text(model: Model) -> tuple[tvm.IRModule, Params]:
+    return tvm.relay.fromtext(model.content.decode()), _saved_params(model)
+
+
+def _from_relay_json(model: Model) -> tuple[tvm.IRModule, Params]:
+    return tvm.ir.load_json(model.content.decode()), _saved_params(model)
+
+
+def _saved_params(model: Model) -> Params:
+    return dict(tvm.runtime.load_param_dict(model.params)) if model.params else {}
+
+
+def _from_testing(model: Model) -> tuple[tvm.IRModule, Params]:
+    from tvm.relay import testing
+
+    name, _, layers = model.name.partition("-")
+    network = getattr(testing, name)
+    arguments: dict[str, Any] = {"batch_size": 1}
+    if layers:
+        key = {"densenet": "densenet_size"}.get(name, "num_layers")
+        arguments[key] = int(layers)
+    if model.inputs:
+        arguments["image_shape"] = tuple(model.inputs[0].shape[1:])
+    return network.get_workload(**arguments)
+
+
+def _check_static(model: Model, mod: tvm.IRModule) -> None:
+    for parameter in mod["main"].params:
+        if isinstance(parameter.checked_type, relay.TupleType):
+            raise ModelError(f"{model.name}: input {parameter.name_hint} is a tuple; make an input of each tensor")
+        if _is_open(parameter.checked_type):
+            raise ModelError(f"{model.name}: input {parameter.name_hint} has no fixed shape; give --input-shapes")
+    open_: list[str] = []
+
+    def visit(expr: relay.Expr) -> None:
+        if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op) and _is_open(expr.checked_type):
+            open_.append(expr.op.name.removeprefix("dyn."))
+
+    relay.analysis.post_order_visit(mod["main"], visit)
+    if open_:
+        raise ModelError(
+            f"{model.name}: operator {open_[0]} has a shape that depends on its data; export "
+            "the model with fixed shapes, or give --input-shapes and fold its constants first"
+        )
+
+
+def _is_open(type_: Any) -> bool:
+    if isinstance(type_, relay.TupleType):
+        return any(_is_open(field) for field in type_.fields)
+    return any(not isinstance(extent, tvm.tir.IntImm) for extent in type_.shape)
+
+
+def reason(error: BaseException) -> str:
+    """What TVM's message says, without its stack of frames: the line that names an error, and what it announces."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    named = [index for index, line in enumerate(lines) if re.match(r"\w*(Error|Exception): ", line)]
+    telling = [index for index, line in enumerate(lines) if not line.startswith(("File", "[", "Stack trace"))]
+    where = (named or telling or [0])[-1]
+    return " ".join(lines[where : where + (2 if lines[where].endswith(":") else 1)])[:300]

@@ -1,0 +1,344 @@
+"""Some operators of a compiled library become a runnable stage: compile once, cut anywhere.
+
+A slice is the part of the library's graph JSON that computes them, with the tensors it reads from outside as
+inputs and those wanted outside as outputs. Nothing is compiled and no parameter is copied:
+
+    whole:  data -> conv_0 -> pool_1 -> conv_2 -> add_3(conv_2, pool_1) -> softmax_4
+    slice {conv_2, add_3}:  pool_1 -> conv_2 -> add_3(conv_2, pool_1)
+
+This file makes the slice as data (SliceGraph); `executor.py` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm_pipeline.backends.contract import Port
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.errors import PlanError
+from tvm_pipeline.memory.arena import Lifetime, exact_layout, plan_arena
+from tvm_pipeline.tvm.alignment import Alignment, Entry
+from tvm_pipeline.tvm.relay.build import Library
+from tvm_pipeline.tvm.relay.kernels import tensor_bytes
+from tvm_pipeline.tvm.relay.memory_order import TIME_LIMIT_S, kernel_order
+
+
+@dataclass(slots=True)
+class SliceGraph:
+    """A slice as data, before an executor exists.
+
+    Attributes:
+        inputs, outputs: what crosses, in the order in which a run is given it.
+        head_shapes: the shape under which each output is computed; its port may show another.
+        copied: outputs (by index) that must be copied out of their entry instead of being written in place.
+        params: name of the library's parameter for each entry that is, or shows, one.
+        shapes, dtypes: of every entry.
+        offsets: place in the arena of each activation; `activation_bytes` is the arena's size, and
+            `unordered_bytes` what it would be in the library's order.
+        operator_nodes: for each node that runs a kernel, the operator whose time it counts to.
+    """
+
+    graph_json: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    head_shapes: tuple[tuple[int, ...], ...]
+    copied: dict[int, int]
+    params: dict[int, str]
+    offsets: dict[int, int]
+    shapes: list[tuple[int, ...]]
+    dtypes: list[str]
+    activation_bytes: int
+    unordered_bytes: int
+    operator_nodes: list[tuple[int, str]]
+
+
+class _Selection:
+    """Collects the kernels of a slice: those of its operators, and the glue they and the outputs need."""
+
+    def __init__(self, library: Library, alignment: Alignment, operators: Sequence[str]) -> None:
+        self.library, self.alignment = library, alignment
+        self.kernels = {k for name in operators for k in alignment.kernels[name]}
+        self.own = frozenset(self.kernels)
+        self.imports: dict[tuple[Entry, tuple[int, ...]], int] = {}
+        for kernel in sorted(self.own):
+            for entry in library.kernels[kernel].reads:
+                self.need(entry)
+
+    def need(self, entry: Entry) -> None:
+        """Takes in the glue behind `entry`, or makes it an input."""
+        kernel, _ = entry
+        if kernel in self.kernels:
+            return
+        if kernel >= 0 and self.library.kernels[kernel].is_glue:
+            behind = self.library.kernels[kernel].reads[0]
+            if not self.library.is_reshape(kernel) or self.inside(behind):
+                self.kernels.add(kernel)
+                self.need(behind)
+                return
+        origin, shape = self.origin(entry)
+        self.imports.setdefault((origin, shape), len(self.imports))
+
+    def inside(self, entry: Entry) -> bool:
+        """Whether the bytes of `entry` are computed here, rather than read from an input."""
+        kernel, _ = entry
+        if kernel < 0 or kernel in self.own:
+            return kernel >= 0
+        if not self.library.kernels[kernel].is_glue:
+            return False
+        return not self.library.is_reshape(kernel) or self.inside(self.library.kernels[kernel].reads[0])
+
+    def origin(self, entry: Entry) -> tuple[Entry, tuple[int, ...]]:
+        """The entry whose bytes `entry` shows under a shape of its own, and that shape."""
+        shape = self.library.entry_shape(entry)
+        while entry[0] >= 0 and self.library.is_reshape(entry[0]):
+            entry = self.library.kernels[entry[0]].reads[0]
+        return entry, shape
+
+
+def slice_graph(
+    library: Library,
+    alignment: Alignment,
+    graph: OperatorGraph,
+    operators: Sequence[str],
+    memory_ordered: bool = False,
+) -> SliceGraph:
+    """Cuts `operators` out of the library's graph.
+
+    Args:
+        memory_ordered: the kernels run in the order that needs the least memory, and their results lie as close as
+            can be, where the arena is smaller for it; else in the library's order, laid out greedily.
+
+    Raises:
+        PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or two wanted
+            tensors cannot be told apart.
+    """
+    _check_legal(graph, set(operators))
+    chosen = _Selection(library, alignment, operators)
+    exports = _exports(chosen, graph, set(operators))
+    for entry, _ in exports.values():
+        chosen.need(entry)
+    plain = _Assembly(chosen, exports, operators, sorted(chosen.kernels)).finish()
+    if not memory_ordered:
+        return plain
+    ordered = _Assembly(chosen, exports, operators, _least_memory_order(chosen, exports), _least_arena).finish()
+    if ordered.activation_bytes >= plain.activation_bytes:
+        return plain
+    return replace(ordered, unordered_bytes=plain.activation_bytes)
+
+
+def _least_arena(tensors: Sequence[Lifetime]) -> tuple[Sequence[int], int]:
+    layout = exact_layout(tensors, time_limit_s=TIME_LIMIT_S)
+    return layout.offsets, layout.arena_bytes
+
+
+def _least_memory_order(chosen: _Selection, exports: Mapping[str, tuple[Entry, Entry]]) -> list[int]:
+    library = chosen.library
+    kernels = {kernel: library.kernels[kernel] for kernel in sorted(chosen.kernels)}
+    written = {origin for _, origin in exports.values()}
+    # As `_with_storage` has it: an output that is also shown under another shape lives in the arena.
+    shown = {chosen.origin((kernel, 0))[0] for kernel in kernels if library.is_reshape(kernel)}
+    return kernel_order(kernels, library.is_reshape, written & shown, written - shown)
+
+
+def _check_legal(graph: OperatorGraph, operators: set[str]) -> None:
+    if not operators:
+        raise PlanError(f"a stage of {graph.name} holds no operators")
+    unknown = operators - {operator.name for operator in graph.operators}
+    if unknown:
+        raise PlanError(
+            f"the compiled model {graph.name} has no operator {min(unknown)}; the plan is of another model or target"
+        )
+    written: set[str] = set()
+    beyond: set[str] = set()  # tensors made outside from what the slice writes
+    for operator in graph.operators:
+        outputs = {tensor.name for tensor in operator.outputs}
+        if operator.name in operators:
+            if not beyond.isdisjoint(operator.inputs):
+                raise PlanError(f"no stage of {graph.name}: a path leaves it and comes back at {operator.name}")
+            written |= outputs
+        elif not (written.isdisjoint(operator.inputs) and beyond.isdisjoint(operator.inputs)):
+            beyond |= outputs
+
+
+def _exports(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> dict[str, tuple[Entry, Entry]]:
+    """For each tensor wanted outside: the entry that shows it and the entry whose bytes it shares."""
+    heads = dict(zip(graph.outputs, chosen.library.heads, strict=True))
+    written: dict[str | None, Entry] = {}
+    for kernel in sorted(chosen.own):
+        for index, value in enumerate(chosen.alignment.values[kernel]):
+            written.setdefault(chosen.alignment.names.get(value), (kernel, index))
+    read_outside = {read for operator in graph.operators if operator.name not in operators for read in operator.inputs}
+    exports: dict[str, tuple[Entry, Entry]] = {}
+    for operator in graph.operators:
+        for tensor in operator.outputs if operator.name in operators else ():
+            if tensor.name in heads or tensor.name in read_outside:
+                entry = heads[tensor.name] if tensor.name in heads else written[tensor.name]
+                exports[tensor.name] = entry, chosen.origin(entry)[0]
+    return exports
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """Writes the graph JSON of a selection: inputs, then kernels in `order` with their parameters."""
+
+    chosen: _Selection
+    exports: dict[str, tuple[Entry, Entry]]
+    operators: Sequence[str]
+    order: Sequence[int]
+    lay_out: Callable[[Sequence[Lifetime]], tuple[Sequence[int], int]] = plan_arena
+    nodes: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=lambda: [0])
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    node_of: dict[Entry | str, tuple[int, int]] = field(default_factory=dict)
+    params: dict[int, str] = field(default_factory=dict)
+    input_ports: list[Port] = field(default_factory=list)
+    same_bytes: dict[int, int] = field(default_factory=dict)  # entry of a reshape -> entry it shows
+
+    def finish(self) -> SliceGraph:
+        library = self.chosen.library
+        for (entry, shape), index in self.chosen.imports.items():
+            self._input(index, entry, shape)
+        owner = self._owners()
+        operator_nodes = [(self._kernel(kernel), owner[kernel]) for kernel in self.order]
+        outputs, heads = [], []
+        for name, (entry, origin) in self.exports.items():
+            heads.append(self.node_of[origin])
+            kernel, index = entry
+            layout = library.kernels[kernel].outputs[index].layout
+            outputs.append(Port(name, library.entry_shape(entry), library.entry_dtype(entry), layout))
+        return self._with_storage(heads, tuple(outputs), operator_nodes)
+
+    def _owners(self) -> dict[int, str]:
+        """The operator of each kernel; glue counts to the one that it stands before in the library, or to the last."""
+        owner = {k: name for name in self.operators for k in self.chosen.alignment.kernels[name]}
+        behind = owner[max(owner)]
+        for kernel in sorted(self.chosen.kernels, reverse=True):
+            behind = owner.setdefault(kernel, behind)
+        return owner
+
+    def _add(self, node: dict[str, Any], outputs: Sequence[tuple[tuple[int, ...], str]]) -> int:
+        self.nodes.append(node)
+        for shape, dtype in outputs:
+            self.shapes.append(tuple(shape))
+            self.dtypes.append(dtype)
+        self.rows.append(len(self.shapes))
+        return len(self.nodes) - 1
+
+    def _input(self, index: int, entry: Entry, shape: tuple[int, ...]) -> None:
+        library, alignment = self.chosen.library, self.chosen.alignment
+        kernel, output = entry
+        dtype = library.entry_dtype(entry)
+        layout = library.kernels[kernel].outputs[output].layout if kernel >= 0 else ""
+        value = alignment.values[kernel][output] if kernel >= 0 else (-1, output)
+        if value not in alignment.names:
+            raise PlanError(
+                f"no cut is possible here between {library.target} and another target: a tensor has no name"
+            )
+        node = self._add({"op": "null", "name": f"input_{index}", "inputs": []}, [(shape, dtype)])
+        self.node_of[f"{entry}{shape}"] = node, 0
+        self.input_ports.append(Port(alignment.names[value], shape, dtype, layout))
+
+    def _kernel(self, kernel: int) -> int:
+        library = self.chosen.library
+        source = library.graph["nodes"][library.kernels[kernel].node]
+        inputs = []
+        for producer, index, version in source["inputs"]:
+            entry = library.entry_of_node.get((producer, index))
+            node, output = self._param(producer) if entry is None else self._resolve(entry)
+            inputs.append([node, output, version])
+        outputs = [(output.shape, output.dtype) for output in library.kernels[kernel].outputs]
+        node = self._add({**source, "inputs": inputs}, outputs)
+        for index in range(len(outputs)):
+            self.node_of[kernel, index] = node, index
+        if library.is_reshape(kernel):
+            shown = inputs[0]
+            below = self.rows[shown[0]] + shown[1]
+            self.same_bytes[self.rows[node]] = self.same_bytes.get(below, below)
+        return node
+
+    def _resolve(self, entry: Entry) -> tuple[int, int]:
+        if entry in self.node_of:
+            return self.node_of[entry]
+        origin, shape = self.chosen.origin(entry)
+        return self.node_of[f"{origin}{shape}"]
+
+    def _param(self, producer: int) -> tuple[int, int]:
+        library = self.chosen.library
+        name = library.graph["nodes"][producer]["name"]
+        if name not in self.node_of:
+            entry = library.graph["node_row_ptr"][producer]
+            attributes = library.graph["attrs"]
+            shape, dtype = attributes["shape"][1][entry], attributes["dltype"][1][entry]
+            node = self._add({"op": "null", "name": name, "inputs": []}, [(shape, dtype)])
+            self.node_of[name] = node, 0
+            self.params[self.rows[node]] = name
+        return self.node_of[name]
+
+    def _with_storage(
+        self, heads: list[tuple[int, int]], outputs: tuple[Port, ...], operator_nodes: list[tuple[int, str]]
+    ) -> SliceGraph:
+        imported = {self.rows[node] for node in range(len(self.input_ports))}
+        exported = {self.rows[node] + index: place for place, (node, index) in enumerate(heads)}
+        # An output that is also shown under another shape cannot be redirected: its other readers would not follow.
+        shown = set(self.same_bytes.values())
+        copied = {place: entry for entry, place in exported.items() if entry in shown}
+        written: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for step, node in enumerate(self.nodes):
+            for producer, index, _ in node["inputs"]:
+                entry = self.rows[producer] + index
+                last[self.same_bytes.get(entry, entry)] = step
+            for entry in range(self.rows[step], self.rows[step + 1]):
+                written[entry] = step
+        for entry in copied.values():
+            last[entry] = len(self.nodes)
+        outside = imported | (exported.keys() - set(copied.values())) | self.params.keys() | self.same_bytes.keys()
+        kept = [entry for entry in range(len(self.shapes)) if entry not in outside]
+        places, arena_bytes = self.lay_out(
+            [
+                Lifetime(
+                    written[entry],
+                    max(last.get(entry, 0), written[entry]),
+                    tensor_bytes(self.shapes[entry], self.dtypes[entry]),
+                )
+                for entry in kept
+            ]
+        )
+        offsets = dict(zip(kept, places, strict=True))
+        for entry, below in self.same_bytes.items():
+            if below in self.params:
+                self.params[entry] = self.params[below]
+            else:
+                offsets[entry] = offsets[below]
+        entries = len(self.shapes)
+        attributes = {
+            "shape": ["list_shape", self.shapes],
+            "dltype": ["list_str", self.dtypes],
+            "device_index": ["list_int", [self.chosen.library.device_type] * entries],
+            "storage_id": ["list_int", list(range(entries))],
+        }
+        graph = {
+            "nodes": self.nodes,
+            "arg_nodes": [i for i, node in enumerate(self.nodes) if node["op"] == "null"],
+            "heads": [[node, index, 0] for node, index in heads],
+            "attrs": attributes,
+            "node_row_ptr": self.rows,
+        }
+        return SliceGraph(
+            json.dumps(graph),
+            tuple(self.input_ports),
+            outputs,
+            tuple(self.shapes[self.rows[node] + index] for node, index in heads),
+            copied,
+            self.params,
+            offsets,
+            self.shapes,
+            self.dtypes,
+            arena_bytes,
+            arena_bytes,
+            operator_nodes,
+        )

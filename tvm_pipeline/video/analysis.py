@@ -1,0 +1,124 @@
+"""A source through a running pipeline: pictures in, annotated pictures out, in order."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from numpy.typing import NDArray
+
+from tvm_pipeline.backends.contract import aligned_empty
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.runtime import Result
+from tvm_pipeline.runtime.frame_stream import FrameStream
+from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
+from tvm_pipeline.video.sinks import Annotation
+from tvm_pipeline.video.sources import Frame
+
+Outputs = Mapping[str, NDArray[Any]]
+
+# Turns the model's outputs into what is drawn; the transform leads from the model's input back to the picture.
+Decoder = Callable[[Outputs, Transform], Sequence[Annotation]]
+
+FrameT = TypeVar("FrameT", bound=Frame)  # live sources give a LiveFrame, which knows where it is from
+
+
+@dataclass(frozen=True, slots=True)
+class Analysed(Generic[FrameT]):
+    """A frame, of the kind that the source gives, with what the model found on it."""
+
+    frame: FrameT
+    result: Result
+    annotations: Sequence[Annotation]
+
+
+def stream(
+    pipeline: FrameStream,
+    source: Iterable[FrameT],
+    settings: Preprocessing,
+    decode: Decoder | None = None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Iterator[Analysed[FrameT]]:
+    """Runs every frame of `source`; ends when it ends, or with the frames inside once `stopped()` says so.
+
+    `source` is one Source or LiveSource, or several of these by `merge`; it is asked in another thread.
+    `stopped` is asked at each frame: close live sources as well, since they may give none for long.
+
+    Raises:
+        VideoError: the source broke; the frames before that have been yielded.
+        StageError: a stage failed.
+    """
+    inside: deque[FrameT] = deque()
+
+    def pictures() -> Iterator[NDArray[Any]]:
+        tensor: NDArray[Any] | None = None  # submit copies, so one will do
+        for frame in source:
+            if stopped():
+                return
+            height, width = frame.image.shape[:2]
+            shape = settings.input_shape(width, height)
+            if tensor is None or tensor.shape != shape:
+                tensor = aligned_empty(shape, settings.dtype)
+            inside.append(frame)
+            yield preprocess(frame.image, settings, tensor)
+
+    for result in pipeline.map(pictures()):
+        frame = inside.popleft()
+        transform = settings.transform(frame.image.shape[1], frame.image.shape[0])
+        yield Analysed(frame, result, decode(result.outputs, transform) if decode else ())
+
+
+def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | None = None) -> Preprocessing:
+    """How pictures become the model's one input: as a TOML file or a bundle says, else by its shape.
+
+    Raises:
+        OptionError: the model takes something else than one picture, or the settings do not make what it takes.
+    """
+    if len(graph.inputs) != 1:
+        names = ", ".join(tensor.name for tensor in graph.inputs)
+        raise OptionError(f"{graph.name} has several inputs ({names}); a video gives one picture a frame")
+    tensor = graph.inputs[0]
+    usual = default_for(tensor.shape, tensor.dtype)
+    if given is None:
+        settings = usual
+    elif isinstance(given, Path):
+        settings = Preprocessing.from_toml(given, usual)
+    else:
+        settings = Preprocessing.from_dict(given, usual)
+    made = settings.input_shape(*(settings.size or (0, 0)))
+    if made != tensor.shape or settings.dtype != tensor.dtype:
+        raise OptionError(
+            f"the preprocessing makes {settings.dtype} {list(made)}; {graph.name} takes {tensor.dtype} "
+            f"{list(tensor.shape)}: mend size (width, height), layout, color or dtype"
+        )
+    return settings
+
+
+def find_decoder(name: str) -> Decoder:
+    """The function behind `path/to/file.py:function` or `package.module:function`.
+
+    Raises:
+        OptionError: there is no such file, module or function.
+    """
+    where, colon, function = name.rpartition(":")
+    if not colon:
+        raise OptionError(f"--decoder {name!r}: give it as file.py:function or package.module:function")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"cannot load {where}")
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where)
+        decoder: Decoder = getattr(module, function)
+    except (ImportError, OSError, AttributeError) as error:
+        raise OptionError(f"--decoder {name!r}: {error}") from error
+    return decoder

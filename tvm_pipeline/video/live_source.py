@@ -1,0 +1,381 @@
+"""Sources that live: cameras and streams that stall, break off and come back, and several of them at once.
+
+    with LiveSource("rtsp://gate/1", parse_policy("latest")) as gate, LiveSource("camera:0") as hall:
+        for frame in merge([gate, hall]):
+            ...  # a Frame that knows its source and its age
+
+Behind a LiveSource stand two threads. The reader opens the source and puts its frames into a queue, which the
+policy keeps short. The keeper waits until the reader ends, or owes a frame for too long; a driver that hangs
+cannot be interrupted, so such a reader is left behind and a new one started. All times are monotonic.
+Read next: policies.py (what may be dropped), sources.py (what is opened), stream.py (how frames meet a
+pipeline).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from av.error import FFmpegError
+
+from tvm_pipeline.core.statistics import WINDOW
+from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.video.decoding import without_password
+from tvm_pipeline.video.policies import BLOCK, RECONNECT, Policy, Reconnect
+from tvm_pipeline.video.sources import Frame, Source, open_source
+
+MOST_WAITING = 8  # frames in a queue: some 50 MB of full HD
+MOST_HANGING = 3  # readers left behind that still hang; more would pile up over weeks
+SILENT = 0.8  # of a stall: then an address is broken off, early enough to still decode what it had sent
+OPENING = 3  # stalls: to connect, to learn what is sent, and the first frame
+LEAVE_S = 1.0  # how long closing waits for a thread
+
+_log = logging.getLogger(__name__)
+_BREAKS = (VideoError, FFmpegError, OSError)  # anything else would fail again in the same way
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveFrame(Frame):
+    """A frame of a LiveSource. `index` and `time_s` go on over reconnections; a frame let go leaves a gap.
+
+    `captured_s` is the monotonic time at which it was decoded: what a camera or a network held back before is
+    in no program's sight.
+    """
+
+    source: str
+    captured_s: float
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was decoded."""
+        return time.monotonic() - self.captured_s
+
+
+@dataclass(frozen=True, slots=True)
+class LiveStatistics:
+    """What became of a source's frames: read = delivered + waiting + all that were dropped.
+
+    Attributes:
+        dropped: by reason. `every`, `latest` and `max-age` are the policy's; `full`: with a max-age, the queue
+            was full; `closed`: it waited when the source was closed, or came after it was given up.
+        fps, age_p50_s, age_p99_s: of the frames delivered lately, the age when they were; None before two.
+        reconnects: how often it was opened again, in vain or not.
+        damaged: as in Source, over all connections.
+    """
+
+    read: int
+    delivered: int
+    waiting: int
+    dropped: Mapping[str, int]
+    reconnects: int
+    damaged: int
+    fps: float | None = None
+    age_p50_s: float | None = None
+    age_p99_s: float | None = None
+
+
+class LiveSource:
+    """A source that is read ahead in a thread, and opened again where it lives and breaks.
+
+    Iterate over it, or over several by `merge`, in one thread. A file ends where it ends. A live source
+    (`Source.live`) that stalls, breaks or ends is closed and opened again; each attempt is logged and counted.
+
+    Args:
+        spec: what `open_source` takes.
+        policy: which frames are let go.
+        open: opens the spec, without a limit; `open_source` unless given.
+        reconnect: the back-off, None to open it only once.
+        stall_s: the longest wait for a frame; opening may take three times as long.
+
+    Attributes:
+        name, fps: as in Source, of the first connection.
+        failure: why it ended, None while it runs and where it ended well.
+
+    Raises:
+        OptionError: the spec or an option is out of range.
+        VideoError: the source cannot be opened, or does not answer.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        policy: Policy = BLOCK,
+        *,
+        open: Callable[[str], Source] | None = None,
+        reconnect: Reconnect | None = RECONNECT,
+        stall_s: float = 10.0,
+    ) -> None:
+        self.name = without_password(spec)
+        if not 0 < stall_s < float("inf"):
+            raise OptionError(f"stall_s is {stall_s} for source {self.name}; give seconds above 0")
+        self.failure: Exception | None = None
+        self._policy, self._reconnect, self._stall_s = policy, reconnect, stall_s
+        self._open_spec = partial(open or partial(open_source, timeout_s=SILENT * stall_s), spec)
+        self._changed = threading.Condition()  # over what follows, where more than one thread writes it
+        self._waiting: deque[LiveFrame] = deque()
+        self._read = self._delivered = self._reconnects = self._damaged = 0
+        self._dropped: Counter[str] = Counter()
+        self._deliveries: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # when, and the age then
+        self._started_s: float | None = None
+        self._time_s = self._offset_s = 0.0
+        self._finished = False
+        self._listener: Callable[[], None] = lambda: None
+        self._closing = threading.Event()
+        self._hanging: list[_Reader] = []
+        self._reader = reader = _Reader(self.name, self._open, self._receive)
+        reader.start()
+        if not reader.opened.wait(OPENING * stall_s):
+            raise self._given_up(reader)
+        if reader.source is None and reader.failure is not None:
+            raise reader.failure
+        self.fps = reader.source.fps if reader.source else None
+        self._live = reader.source is not None and reader.source.live
+        self._keeper = threading.Thread(target=self._keep, name=f"keeper of {self.name}", daemon=True)
+        self._keeper.start()
+
+    def __iter__(self) -> Iterator[LiveFrame]:
+        return merge([self])
+
+    def statistics(self) -> LiveStatistics:
+        """What became of the frames until now."""
+        with self._changed:
+            deliveries = list(self._deliveries)
+            counted = LiveStatistics(
+                read=self._read,
+                delivered=self._delivered,
+                waiting=len(self._waiting),
+                dropped=dict(+self._dropped),
+                reconnects=self._reconnects,
+                damaged=self._damaged + (self._reader.source.damaged if self._reader.source else 0),
+            )
+        if len(deliveries) < 2 or deliveries[0][0] == deliveries[-1][0]:
+            return counted
+        when, ages = np.array(deliveries).T
+        p50, p99 = (float(q) for q in np.quantile(ages, [0.5, 0.99]))
+        return replace(counted, fps=(len(when) - 1) / float(when[-1] - when[0]), age_p50_s=p50, age_p99_s=p99)
+
+    def close(self) -> None:
+        """Ends the threads and the iteration, also from another thread (start one in a signal handler).
+
+        Promptly: a reader that hangs in a driver is left behind, to end with the program.
+        """
+        if self._closing.is_set():
+            return
+        with self._changed:
+            self._closing.set()
+            self._reader.abandoned = True
+            self._dropped["closed"] += len(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._reader.over.set()
+        self._keeper.join(LEAVE_S)
+        if self._reader in self._hanging:  # which was said
+            return
+        self._reader.join(LEAVE_S)
+        if self._reader.is_alive():
+            _log.warning("%s does not answer; its reader is left behind", self.name)
+
+    def __enter__(self) -> LiveSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self) -> LiveFrame | None:
+        """The oldest frame that waits and is young enough, None where there is none."""
+        with self._changed:
+            self._let_old_go()
+            if not self._waiting:
+                return None
+            frame = self._waiting.popleft()
+            self._delivered += 1
+            self._deliveries.append((time.monotonic(), frame.age_s))
+            self._changed.notify_all()
+            return frame
+
+    @property
+    def ended(self) -> bool:
+        """Whether no frame waits and none will come."""
+        with self._changed:
+            return self._finished and not self._waiting
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Has `listener` called, from another thread, whenever a frame came or the source ended."""
+        self._listener = listener
+
+    # The reader's side
+
+    def _receive(self, reader: _Reader, frame: Frame) -> bool:
+        """Queues a frame as the policy says; False where the reader has been given up."""
+        captured_s = time.monotonic()
+        policy = self._policy
+        room = 1 if policy.latest else MOST_WAITING
+        with self._changed:
+            kept = self._read % policy.every == 0
+            if kept and not policy.latest and policy.max_age_s is None:
+                self._changed.wait_for(lambda: reader.abandoned or len(self._waiting) < room)
+            index, self._read = self._read, self._read + 1
+            if reader.abandoned:
+                self._dropped["closed"] += 1
+                return False
+            self._started_s = captured_s if self._started_s is None else self._started_s
+            if frame.index == 0:  # a new connection, whose clock starts at 0
+                self._offset_s = max(captured_s - self._started_s, self._time_s)
+            self._time_s = self._offset_s + frame.time_s
+            if not kept:
+                self._dropped["every"] += 1
+                return True
+            self._let_old_go()
+            if len(self._waiting) >= room:
+                self._waiting.popleft()
+                self._dropped["latest" if policy.latest else "full"] += 1
+            self._waiting.append(LiveFrame(index, self._time_s, frame.image, self.name, captured_s))
+        self._listener()
+        return True
+
+    def _let_old_go(self) -> None:
+        if self._policy.max_age_s is not None:
+            while self._waiting and self._waiting[0].age_s > self._policy.max_age_s:
+                self._waiting.popleft()
+                self._dropped["max-age"] += 1
+
+    def _open(self) -> Source:
+        hanging = sum(reader.is_alive() for reader in self._hanging)
+        if hanging >= MOST_HANGING:
+            raise VideoError(
+                f"{self.name} is not opened again while {hanging} attempts to read it hang; "
+                "switch it off and on, or restart the program"
+            )
+        return self._open_spec()
+
+    # The keeper's side
+
+    def _keep(self) -> None:
+        """Keeps a reader at work until the source has ended, cannot be had back, or is closed."""
+        waits: Iterator[float] = iter(())
+        while True:
+            failure = self._watch(self._reader)
+            breaks = failure is None or isinstance(failure, _BREAKS)
+            if self._closing.is_set() or not self._live or self._reconnect is None or not breaks:
+                break
+            if self._reader.frames:
+                waits = self._reconnect.waits()
+            wait_s = next(waits, None)
+            if wait_s is None:
+                failure = VideoError(
+                    f"{self.name} did not come back in {self._reconnect.attempts} attempts; "
+                    f"the last: {failure or 'it ended at once'}"
+                )
+                break
+            _log.warning("%s; opening it again in %g s", failure or f"{self.name} ended", wait_s)
+            if self._closing.wait(wait_s) or not self._reopen():
+                break
+        with self._changed:
+            self.failure = None if self._closing.is_set() else failure
+            self._finished = True
+        self._listener()
+
+    def _watch(self, reader: _Reader) -> Exception | None:
+        """Waits until the reader is over or owes a frame for too long; returns why, None for a plain end."""
+        while not reader.over.is_set():
+            owing_since_s = reader.owing_since_s
+            left_s = self._limit_s(reader) - (0.0 if owing_since_s is None else time.monotonic() - owing_since_s)
+            if left_s <= 0:
+                return self._given_up(reader)
+            reader.over.wait(left_s)
+        return reader.failure
+
+    def _limit_s(self, reader: _Reader) -> float:
+        return self._stall_s * (1 if reader.opened.is_set() else OPENING)
+
+    def _given_up(self, reader: _Reader) -> VideoError:
+        with self._changed:
+            reader.abandoned = True
+        self._hanging = [one for one in self._hanging if one.is_alive()] + [reader]
+        return VideoError(
+            f"{self.name} gave no frame for {self._limit_s(reader):g} s; check that it is switched on and sends, "
+            "and its cable or network; a slow one needs a longer stall_s"
+        )
+
+    def _reopen(self) -> bool:
+        with self._changed:
+            if self._closing.is_set():
+                return False
+            self._damaged += self._reader.source.damaged if self._reader.source else 0
+            self._reconnects += 1
+            self._reader = _Reader(self.name, self._open, self._receive)
+        self._reader.start()
+        return True
+
+
+class _Reader(threading.Thread):
+    """One connection, from opening to closing; the only thread that touches its Source."""
+
+    def __init__(self, name: str, open: Callable[[], Source], receive: Callable[[_Reader, Frame], bool]) -> None:
+        super().__init__(name=f"reader of {name}", daemon=True)  # a hanging driver must not hold up the exit
+        self.source: Source | None = None
+        self.failure: Exception | None = None
+        self.frames = 0
+        self.owing_since_s: float | None = time.monotonic()  # None while a frame waits for room
+        self.opened = threading.Event()  # or failed to
+        self.over = threading.Event()  # it has ended, or nobody waits for it
+        self.abandoned = False
+        self._open, self._receive = open, receive
+
+    def run(self) -> None:
+        try:
+            with self._open() as self.source:
+                self.opened.set()
+                for frame in self.source:
+                    self.frames += 1
+                    self.owing_since_s = None
+                    if not self._receive(self, frame):
+                        break
+                    self.owing_since_s = time.monotonic()
+        except Exception as error:  # the keeper's to judge
+            self.failure = error
+        finally:
+            self.opened.set()
+            self.over.set()
+
+
+def merge(sources: Sequence[LiveSource]) -> Iterator[LiveFrame]:
+    """Frames of several sources as they come: of those with one waiting, the source served longest ago is next.
+
+    The order within each source holds. A source that breaks for good is logged, its reason stays in its
+    `failure`, and the others go on.
+
+    Raises:
+        VideoError: every source broke; what each gave before has been yielded.
+    """
+    some = threading.Event()
+    for source in sources:
+        source.listen(some.set)
+    turn = list(sources)
+    while turn:
+        some.clear()  # before looking, so that a frame that comes meanwhile is not missed
+        for source in tuple(turn):
+            frame = source.take()
+            if frame is not None:
+                turn.remove(source)
+                turn.append(source)
+                yield frame
+                break
+            if source.ended:
+                turn.remove(source)
+                if source.failure and len(sources) > 1:
+                    _log.warning("%s; the other sources go on", source.failure)
+        else:
+            if turn:
+                some.wait()
+    failures = [source.failure for source in sources if source.failure]
+    if len(failures) == len(sources) == 1:
+        raise failures[0]
+    if failures and len(failures) == len(sources):
+        raise VideoError(f"every source broke: {'; '.join(map(str, failures))}") from failures[0]
