@@ -53,7 +53,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 from tests.support import generators
 
 ROOT = Path(__file__).parents[1]
-# The networks that papers on pipelined Edge TPUs plan; the other two of profiles/keras are not among them.
+# The 11 networks of SEC 2022 are the graphs of profiles/keras without these two.
 OTHERS = ("MobileNetV2", "InceptionV3")
 PUBLISHED = sorted({path.stem for path in (ROOT / "profiles/keras").glob("*.json")}.difference(OTHERS))
 ORDERS: tuple[Objective, ...] = ("memory,communication", "memory,dram,communication", "dram,memory,communication")

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 KERNELS = "TFLite's CPU kernels"
 SRAM_BYTES = 8 << 20
 
-# Calibrated on published rows, 15-20 % off: `profiles/platforms/coral-*.toml` say where each figure is from.
+# Fitted to published rows; `profiles/platforms/coral-*.toml` say where each figure is from, and how far off they are.
 _USB = DeviceModel(
     macs_per_s=1.1e12,
     call_s=0.0003,

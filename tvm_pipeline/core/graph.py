@@ -181,7 +181,11 @@ def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> li
     """Bytes that operators hand on across each of the `len(groups) - 1` boundaries between groups.
 
     A tensor counts once at every boundary between its writer and its last reader, however many readers it has; the
-    model's own inputs and outputs do not count (objective (3) of Yin et al., SEC 2022). `groups` are in a legal order.
+    model's own inputs and outputs do not count. `groups` are in a legal order.
+
+    Objective (3) of Yin et al., SEC 2022, differs: their equations 9 and 10 count each edge, and only at the boundary
+    in front of its reader's stage. A tensor with two readers in that stage counts twice there, and a tensor that skips
+    a stage counts only in front of its reader. The count here is what devices move that hand tensors on in a chain.
     """
     group_of = {name: index for index, names in enumerate(groups) for name in names}
     last_read: dict[str, int] = {}

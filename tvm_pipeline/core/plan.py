@@ -49,7 +49,8 @@ class Problem:
     Attributes:
         objective: what is best: most frames a second, least seconds or least joules a frame; or, in lexicographic
             order, the least parameter bytes of the fullest stage (`memory`), bytes of parameters beyond the stages'
-            caches (`dram`), bytes across the widest boundary (`communication`); Yin et al., SEC 2022.
+            caches (`dram`), bytes across the widest boundary (`communication`). The three are from Yin et al., SEC
+            2022; communication is counted otherwise than by their equations 9 and 10, see `graph.handed_on_bytes`.
         stages: exactly how many stages a pipeline has; None lets the planner choose.
         children_together: all operators that read an operator's outputs stand in one stage.
         min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).

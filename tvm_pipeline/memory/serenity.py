@@ -16,7 +16,7 @@ from tvm_pipeline.memory.memory_graph import MemoryGraph, footprint, predecessor
 from tvm_pipeline.memory.orders import Ordering, kahn_order, successors
 from tvm_pipeline.memory.regions import split
 
-# The paper gives a step of the search a second of its machine; a number of schedules makes the same search everywhere.
+# The paper limits the seconds of a step and does not say to how many; a number of schedules is the same everywhere.
 STEP_LIMIT = 50_000
 
 

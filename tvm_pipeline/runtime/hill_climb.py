@@ -1,18 +1,21 @@
 """The strategy `hill-climb`: one operator at a time moves from a slower stage to a faster one.
 
-This is what is known of Algorithm 2 of Velasco-Montero et al., "A Pipelining-Based Heterogeneous Scheduling and
-Energy-Throughput Optimization Scheme for CNNs Leveraging Apache TVM", IEEE Access 2023: the stages' times are watched;
-where they differ by more than alpha, one operator at the cut moves from the slower stage to the faster; a move after
-which throughput did not rise is taken back. The paper's text was not at hand, so these choices are ours:
+The climb is this project's own baseline for `adaptation.py`. It is not Algorithm 2 of Velasco-Montero et al. (IEEE
+Access 2023), and no figure of it is a figure of that algorithm. Algorithm 2 is a line search over the cut of one
+two-stage pipeline: it measures the period of the whole pipeline at each trial cut, walks towards more operators on the
+first device while a trial is not worse, and walks the other way only where the first direction gained nothing; its
+alpha weighs a moving average of the measured periods. The climb differs in each of these points:
 
-- alpha is relative to the faster stage's time, 0.1, and a stage's time is the median of its compute and transfer times;
-- of more than two stages the slowest gives, to the faster of its neighbours, as far as the other can take nothing;
-- an operator of less than `STEP` of its stage's time moves along with the one behind it, for alone it shows in nothing;
-- throughput rose if the slowest stage takes less time than before;
-- after a move is taken back the climb rests until a stage's time is other than it then was by more than alpha.
+- it looks at the time of each stage (the median of compute and transfer), not at the period of the pipeline;
+- its alpha is a threshold: stages whose times differ by at most alpha, relative to the faster one, are left alone;
+- the slowest stage gives an operator to the faster of its neighbours, so that the imbalance chooses the direction;
+- more than two stages are allowed, and no stage is ever emptied;
+- an operator that takes less than `STEP` of its stage's time moves along with the next one;
+- a move after which the slowest stage is not faster is taken back, also where both times are equal;
+- after a move is taken back the climb rests until the time of a stage has changed by more than alpha.
 
-It knows no model of what a move brings, which is what it is compared for with `adaptation.py`. It climbs for throughput
-alone, and only where there is a cut to move: a single device and replicas stay as they are.
+The climb has no model of what a move brings, and it climbs for throughput alone. A single device and replicas have no
+cut to move and stay as they are.
 """
 
 from __future__ import annotations

@@ -132,6 +132,10 @@ def profiling_partition(
     up, and a CHECK ends the program. `original` keeps that. What libcoral would ask twice at a place known to lead
     nowhere is asked once; the answer is the same.
 
+    Zou et al. (MILCOM 2024, Table II) ran the published partitioner on Edge TPUs: it succeeded with all of their
+    networks in 2 to 7 segments and with 5.5 % in 8. With `original`, nearly all random networks of
+    `benchmarks/profiling_partitioner.py` abort from 5 segments on. Why these figures differ is not known here.
+
     Args:
         operators: how many the chain has.
         segments: how many to make of it.

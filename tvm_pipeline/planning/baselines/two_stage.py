@@ -2,6 +2,13 @@
 
 The operators in topological order are cut in two. Every cut is tried in O(N), for both orders of the two
 devices, with the transfer counted on the receiving side.
+
+Two details of the printed algorithm are missing here:
+
+- The paper's cut n runs from 1 to N, and n = N is one device alone. Here both stages have operators. A single device
+  is the scheduler `single`, which `best` compares with this one.
+- The paper charges both stages for their input, the first one for the network's. Here the first stage pays for it on a
+  modelled device only: a profile has no figure of the way from the host to a measured device (see `evaluate.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Memory, DRAM overflow and communication in lexicographic order, by CP-SAT.
 
 The problem of Yin et al., "Exact Memory- and Communication-aware Scheduling of DNNs on Pipelined Edge TPUs", SEC 2022,
-equations (1) to (3), solved one part after another: the optimum of a part becomes a limit of the next. What is known
-of the memory of a stage leaves each operator a window of stages, which is most of the speed.
+objectives (1) to (3), solved one part after another: the optimum of a part becomes a limit of the next. What is known
+of the memory of a stage leaves each operator a window of stages, which is most of the speed. Communication is counted
+as `handed_on_bytes` counts it, which is not how the paper's equations 9 and 10 do.
 
 Next: `cp_sat.py`, which calls this, and `cp_staging.py`, the booleans.
 """

@@ -51,7 +51,7 @@ def chain(problem: Problem) -> Plan:
 
     For throughput and under a limit each device serves one stage; for latency and energy it may come again, unless it
     has a memory limit or a parameter cache. Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) is its case of
-    two stages; they treat k stages by enumeration.
+    two stages (`two_stage.py` says what differs); they treat k stages by enumeration.
 
     Raises:
         InfeasibleError: there is none; the message says what is in conflict.

@@ -5,7 +5,8 @@ stages on equal devices, where
 
 - memory M is the parameter bytes of the fullest stage,
 - dram D is the sum over stages of the parameter bytes beyond the device's cache,
-- communication C is the bytes handed on across the widest boundary, a tensor once however many read it.
+- communication C is the bytes handed on across the widest boundary, a tensor once however many read it. The paper's
+  equations 9 and 10 count each edge once, at the boundary in front of its reader's stage: see `handed_on_bytes`.
 
 A lexicographic (sum, then max) is found in one pass, since a prefix that is worse in its sum can never catch up. A
 lexicographic (max, then max) is not: there the first optimum becomes a cap of the second pass. So
