@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 # The stamp is made anew when the dependencies change; the project itself is installed in place.
 $(VENV)/.stamp: pyproject.toml
@@ -25,9 +25,18 @@ lint: $(VENV)/.stamp
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Every figure of the README; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
+$(VENV)/.docs-stamp: $(VENV)/.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+# The pages of docs/ as a site that reads offline: open site/index.html. A broken link is an error. Browsers search pages
+# that a server gives them, not files: $(BIN)/python -m http.server --directory site
+docs: $(VENV)/.docs-stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# Every figure of docs/figures.md; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
 bench: $(VENV)/.stamp
 	for script in benchmarks/*.py; do grep -q '__main__' $$script || continue; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) out build dist *.egg-info
+	rm -rf $(VENV) out build dist site *.egg-info

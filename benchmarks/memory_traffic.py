@@ -6,9 +6,9 @@
 The model stands in `tvm_pipeline/memory/traffic.py`; weights are left out, since every order moves them once. SERENITY
 (MLSys 2020) reports 1.76x less at 256 KB than TensorFlow Lite's order, for other cells and without the copies that
 concatenations make; the like of it here is `program`, the order in which the cells are written down. A ratio is a
-geometric mean over the cells; the last column says how far the traffic-optimal orders may still be from the bound. Two more figures: how often Belady's
-rule is not the best choice of evictions, on random graphs; and that the compiled loop and the plain one agree, without
-which the run ends with 1, as where the traffic-optimal order moves more than another.
+geometric mean over the cells; the last column says how far the traffic-optimal orders may still be from the bound. Two
+more figures: how often Belady's rule is not the best choice of evictions, on random graphs; and that the compiled loop
+and the plain one agree, without which the run ends with 1, as where the traffic-optimal order moves more than another.
 """
 
 from __future__ import annotations
