@@ -5,8 +5,8 @@
 
 The rows are those of `profiles/published/`, the model is `profiles/platforms/coral-usb-8.toml` cut down to as many
 devices as a row has stages, the figure is what `evaluate` says. Two constants of the model were fitted to these rows:
-`refill_bytes_per_s` to Table I and `cached_bytes` to Table II. So a small error there proves little, and Coral's table
-is the independent check.
+`refill_bytes_per_s` to Table I and `cached_bytes` to Table II. So a small error there proves little. Coral's table is
+the better check: no constant names it as its source, though `call_s` and the input and output rates name none at all.
 
 SEC 2022 does not say whose cuts Table I measures. The table stands in the section that motivates the paper against the
 Edge TPU compiler, so that they are most probably the compiler's, which spreads parameters evenly. A pipeline is
