@@ -90,7 +90,7 @@ def row(name: str, result: Measured) -> dict:
 
 
 def summarise(rows: list[tuple[str, Measured]]) -> dict:
-    """The figures that the README quotes."""
+    """The figures that docs/figures.md quotes."""
     errors = [abs(result.prediction_error) for _, result in rows]
     lost = {}
     for name in dict.fromkeys(name for name, _ in rows):
