@@ -32,7 +32,7 @@ $(VENV)/.docs-stamp: $(VENV)/.stamp
 # The pages of docs/ as a site that reads offline: open site/index.html. A broken link is an error. Browsers search pages
 # that a server gives them, not files: $(BIN)/python -m http.server --directory site
 docs: $(VENV)/.docs-stamp
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Every figure of docs/figures.md; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
 bench: $(VENV)/.stamp
