@@ -274,7 +274,7 @@ def unequal(rng: random.Random, graph: OperatorGraph, count: int, **options: Any
     )
     base = [rng.uniform(1e-4, 2e-3) for _ in range(len(graph))]
     measured = {
-        name: DeviceProfile(tuple(seconds * rng.uniform(0.5, 2) * (1 + 0.2 * i) for seconds in base))
+        name: DeviceProfile.in_order(graph, tuple(seconds * rng.uniform(0.5, 2) * (1 + 0.2 * i) for seconds in base))
         for i, name in enumerate(names)
     }
     profile = Profile(graph.name, graph.fingerprint, measured)

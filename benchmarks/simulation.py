@@ -174,7 +174,9 @@ def as_it_ran(plan: Plan, run: RunStatistics) -> Case:
     operators = tuple(Operator(f"s{i}", "stage", (f"t{i}",), (tensors[i + 1],)) for i in range(count))
     graph = OperatorGraph("stages", (tensors[0],), operators, (tensors[-1].name,))
     taken = {(each.device, each.stage): each.compute_s + each.transfer_s for each in run.stages}
-    profile = {name: DeviceProfile(tuple(taken.get((name, i)) for i in range(count))) for name in plan.devices}
+    profile = {
+        name: DeviceProfile.in_order(graph, tuple(taken.get((name, i)) for i in range(count))) for name in plan.devices
+    }
     platform = Platform("as it ran", tuple(Device(name) for name in plan.devices))
     problem = Problem(graph, platform, Profile(graph.name, graph.fingerprint, profile))
     return problem, tuple(Stage(stage.devices, (f"s{index}",)) for index, stage in enumerate(plan.stages))

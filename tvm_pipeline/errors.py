@@ -7,8 +7,10 @@
     ├── PlatformError              a platform that does not fit this machine, or a device that is missing
     ├── ProfileError               a profile with impossible figures, or of another graph
     ├── PlanError                  a plan that does not fit the graph or the platform
-    │   └── InfeasibleError        no plan exists; carries the reason
-    │       └── LimitMissedError   one may exist, but this search cannot say
+    │   └── NoPlanError            no plan was found
+    │       ├── InfeasibleError    none exists, which is proven; carries the reason
+    │       ├── LimitMissedError   one may exist, but this search does not count the limit that its plan misses
+    │       └── SearchTimeError    one may exist, but the time allowed was over before
     ├── BundleError                a bundle that is damaged, unsafe or of another version
     ├── VideoError                 a source or a sink of frames
     └── RunError                   a running pipeline
@@ -27,7 +29,19 @@ class PipelineError(Exception):
 
 
 class OptionError(PipelineError):
-    """An option or a setting that cannot be used."""
+    """An option or a setting that cannot be used.
+
+    A message names a setting by its field in Python, in backticks; the command line and the service file translate it.
+
+    Attributes:
+        option: the field that cannot be used, such as `min_throughput_fps`; None where it is not one field.
+        value: its value.
+    """
+
+    def __init__(self, message: str, *, option: str | None = None, value: object = None) -> None:
+        super().__init__(message)
+        self.option = option
+        self.value = value
 
 
 class ModelError(PipelineError):
@@ -50,12 +64,20 @@ class PlanError(PipelineError):
     """A plan that does not fit the graph or the platform."""
 
 
-class InfeasibleError(PlanError):
-    """No plan satisfies the problem; the message names what is in conflict."""
+class NoPlanError(PlanError):
+    """No plan was found; the message gives the reason."""
 
 
-class LimitMissedError(InfeasibleError):
-    """What was found misses a limit that the search does not count; another plan may keep it."""
+class InfeasibleError(NoPlanError):
+    """It is proven that no plan satisfies the problem; the message names what is in conflict."""
+
+
+class LimitMissedError(NoPlanError):
+    """The plan that was found misses a limit that the search does not count; another plan may keep it."""
+
+
+class SearchTimeError(NoPlanError):
+    """The time allowed was over before a plan was found; one may exist."""
 
 
 class BundleError(PipelineError):

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.graphs import graphs, randoms
-from tvm_pipeline import graph_sources
+from tvm_pipeline.core import graph_files
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import Node, graph_from_networkx, graph_of_nodes, merge_graphs, read_graph
 from tvm_pipeline.core.platform import read_platform
@@ -243,7 +243,7 @@ def test_networkx_graphs_that_are_none_of_operators() -> None:
 
 
 def test_the_documented_example_runs() -> None:
-    results = doctest.testmod(graph_sources)
+    results = doctest.testmod(graph_files)
     assert results.attempted
     assert not results.failed
 

@@ -16,7 +16,8 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.cost.evaluate import busy_factor, evaluate, judged, require_energy
+from tvm_pipeline.cost.device_costs import busy_factor, require_energy
+from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import PlanError, ProfileError
 
 CAPABLE = Traits(unsupported=False, memory=False)
@@ -117,9 +118,9 @@ def two_devices(**figures: object) -> Problem:
         "net",
         graph.fingerprint,
         {
-            "a": DeviceProfile((0.01, 0.02, 0.03)),
-            "b": DeviceProfile((0.02, 0.04, 0.06)),
-            "all": DeviceProfile((0.01, 0.01, 0.01)),
+            "a": DeviceProfile.in_order(graph, (0.01, 0.02, 0.03)),
+            "b": DeviceProfile.in_order(graph, (0.02, 0.04, 0.06)),
+            "all": DeviceProfile.in_order(graph, (0.01, 0.01, 0.01)),
         },
     )
     return Problem(graph, platform, profile, **figures)  # type: ignore[arg-type]
@@ -152,7 +153,9 @@ def test_the_model_s_own_input_costs_no_transfer_and_skipped_tensors_pay_at_ever
     )
     names = ("a", "b", "c")
     links = tuple(Link(s, d, 0.0, 1000.0) for s in names for d in names if s != d)
-    profile = Profile("skip", graph.fingerprint, {name: DeviceProfile((1.0, 1.0, 1.0)) for name in names})
+    profile = Profile(
+        "skip", graph.fingerprint, {name: DeviceProfile.in_order(graph, (1.0, 1.0, 1.0)) for name in names}
+    )
     problem = Problem(graph, Platform("box", tuple(map(Device, names)), links), profile)
     stages = tuple(Stage((n,), (o.name,)) for n, o in zip(names, graph.operators, strict=True))
     received = [cost.transfer_s for cost in evaluate(problem, stages).costs]
@@ -167,7 +170,11 @@ def test_a_receiver_pays_for_each_upstream_replica_as_often_as_that_sends() -> N
         (Operator("front", "k", ("x",), (Tensor("y", (1,)),)), Operator("back", "k", ("y",), (Tensor("z", (1,)),))),
         ("z",),
     )
-    seconds = {"a": DeviceProfile((0.01, 1.0)), "b": DeviceProfile((0.03, 1.0)), "c": DeviceProfile((1.0, 0.03))}
+    seconds = {
+        "a": DeviceProfile.in_order(graph, (0.01, 1.0)),
+        "b": DeviceProfile.in_order(graph, (0.03, 1.0)),
+        "c": DeviceProfile.in_order(graph, (1.0, 0.03)),
+    }
     platform = Platform("box", tuple(map(Device, seconds)), (Link("b", "c", 0.04),))
     problem = Problem(graph, platform, Profile("net", graph.fingerprint, seconds))
     stages = (Stage(("a", "b"), ("front",)), Stage(("c",), ("back",)))
@@ -231,7 +238,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_the_place(case: str) -> None:
     [
         (
             lambda p: replace(
-                p, profile=replace(p.profile, devices={**p.profile.devices, "a": DeviceProfile((0.1, None, 0.1))})
+                p,
+                profile=replace(
+                    p.profile, devices={**p.profile.devices, "a": DeviceProfile.in_order(p.graph, (0.1, None, 0.1))}
+                ),
             ),
             "device a cannot run operator op1 of stage 0",
         ),

@@ -19,7 +19,8 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Problem, Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
-from tvm_pipeline.cost.evaluate import evaluate, require_energy
+from tvm_pipeline.cost.device_costs import require_energy
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PlanError, ProfileError
 
 # Two operators of 1000 MACs and 500 bytes of parameters; 1000 bytes into each and out of each.
@@ -35,7 +36,9 @@ TPU = DeviceModel(1e5, 0.001, 0.0, 1e5, 1e5, 300, 1e4)
 
 def problem_of(*devices: Device, links: tuple[Link, ...] = (), **figures: object) -> Problem:
     """GRAPH on devices with models, and on those without, where it takes 5 and 7 ms."""
-    measured = {device.name: DeviceProfile((0.005, 0.007)) for device in devices if device.model is None}
+    measured = {
+        device.name: DeviceProfile.in_order(GRAPH, (0.005, 0.007)) for device in devices if device.model is None
+    }
     profile = Profile("net", GRAPH.fingerprint, measured)
     return Problem(GRAPH, Platform("box", devices, links), profile, **figures)  # type: ignore[arg-type]
 
@@ -78,7 +81,7 @@ def test_modelled_beside_measured_by_hand() -> None:
 
 def test_a_measurement_goes_before_the_model() -> None:
     devices = (Device("tpu", model=TPU),)
-    profile = Profile("net", GRAPH.fingerprint, {"tpu": DeviceProfile((0.5, 0.25))})
+    profile = Profile("net", GRAPH.fingerprint, {"tpu": DeviceProfile.in_order(GRAPH, (0.5, 0.25))})
     problem = Problem(GRAPH, Platform("box", devices), profile)
     assert evaluate(problem, whole("tpu")).predicted.latency_s == pytest.approx(0.75)
 
@@ -87,7 +90,9 @@ def test_a_modelled_cache_serves_one_stage() -> None:
     problem = problem_of(Device("tpu", model=TPU), Device("cpu"))
     graph = random_chain(random.Random(0), 3)
     problem = replace(
-        problem, graph=graph, profile=Profile("chain", graph.fingerprint, {"cpu": DeviceProfile((1,) * 3)})
+        problem,
+        graph=graph,
+        profile=Profile("chain", graph.fingerprint, {"cpu": DeviceProfile.in_order(graph, (1,) * 3)}),
     )
     there_and_back = tuple(Stage((name,), (f"op{i}",)) for i, name in enumerate(("tpu", "cpu", "tpu")))
     with pytest.raises(PlanError, match="device tpu serves two stages, and its model does not say how they share"):
@@ -103,7 +108,7 @@ BUSY = (Link("a", "b", 0.030, bus="usb"), Link("c", "d", 0.025, bus="usb"))
 def four(links: tuple[Link, ...]) -> tuple[Problem, tuple[Stage, ...]]:
     """10 ms of work on each of four devices, one after the other."""
     graph = random_chain(random.Random(0), 4)
-    measured = {name: DeviceProfile((0.010,) * 4) for name in "abcd"}
+    measured = {name: DeviceProfile.in_order(graph, (0.010,) * 4) for name in "abcd"}
     platform = Platform("box", tuple(map(Device, measured)), links)
     problem = Problem(graph, platform, Profile("chain", graph.fingerprint, measured))
     return problem, tuple(Stage((name,), (f"op{i}",)) for i, name in enumerate("abcd"))
@@ -160,7 +165,9 @@ def test_no_order_on_the_buses_beats_the_predicted_pace(rng: random.Random) -> N
     assert push_frames(problem, stages, 200).steady_fps <= predicted.throughput_fps * 1.02
 
 
-@given(problems("throughput", operators=(1, 4), traits=Traits(modelled=True, buses=True), choose_stages=False))
+@given(
+    problems("throughput", operators=(1, 4), traits=Traits(modelled=True, buses=True, copies=True), choose_stages=False)
+)
 def test_the_pace_is_that_of_the_slowest_stage_or_bus(problem: Problem) -> None:
     for stages in list(every_plan(problem, replicas=True))[:200]:
         try:
@@ -178,7 +185,7 @@ def test_the_pace_is_that_of_the_slowest_stage_or_bus(problem: Problem) -> None:
 def replicas_of(*seconds: int) -> tuple[Problem, tuple[Stage, ...]]:
     """One operator that takes so many seconds on replicas a, b, ...; whole seconds, so that sums are exact."""
     graph = random_chain(random.Random(0), 1)
-    measured = {name: DeviceProfile((float(s),)) for name, s in zip("abcd", seconds, strict=False)}
+    measured = {name: DeviceProfile.in_order(graph, (float(s),)) for name, s in zip("abcd", seconds, strict=False)}
     problem = Problem(graph, Platform("box", tuple(map(Device, measured))), Profile("c", graph.fingerprint, measured))
     return problem, (Stage(tuple(measured), ("op0",)),)
 

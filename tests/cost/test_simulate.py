@@ -33,7 +33,8 @@ def line(*seconds: float, links: tuple[Link, ...] = (), factor: float = 1.0) -> 
     """A stage of one operator on each of the devices a, b, c, ..., that takes so many seconds."""
     graph, names = random_chain(random.Random(0), len(seconds)), "abcdef"
     measured = {
-        name: DeviceProfile((s,) * len(seconds), busy_factor=factor) for name, s in zip(names, seconds, strict=False)
+        name: DeviceProfile.in_order(graph, (s,) * len(seconds), busy_factor=factor)
+        for name, s in zip(names, seconds, strict=False)
     }
     platform = Platform("box", tuple(map(Device, measured)), links)
     stages = tuple(Stage((name,), (f"op{index}",)) for index, name in enumerate(measured))
@@ -43,7 +44,7 @@ def line(*seconds: float, links: tuple[Link, ...] = (), factor: float = 1.0) -> 
 def replicas(*seconds: float) -> tuple[Problem, tuple[Stage, ...]]:
     """One stage of one operator on devices that take so many seconds for it."""
     graph = random_chain(random.Random(0), 1)
-    measured = {name: DeviceProfile((s,)) for name, s in zip("abcdef", seconds, strict=False)}
+    measured = {name: DeviceProfile.in_order(graph, (s,)) for name, s in zip("abcdef", seconds, strict=False)}
     problem = Problem(graph, Platform("box", tuple(map(Device, measured))), Profile("c", graph.fingerprint, measured))
     return problem, (Stage(tuple(measured), ("op0",)),)
 

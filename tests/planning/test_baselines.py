@@ -106,7 +106,9 @@ def chain(param_bytes: tuple[int, ...], seconds: dict[str, tuple[float | None, .
         Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (1,)),), size) for i, size in enumerate(param_bytes)
     )
     graph = OperatorGraph("net", (Tensor("t0", (1,)),), operators, (f"t{len(param_bytes)}",))
-    profile = Profile("net", graph.fingerprint, {name: DeviceProfile(row) for name, row in seconds.items()})
+    profile = Profile(
+        "net", graph.fingerprint, {name: DeviceProfile.in_order(graph, row) for name, row in seconds.items()}
+    )
     return Problem(graph, Platform("box", tuple(map(Device, seconds))), profile, **options)  # type: ignore[arg-type]
 
 

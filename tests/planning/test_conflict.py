@@ -101,7 +101,9 @@ def network(
     count = len(next(iter(seconds.values())))
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (1,)),), 10) for i in range(count))
     graph = OperatorGraph("net", (Tensor("t0", (1,)),), operators, (f"t{count}",))
-    profile = Profile("net", graph.fingerprint, {name: DeviceProfile(row) for name, row in seconds.items()})
+    profile = Profile(
+        "net", graph.fingerprint, {name: DeviceProfile.in_order(graph, row) for name, row in seconds.items()}
+    )
     devices = tuple(Device(name, memory_bytes=(memory or {}).get(name)) for name in seconds)
     return Problem(graph, Platform("box", devices), profile, **figures)  # type: ignore[arg-type]
 

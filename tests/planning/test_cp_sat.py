@@ -25,7 +25,7 @@ from tvm_pipeline.planning.sat.cp_sat import cp_sat
 
 pytest.importorskip("ortools")
 
-EVERYTHING = Traits(modelled=True, buses=True)
+EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 
 
 def in_space(problem: Problem) -> list[tuple[Stage, ...]]:
@@ -110,7 +110,9 @@ def line(sizes: list[int], platform: Platform, seconds: list[list[float]], **opt
         for i, (before, after) in enumerate(pairwise(tensors))
     )
     graph = OperatorGraph("line", (tensors[0],), operators, (tensors[-1].name,))
-    devices = {d.name: DeviceProfile(tuple(row)) for d, row in zip(platform.devices, seconds, strict=False)}
+    devices = {
+        d.name: DeviceProfile.in_order(graph, tuple(row)) for d, row in zip(platform.devices, seconds, strict=False)
+    }
     return Problem(graph, platform, Profile("line", graph.fingerprint, devices), **options)
 
 

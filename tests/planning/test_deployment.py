@@ -37,7 +37,7 @@ def row(name: str, operators: int, platform: Platform, seconds: float | None, pa
     )
     if seconds is None:
         return Problem(graph, platform, unmeasured(graph))
-    devices = {device.name: DeviceProfile((seconds,) * operators) for device in platform.devices}
+    devices = {device.name: DeviceProfile.in_order(graph, (seconds,) * operators) for device in platform.devices}
     return Problem(graph, platform, Profile(name, graph.fingerprint, devices))
 
 
@@ -46,7 +46,9 @@ def two_demands(rng: random.Random, traits: Traits) -> list[Demand]:
     first = random_problem(rng, operators=(1, 4), devices=(2, 3), traits=traits, children_together=rng.random() < 0.2)
     graph = random_problem(rng, operators=(1, 3)).graph
     measured = {
-        name: DeviceProfile(tuple(rng.randint(1, 20) / 1000 for _ in graph.operators), busy_factor=device.busy_factor)
+        name: DeviceProfile.in_order(
+            graph, tuple(rng.randint(1, 20) / 1000 for _ in graph.operators), busy_factor=device.busy_factor
+        )
         for name, device in first.profile.devices.items()
     }
     profile = Profile(graph.name, graph.fingerprint, measured, first.profile.links)
@@ -72,7 +74,10 @@ def holds_a_shared_cache(demands: list[Demand]) -> bool:
     return any(model is not None and model.spill_s_per_byte > 0 for model in models)
 
 
-@given(rng=st.randoms(use_true_random=False), traits=st.sampled_from([Traits(), Traits(modelled=True, buses=True)]))
+@given(
+    rng=st.randoms(use_true_random=False),
+    traits=st.sampled_from([Traits(), Traits(modelled=True, buses=True, copies=True)]),
+)
 @settings(max_examples=80)
 def test_the_busiest_device_is_as_idle_as_can_be(rng: random.Random, traits: Traits) -> None:
     demands = two_demands(rng, traits)
@@ -129,7 +134,10 @@ def test_memory_holds_all_models() -> None:
     """Two models of 2 bytes of parameters; device `a` would be the faster for both, but has 3 bytes for them."""
     platform = Platform("box", (Device("a", memory_bytes=3), Device("b")))
     problems = [row(name, 1, platform, 0.01, param_bytes=2) for name in ("one", "two")]
-    seconds = {"a": DeviceProfile((0.01,)), "b": DeviceProfile((0.1,))}
+    seconds = {
+        "a": DeviceProfile.in_order(problems[0].graph, (0.01,)),
+        "b": DeviceProfile.in_order(problems[0].graph, (0.1,)),
+    }
     demands = [
         Demand(replace(p, profile=replace(p.profile, devices=seconds), activations=False), 1.0) for p in problems
     ]

@@ -23,7 +23,7 @@ from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 
 Scheduler = Callable[[Problem], Plan]
-EVERYTHING = Traits(modelled=True, buses=True)
+EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 WITHOUT_BUSES = Traits(modelled=True)
 
 
@@ -208,7 +208,9 @@ def of_chain(seconds: dict[str, tuple[float | None, ...]], **figures: object) ->
     count = len(next(iter(seconds.values())))
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (100,)),), 10) for i in range(count))
     graph = OperatorGraph("net", (Tensor("t0", (100,)),), operators, (f"t{count}",))
-    profile = Profile("net", graph.fingerprint, {name: DeviceProfile(row) for name, row in seconds.items()})
+    profile = Profile(
+        "net", graph.fingerprint, {name: DeviceProfile.in_order(graph, row) for name, row in seconds.items()}
+    )
     return Problem(graph, Platform("box", tuple(map(Device, seconds))), profile, **figures)  # type: ignore[arg-type]
 
 
@@ -272,7 +274,9 @@ def test_cutting_anywhere_beats_the_given_order() -> None:
     operators = tuple(Operator(name, "k", (reads[name],), (Tensor(f"t{name}", (1,)),)) for name in names)
     graph = OperatorGraph("branches", (Tensor("x", (1,)),), operators, ("ta1", "tb1"))
     seconds = {"cpu": (0.01, 0.09, 0.01, 0.09), "npu": (0.09, 0.01, 0.09, 0.01)}
-    profile = Profile("branches", graph.fingerprint, {name: DeviceProfile(row) for name, row in seconds.items()})
+    profile = Profile(
+        "branches", graph.fingerprint, {name: DeviceProfile.in_order(graph, row) for name, row in seconds.items()}
+    )
     problem = Problem(graph, Platform("box", (Device("cpu"), Device("npu"))), profile)
     assert ideals(problem).value == pytest.approx((50.0,))
     assert chain(problem).value == pytest.approx((10.0,))
@@ -294,7 +298,7 @@ def test_too_many_ideals_are_refused_with_what_to_use_instead() -> None:
     """2^20 subsets of twenty operators side by side."""
     operators = tuple(Operator(f"op{i}", "k", ("x",), (Tensor(f"t{i}", (1,)),)) for i in range(20))
     graph = OperatorGraph("wide", (Tensor("x", (1,)),), operators, tuple(f"t{i}" for i in range(20)))
-    profile = Profile("wide", graph.fingerprint, {"a": DeviceProfile((0.1,) * 20)})
+    profile = Profile("wide", graph.fingerprint, {"a": DeviceProfile.in_order(graph, (0.1,) * 20)})
     problem = Problem(graph, Platform("box", (Device("a"),)), profile)
     with pytest.raises(OptionError, match="wide has too many ideals to list; use --scheduler cp-sat, or chain"):
         ideals(problem)

@@ -95,7 +95,7 @@ def network(**power: float) -> Problem:
     """gpu: fast and thirsty; cpu: slow and thrifty; both: the most frames, the frame in between."""
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (1,)),)) for i in range(2))
     graph = OperatorGraph("net", (Tensor("t0", (1,)),), operators, ("t2",))
-    seconds = {"cpu": DeviceProfile((0.02, 0.03)), "gpu": DeviceProfile((0.01, 0.015))}
+    seconds = {"cpu": DeviceProfile.in_order(graph, (0.02, 0.03)), "gpu": DeviceProfile.in_order(graph, (0.01, 0.015))}
     devices = tuple(Device(name, active_w=power.get(name)) for name in seconds)
     return Problem(graph, Platform("box", devices), Profile("net", graph.fingerprint, seconds))
 
@@ -111,7 +111,9 @@ def test_the_front_by_hand() -> None:
 
 
 @settings(max_examples=40)
-@given(problems("throughput", operators=(1, 5), traits=Traits(modelled=True, buses=True), choose_stages=False))
+@given(
+    problems("throughput", operators=(1, 5), traits=Traits(modelled=True, buses=True, copies=True), choose_stages=False)
+)
 def test_a_bus_is_judged_but_nothing_proven(problem: Problem) -> None:
     try:
         plans = pareto(problem)

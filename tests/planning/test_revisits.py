@@ -39,7 +39,7 @@ def space(problem: Problem) -> Iterator[tuple[Stage, ...]]:
 
 @settings(max_examples=50)
 @given(
-    problem=st.sampled_from([Traits(), Traits(modelled=True), Traits(modelled=True, buses=True)]).flatmap(
+    problem=st.sampled_from([Traits(), Traits(modelled=True), Traits(modelled=True, buses=True, copies=True)]).flatmap(
         lambda traits: problems("throughput", operators=(3, 5), devices=(2, 3), traits=traits)
     ),
     together=st.booleans(),
@@ -73,7 +73,9 @@ def network(seconds: dict[str, tuple[float, ...]], **figures: object) -> Problem
     count = len(next(iter(seconds.values())))
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (1,)),)) for i in range(count))
     graph = OperatorGraph("net", (Tensor("t0", (1,)),), operators, (f"t{count}",))
-    profile = Profile("net", graph.fingerprint, {name: DeviceProfile(row) for name, row in seconds.items()})
+    profile = Profile(
+        "net", graph.fingerprint, {name: DeviceProfile.in_order(graph, row) for name, row in seconds.items()}
+    )
     return Problem(graph, Platform("box", tuple(map(Device, seconds))), profile, **figures)  # type: ignore[arg-type]
 
 

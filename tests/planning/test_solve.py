@@ -22,7 +22,7 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, ProfileError
 from tvm_pipeline.planning import SCHEDULERS, Decision, describe, solve
 
-EVERYTHING = Traits(modelled=True, buses=True)
+EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 
 
 def every(problem: Problem) -> Iterator[tuple[Stage, ...]]:
@@ -183,7 +183,10 @@ def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: 
 def net(objective: str = "throughput", stages: int | None = None, **power: float) -> Problem:
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (1,)),)) for i in range(3))
     graph = OperatorGraph("net", (Tensor("t0", (1,)),), operators, ("t3",))
-    seconds = {"cpu": DeviceProfile((0.01, 0.01, 0.04)), "gpu": DeviceProfile((0.04, 0.01, 0.01))}
+    seconds = {
+        "cpu": DeviceProfile.in_order(graph, (0.01, 0.01, 0.04)),
+        "gpu": DeviceProfile.in_order(graph, (0.04, 0.01, 0.01)),
+    }
     devices = tuple(Device(name, active_w=power.get(name)) for name in seconds)
     profile = Profile("net", graph.fingerprint, seconds)
     return Problem(graph, Platform("box", devices), profile, objective, stages)  # type: ignore[arg-type]
@@ -202,7 +205,7 @@ def test_the_why_compares_with_every_other_plan() -> None:
 
 def test_on_equal_figures_the_simpler_plan_wins() -> None:
     problem = net("latency")
-    same = {name: DeviceProfile((0.01, 0.01, 0.01)) for name in ("cpu", "gpu")}
+    same = {name: DeviceProfile.in_order(problem.graph, (0.01, 0.01, 0.01)) for name in ("cpu", "gpu")}
     decision = solve(replace(problem, profile=replace(problem.profile, devices=same)))
     assert describe(decision.plan) == "single (cpu)"
 
@@ -254,7 +257,7 @@ def test_energy_wants_the_power_of_every_device(scheduler: str, joules: float) -
 
 def test_an_operator_that_no_device_runs_is_named() -> None:
     problem = net()
-    devices = {name: DeviceProfile((0.1, None, 0.1)) for name in ("cpu", "gpu")}
+    devices = {name: DeviceProfile.in_order(problem.graph, (0.1, None, 0.1)) for name in ("cpu", "gpu")}
     with pytest.raises(InfeasibleError, match="no device can run operator op1"):
         solve(replace(problem, profile=replace(problem.profile, devices=devices)))
 

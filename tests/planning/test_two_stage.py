@@ -38,7 +38,10 @@ def test_the_published_shape_of_the_problem() -> None:
     """Both orders of the devices are tried, and the receiver pays for the transfer."""
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (1,)),)) for i in range(3))
     graph = OperatorGraph("net", (Tensor("t0", (1,)),), operators, ("t3",))
-    seconds = {"cpu": DeviceProfile((0.09, 0.09, 0.01)), "gpu": DeviceProfile((0.01, 0.01, 0.09))}
+    seconds = {
+        "cpu": DeviceProfile.in_order(graph, (0.09, 0.09, 0.01)),
+        "gpu": DeviceProfile.in_order(graph, (0.01, 0.01, 0.09)),
+    }
     problem = Problem(
         graph, Platform("box", (Device("cpu"), Device("gpu"))), Profile("net", graph.fingerprint, seconds)
     )

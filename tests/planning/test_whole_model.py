@@ -52,7 +52,9 @@ def test_a_device_that_is_too_small_does_not_forbid_the_others() -> None:
         "net", (Tensor("x", (1,)),), (Operator("op", "k", ("x",), (Tensor("y", (1,)),), 100),), ("y",)
     )
     devices = (Device("a"), Device("b"), Device("tiny", memory_bytes=99))
-    profile = Profile("net", graph.fingerprint, {device.name: DeviceProfile((0.1,)) for device in devices})
+    profile = Profile(
+        "net", graph.fingerprint, {device.name: DeviceProfile.in_order(graph, (0.1,)) for device in devices}
+    )
     problem = Problem(graph, Platform("box", devices), profile)
     assert replicas(problem).devices == ("a", "b")
     assert replicas(problem).predicted.throughput_fps == pytest.approx(20.0)

@@ -126,7 +126,7 @@ def test_the_cheap_bound_is_one(graph: OperatorGraph) -> None:
 def problem_of(graph: OperatorGraph, *memory_bytes: int | None, seconds: float = 0.01, **figures: object) -> Problem:
     """A problem on devices a, b... of so much memory, equally fast at every operator."""
     devices = tuple(Device(name, memory_bytes=size) for name, size in zip("abcd", memory_bytes, strict=False))
-    row = DeviceProfile((seconds,) * len(graph))
+    row = DeviceProfile.in_order(graph, (seconds,) * len(graph))
     profile = Profile(graph.name, graph.fingerprint, {device.name: row for device in devices})
     return Problem(graph, Platform("box", devices), profile, **figures)  # type: ignore[arg-type]
 
@@ -221,7 +221,7 @@ def test_more_devices_than_are_reordered_come_in_their_order() -> None:
     graph = random_chain(random.Random(3), 8)
     size = max(needs(graph, (operator.name,)) for operator in graph.operators)
     devices = tuple(Device(f"d{i}", memory_bytes=size + 9) for i in range(8))
-    measured = DeviceProfile((0.01,) * 8)
+    measured = DeviceProfile.in_order(graph, (0.01,) * 8)
     profile = Profile(graph.name, graph.fingerprint, {device.name: measured for device in devices})
     plan = chain(Problem(graph, Platform("box", devices), profile))
     assert len(plan.stages) > 1

@@ -17,7 +17,9 @@ SLOW_S = 0.004
 
 
 def problem_of(model: FakeModel, platform: Platform, seconds: float = 1e-3) -> Problem:
-    devices = {device.name: DeviceProfile((seconds,) * len(model.graph)) for device in platform.devices}
+    devices = {
+        device.name: DeviceProfile.in_order(model.graph, (seconds,) * len(model.graph)) for device in platform.devices
+    }
     return Problem(model.graph, platform, Profile(model.graph.name, model.graph.fingerprint, devices), stages=2)
 
 

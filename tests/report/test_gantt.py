@@ -72,7 +72,9 @@ def problems(draw: st.DrawFn) -> tuple[Problem, tuple[Stage, ...]]:
     graph = OperatorGraph("chain", (tensors[0],), operators, (tensors[-1].name,))
     seconds = st.floats(0.5, 10.0)
     devices = {
-        name: DeviceProfile(tuple(draw(seconds) for _ in operators), busy_factor=draw(st.floats(1.0, 2.0)))
+        name: DeviceProfile.in_order(
+            graph, tuple(draw(seconds) for _ in operators), busy_factor=draw(st.floats(1.0, 2.0))
+        )
         for name in names
     }
     links = tuple(Link(a, b, draw(st.floats(0, 1)), 16.0) for a in names for b in names if a != b)

@@ -28,7 +28,10 @@ GRAPH = OperatorGraph(
 PROFILE = Profile(
     "net",
     GRAPH.fingerprint,
-    {"big": DeviceProfile((0.010, 0.004, 0.020)), "little": DeviceProfile((0.050, 0.012, 0.016))},
+    {
+        "big": DeviceProfile.in_order(GRAPH, (0.010, 0.004, 0.020)),
+        "little": DeviceProfile.in_order(GRAPH, (0.050, 0.012, 0.016)),
+    },
     environment={"processor": "Quantum 9000", "tvm": "0.19.0"},
     warnings=("device big was busy with something else",),
 )

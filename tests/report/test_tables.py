@@ -97,7 +97,7 @@ def test_devices_with_and_without_a_profile() -> None:
             Device("tpu", backend="edgetpu", memory_bytes=8_000_000),
         ),
     )
-    profile = Profile("net", "f", {"a57": DeviceProfile((0.010, 0.002), (0.1, 0.3), 1.25)})
+    profile = Profile("net", "f", {"a57": DeviceProfile({"a": 0.010, "b": 0.002}, {"a": 0.1, "b": 0.3}, 1.25)})
     assert cells(devices_table(platform), 0) == {
         "device": "a57",
         "backend": "host",
@@ -112,7 +112,7 @@ def test_devices_with_and_without_a_profile() -> None:
     assert cells(measured, 1)["memory"] == "8.00 MB"
     # A target in brackets is no markup.
     assert "llvm -mattr=[neon]" in printed(measured)
-    partly = Profile("net", "f", {"tpu": DeviceProfile((0.010, None))})
+    partly = Profile("net", "f", {"tpu": DeviceProfile({"a": 0.010, "b": None})})
     assert devices_table(platform, partly).rows[1][-3] == "runs 1 of 2 operators"
 
 

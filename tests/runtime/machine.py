@@ -29,7 +29,7 @@ def problem_of(seconds: Mapping[str, list[float]], watts: Mapping[str, float] | 
     """A chain of operators on devices that take so long for each."""
     graph = chain_model(len(next(iter(seconds.values())))).graph
     devices = tuple(Device(n, "fake", cores=(i,), active_w=(watts or {}).get(n)) for i, n in enumerate(seconds))
-    measured = {name: DeviceProfile(tuple(figures)) for name, figures in seconds.items()}
+    measured = {name: DeviceProfile.in_order(graph, tuple(figures)) for name, figures in seconds.items()}
     platform = Platform("fake machine", devices)
     return Problem(graph, platform, Profile(graph.name, graph.fingerprint, measured), **options)
 

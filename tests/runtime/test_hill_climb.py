@@ -85,7 +85,7 @@ def test_where_there_is_no_cut_nothing_moves(stat: Path, stages: list[tuple[str,
 def test_what_a_device_cannot_run_does_not_move_there(stat: Path):
     problem = problem_of(EQUAL)
     able = tuple(None if place == 2 else 4e-3 for place in range(8))
-    devices = {**problem.profile.devices, "d0": DeviceProfile(able)}
+    devices = {**problem.profile.devices, "d0": DeviceProfile.in_order(problem.graph, able)}
     problem = replace(problem, profile=replace(problem.profile, devices=devices))
     machine = Machine(problem, plan_of(problem, ("d0", 1), ("d1", 7)), HillClimb(), stat)
     machine.run(10)
@@ -107,7 +107,7 @@ def test_stages_stay_legal_wherever_operators_move(seed: int, length: int, count
     rng = random.Random(seed)
     graph = random_dag(rng, length)
     platform = Platform("p", tuple(Device(f"d{index}") for index in range(count)))
-    measured = {device.name: DeviceProfile((1e-3,) * length) for device in platform.devices}
+    measured = {device.name: DeviceProfile.in_order(graph, (1e-3,) * length) for device in platform.devices}
     problem = Problem(graph, platform, Profile(graph.name, graph.fingerprint, measured))
     names = [operator.name for operator in graph.operators]
     cuts = [0, *sorted(rng.sample(range(1, length), count - 1)), length]

@@ -22,7 +22,9 @@ OPERATORS = 6
 
 
 def problem_of(model: FakeModel, platform: Platform) -> Problem:
-    devices = {device.name: DeviceProfile((1e-4,) * len(model.graph)) for device in platform.devices}
+    devices = {
+        device.name: DeviceProfile.in_order(model.graph, (1e-4,) * len(model.graph)) for device in platform.devices
+    }
     return Problem(model.graph, platform, Profile(model.graph.name, model.graph.fingerprint, devices))
 
 

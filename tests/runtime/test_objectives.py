@@ -23,7 +23,7 @@ SECONDS, WATTS = {"big": 1e-3, "little": 2e-3}, {"big": 4.0, "little": 1.0}
 def problem_of(model, **options) -> Problem:
     platform = fake_platform(*SECONDS)
     devices = tuple(replace(device, active_w=WATTS[device.name]) for device in platform.devices)
-    measured = {name: DeviceProfile((seconds,) * OPERATORS) for name, seconds in SECONDS.items()}
+    measured = {name: DeviceProfile.in_order(model.graph, (seconds,) * OPERATORS) for name, seconds in SECONDS.items()}
     profile = Profile(model.graph.name, model.graph.fingerprint, measured)
     return Problem(model.graph, Platform("machine", devices), profile, **options)
 

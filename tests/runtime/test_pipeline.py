@@ -300,7 +300,10 @@ def test_fast_replicas_need_not_wait_for_a_slow_one():
     """While the slow replica is at its frame, the fast one finishes as many as are predicted, and they find room."""
     release, done = threading.Event(), threading.Semaphore(0)
     model = chain_model(1, hooks={("op0", "slow"): lambda _: release.wait(), ("op0", "fast"): lambda _: done.release()})
-    seconds = {"slow": DeviceProfile((10e-3,)), "fast": DeviceProfile((1e-3,))}
+    seconds = {
+        "slow": DeviceProfile.in_order(model.graph, (10e-3,)),
+        "fast": DeviceProfile.in_order(model.graph, (1e-3,)),
+    }
     profile = Profile(model.graph.name, model.graph.fingerprint, seconds)
     problem = Problem(model.graph, fake_platform("slow", "fast"), profile)
     plan = judged(problem, make_plan(model.graph, (["slow", "fast"], ["op0"])))

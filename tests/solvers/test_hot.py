@@ -32,7 +32,7 @@ def show(seed, search, problem):
 for seed in range(40):
     rng = random.Random(seed)
     objective = rng.choice(("throughput", "latency", "energy"))
-    traits = rng.choice((Traits(), Traits(modelled=True, buses=True)))
+    traits = rng.choice((Traits(), Traits(modelled=True, buses=True, copies=True)))
     problem = random_problem(rng, objective, operators=(2, 7), devices=(1, 4), traits=traits)
     for search in (chain, ideals, hybrid, revisits, pareto):
         show(seed, search, problem)

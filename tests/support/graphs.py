@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Objective, Problem
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, Transfer
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 
 # The objectives of seconds and joules, and those of bytes.
@@ -38,6 +38,7 @@ class Traits:
         modelled: some devices have a model, most of them instead of measurements.
         buses: some links, and some modelled devices, share a bus.
         caches: every device states a cache.
+        copies: some measured devices pay for receiving and sending tensors.
     """
 
     overlapping: bool = True
@@ -49,6 +50,7 @@ class Traits:
     modelled: bool = False
     buses: bool = False
     caches: bool = False
+    copies: bool = False
 
 
 def random_tensor(rng: random.Random, name: str) -> Tensor:
@@ -133,11 +135,15 @@ def random_profile(rng: random.Random, graph: OperatorGraph, platform: Platform,
         fragile = traits.unsupported and rng.random() < 0.4
         seconds = tuple(None if fragile and rng.random() < 0.3 else rng.randint(1, 20) / 1000 for _ in graph.operators)
         measured = traits.joules and rng.random() < 0.4
-        devices[device.name] = DeviceProfile(
+        devices[device.name] = DeviceProfile.in_order(
+            graph,
             seconds,
             busy_factor=rng.choice((1.0, 1.25, 2.0)) if traits.busy else 1.0,
             joules=tuple(float(rng.randint(0, 9)) for _ in graph.operators) if measured else None,
         )
+        if traits.copies and rng.random() < 0.5:
+            receive, send = (Transfer(rng.randint(0, 2) / 1000, rng.choice((None, 1e4, 1e5))) for _ in range(2))
+            devices[device.name] = replace(devices[device.name], receive=receive, send=send)
     links = random_links(rng, platform.devices, buses=traits.buses)
     return Profile(graph.name, graph.fingerprint, devices, links)
 

@@ -131,17 +131,23 @@ class Service:
             link = find_link(problem, came_from, name)
             seconds = link_s(link, self.crossing[stage])
             phases.append(Phase(seconds * factor, link.bus, seconds))
-        places = [p for p, operator in enumerate(problem.graph.operators) if operator.name in self.groups[stage]]
+        operators = [operator for operator in problem.graph.operators if operator.name in self.groups[stage]]
         profile = problem.profile.devices.get(name)
         if profile is None:
-            operators = [problem.graph.operators[place] for place in places]
             phases += model_phases(device, operators, self.crossing[stage], self.crossing[stage + 1])
-        elif profile.joules is not None:
-            joules = sum(profile.joules[p] for p in places) + sum(p.seconds for p in phases) * (device.active_w or 0.0)
-            return [*phases, Phase(sum(profile.seconds[p] or 0.0 for p in places) * factor)], joules
-        else:
-            phases.append(Phase(sum(profile.seconds[p] or 0.0 for p in places) * factor))
-        return phases, sum(phase.seconds for phase in phases) * (device.active_w or 0.0)
+            return phases, sum(phase.seconds for phase in phases) * (device.active_w or 0.0)
+        for transfer, size in ((profile.receive, self.crossing[stage]), (profile.send, self.crossing[stage + 1])):
+            if transfer is not None:
+                seconds = transfer.latency_s
+                if transfer.bandwidth_bytes_per_s is not None:
+                    seconds += size / transfer.bandwidth_bytes_per_s
+                phases.append(Phase(seconds * factor))
+        transfers_j = sum(phase.seconds for phase in phases) * (device.active_w or 0.0)
+        computed_s = sum(profile.seconds[operator.name] or 0.0 for operator in operators) * factor
+        phases.append(Phase(computed_s))
+        if profile.joules is not None:
+            return phases, sum(profile.joules[operator.name] for operator in operators) + transfers_j
+        return phases, transfers_j + computed_s * (device.active_w or 0.0)
 
 
 def push_frames(

@@ -31,7 +31,7 @@ def plan_of(problem: Problem, *stages: tuple[str, ...]) -> Plan:
 
 def chain_problem(operators: int) -> tuple[FakeModel, Problem]:
     model = chain_model(operators)
-    devices = {name: DeviceProfile((1e-3,) * operators) for name in ("d0", "d1")}
+    devices = {name: DeviceProfile.in_order(model.graph, (1e-3,) * operators) for name in ("d0", "d1")}
     profile = Profile("chain", model.graph.fingerprint, devices)
     return model, Problem(model.graph, fake_platform("d0", "d1"), profile)
 

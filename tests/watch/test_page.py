@@ -45,7 +45,7 @@ def test_the_page_draws_a_run_in_chromium(tmp_path):
 
     names = [f"op{index}" for index in range(OPERATORS)]
     model = chain_model(OPERATORS, hooks={("op0", "d0"): busy(0.002), ("op9", "d1"): busy(0.001)})
-    devices = {name: DeviceProfile((1e-3,) * OPERATORS) for name in ("d0", "d1")}
+    devices = {name: DeviceProfile.in_order(model.graph, (1e-3,) * OPERATORS) for name in ("d0", "d1")}
     problem = Problem(model.graph, fake_platform("d0", "d1"), Profile("chain", model.graph.fingerprint, devices))
     sources = {"door": {"read": 9, "age_p50_s": 0.02, "age_p99_s": None, "dropped": {"latest": 7}, "reconnects": 3}}
     picture = jpeg(np.zeros((90, 160, 3), np.uint8))

@@ -62,7 +62,7 @@ def test_only_what_ended_in_the_window():
 def test_a_simulation_is_drawn_too():
     graph = chain_model().graph
     platform = Platform("box", (Device("d0", "fake"), Device("d1", "fake")), (Link("d0", "d1", latency_s=0.001),))
-    measured = dict.fromkeys(("d0", "d1"), DeviceProfile((0.002, 0.003)))
+    measured = dict.fromkeys(("d0", "d1"), DeviceProfile.in_order(graph, (0.002, 0.003)))
     problem = Problem(graph, platform, Profile(graph.name, graph.fingerprint, measured))
     bars = simulate(problem, (Stage(("d0",), ("op0",)), Stage(("d1",), ("op1",))), frames=8).events
     found = rows(chrome_trace(bars, "chain"))

@@ -33,7 +33,7 @@ from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import BundleError, PlanError, PlatformError
 from tvm_pipeline.files import replacing
 
-FORMAT = 1
+FORMAT = 2
 MOST_BYTES = 8 << 30  # what a bundle may unpack to
 
 T = TypeVar("T")

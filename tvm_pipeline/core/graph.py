@@ -123,8 +123,12 @@ class OperatorGraph:
 
     @property
     def fingerprint(self) -> str:
-        """Names the structure and sizes, so that a profile or a plan can say which graph it is of."""
-        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
+        """A name of the structure and sizes, the same for every order of the operators.
+
+        A profile says by it which graph was measured.
+        """
+        unordered = (self.name, self.inputs, sorted(self.operators, key=lambda operator: operator.name), self.outputs)
+        return hashlib.sha256(msgspec.json.encode(unordered)).hexdigest()[:16]
 
 
 def _fits_a_line(name: str) -> bool:

@@ -26,8 +26,8 @@ from typing import Any, Literal, get_args
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Link, Platform, find_link
-from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, ProfileError
+from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
 from tvm_pipeline.files import read_bytes
 
 Objective = Literal[
@@ -83,15 +83,8 @@ class Problem:
                 "and every stage needs one"
             )
         self.profile.check_graph(self.graph)
-        for device in self.platform.devices:
-            if device.model is None and not self.is_lexicographic:
-                if not self.profile.devices:
-                    raise ProfileError(
-                        f"nothing says how fast device {device.name} of platform {self.platform.name} runs "
-                        f"{self.graph.name}: give --profile, a platform with a [device.model] (profiles/platforms/ has "
-                        "some), or an --objective of bytes"
-                    )
-                self.profile.device(device.name)
+        if not self.is_lexicographic:
+            self.profile.check_platform(self.platform)
 
     def _check_limits(self) -> None:
         limits = {
@@ -116,10 +109,6 @@ class Problem:
     def counts_activations(self) -> bool:
         """Whether there is a memory that activations must fit into."""
         return self.activations and any(device.memory_bytes is not None for device in self.platform.devices)
-
-    def measured(self, device: str) -> DeviceProfile | None:
-        """What was measured of a device, if it was; else its model speaks for it."""
-        return self.profile.devices.get(device)
 
     def link(self, source: str, destination: str) -> Link:
         """What a transfer costs: as the platform says, else as it was measured."""

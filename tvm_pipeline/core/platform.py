@@ -133,11 +133,37 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A transfer from one device to another takes `latency_s + bytes / bandwidth_bytes_per_s`.
+class Transfer:
+    """A transfer of so many bytes takes `latency_s + bytes / bandwidth_bytes_per_s`.
 
-    A bandwidth of None costs nothing a byte; `r2` is the quality of the fit where the link was measured. Links and
-    devices that name the same `bus` take turns on it: the sum of what a frame needs of it bounds the throughput.
+    A bandwidth of None costs nothing a byte.
+    """
+
+    latency_s: float = 0.0
+    bandwidth_bytes_per_s: float | None = None
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a transfer can have these figures: no negative time, and no NaN."""
+        bandwidth = self.bandwidth_bytes_per_s
+        return 0 <= self.latency_s < math.inf and (bandwidth is None or bandwidth > 0)
+
+    @property
+    def s_per_byte(self) -> float:
+        return per_unit(self.bandwidth_bytes_per_s)
+
+    def seconds(self, size_bytes: int) -> float:
+        if self.bandwidth_bytes_per_s is None:
+            return self.latency_s
+        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A transfer from one device to another, see `Transfer`.
+
+    `r2` is the quality of the fit where the link was measured. Links and devices that name the same `bus` take turns on
+    it: the sum of what a frame needs of the bus bounds the throughput.
     """
 
     source: str
@@ -148,15 +174,16 @@ class Link:
     bus: str = ""
 
     @property
+    def transfer(self) -> Transfer:
+        return Transfer(self.latency_s, self.bandwidth_bytes_per_s)
+
+    @property
     def is_possible(self) -> bool:
-        """Whether its figures can be those of a transfer; not so NaN or a negative time."""
-        bandwidth = self.bandwidth_bytes_per_s
-        return 0 <= self.latency_s < math.inf and (bandwidth is None or bandwidth > 0)
+        """Whether its figures can be those of a transfer."""
+        return self.transfer.is_possible
 
     def seconds(self, size_bytes: int) -> float:
-        if self.bandwidth_bytes_per_s is None:
-            return self.latency_s
-        return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
+        return self.transfer.seconds(size_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,27 @@
 """The profile: what was measured of one graph on one platform.
 
-Seconds per operator and device, the fitted links, how much the devices slow one another down, and the
-environment all this was measured in. `profiling/` makes profiles, the schedulers and `evaluate.py` read them.
+It holds seconds per operator and device, what a device takes to receive and to send tensors, the fitted links, how
+much the devices slow one another down, and the environment of the measurement. `profiling/` makes profiles. Only
+`cost/` reads their figures: it decides which of them counts for a stage.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
+from typing import TypeVar
 
 import msgspec
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.platform import Link
+from tvm_pipeline.core.platform import Link, Platform, Transfer
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.files import read_bytes
+
+FigureT = TypeVar("FigureT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +29,82 @@ class DeviceProfile:
     """What one device was measured to do.
 
     Attributes:
-        seconds: median seconds of each operator, in the graph's order; None where the device cannot run it.
-        spread: interquartile range over median, for each operator.
+        seconds: median seconds of each operator by its name; None where the device cannot run it.
+        spread: interquartile range over median, by operator; empty where it is not known.
         busy_factor: how many times slower the device is while every other device works too.
-        joules: energy of each operator where a sensor exists.
+        joules: energy of each operator, by name, where a sensor exists.
+        receive: what the device takes to receive the tensors of a stage from the host's memory; None where it works
+            on the host's memory itself.
+        send: what it takes to send the tensors of a stage back to the host's memory; None as above.
     """
 
-    seconds: tuple[float | None, ...]
-    spread: tuple[float, ...] = ()
+    seconds: Mapping[str, float | None]
+    spread: Mapping[str, float] = field(default_factory=dict)
     busy_factor: float = 1.0
-    joules: tuple[float, ...] | None = None
+    joules: Mapping[str, float] | None = None
+    receive: Transfer | None = None
+    send: Transfer | None = None
+
+    @classmethod
+    def in_order(
+        cls,
+        graph: OperatorGraph,
+        seconds: Iterable[float | None],
+        spread: Iterable[float] = (),
+        busy_factor: float = 1.0,
+        joules: Iterable[float] | None = None,
+    ) -> DeviceProfile:
+        """Return a profile from figures that are listed in the order of the graph's operators.
+
+        Raises:
+            ProfileError: a list is shorter or longer than the graph.
+        """
+        names = [operator.name for operator in graph.operators]
+
+        def by_name(figures: Iterable[FigureT]) -> dict[str, FigureT]:
+            listed = list(figures)
+            if len(listed) != len(names):
+                raise ProfileError(
+                    f"{len(listed)} figures were listed for the {len(names)} operators of {graph.name}; measure again"
+                )
+            return dict(zip(names, listed, strict=True))
+
+        spread = list(spread)
+        return cls(
+            by_name(seconds),
+            by_name(spread) if spread else {},
+            busy_factor,
+            None if joules is None else by_name(joules),
+        )
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds of all operators that the device can run."""
+        return sum(seconds for seconds in self.seconds.values() if seconds is not None)
+
+    @property
+    def runs(self) -> int:
+        """The number of operators that the device can run."""
+        return sum(seconds is not None for seconds in self.seconds.values())
+
+    @property
+    def mean_spread(self) -> float:
+        """The mean of the operators' spreads, weighted by their seconds; 0 where they are not known."""
+        weighted = sum(spread * (self.seconds[name] or 0.0) for name, spread in self.spread.items())
+        return weighted / self.whole_s if self.whole_s else 0.0
+
+    @property
+    def median_spread(self) -> float | None:
+        """The median of the operators' spreads; None where they are not known."""
+        return median(self.spread.values()) if self.spread else None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentProfile:
-    """What a device was measured to take for a whole stage: median seconds, its transfers included, and their spread.
+    """Median seconds of a whole stage on a device, with its transfers, and their spread.
 
-    Where times do not add up, as on an Edge TPU with its parameter cache, it is worth more than any model.
+    Where the times of operators do not add up, as on an Edge TPU with its parameter cache, this figure is worth more
+    than any model.
     """
 
     device: str
@@ -69,18 +133,9 @@ class Profile:
                     f"on device {segment.device}; measure again"
                 )
         for name, device in self.devices.items():
-            where = f"profile of {self.graph}, device {name}"
-            figures = [*device.seconds, *device.spread, *(device.joules or ())]
-            for position, figure in enumerate(figures):
-                if figure is not None and not (figure >= 0 and math.isfinite(figure)):
-                    raise ProfileError(f"{where}: entry {position} is {figure}; measure again")
-            if not (device.busy_factor > 0 and math.isfinite(device.busy_factor)):
-                raise ProfileError(f"{where}: busy_factor is {device.busy_factor}; measure again")
-            lists = (device.seconds, device.spread or device.seconds, device.joules or device.seconds)
-            if len(set(map(len, lists))) > 1:
-                raise ProfileError(f"{where}: seconds, spread and joules list different numbers of operators")
-        if len({len(device.seconds) for device in self.devices.values()}) > 1:
-            raise ProfileError(f"profile of {self.graph}: its devices list different numbers of operators")
+            _check_device(f"profile of {self.graph}, device {name}", device)
+        if len({frozenset(device.seconds) for device in self.devices.values()}) > 1:
+            raise ProfileError(f"profile of {self.graph}: its devices list different operators; measure again")
         for link in self.links:
             if not link.is_possible:
                 raise ProfileError(
@@ -88,26 +143,35 @@ class Profile:
                     f"{link.latency_s} and bandwidth_bytes_per_s {link.bandwidth_bytes_per_s}; measure again"
                 )
 
-    def segment_s(self, device: str, operators: Sequence[str]) -> float | None:
-        """Seconds of a whole stage on the device, where just that was measured."""
-        for segment in self.segments:
-            if segment.device == device and set(segment.operators) == set(operators):
-                return segment.seconds
-        return None
-
     def check_graph(self, graph: OperatorGraph) -> None:
-        """Raises ProfileError unless this was measured on `graph`."""
+        """Raise ProfileError unless this profile was measured on `graph`."""
         if self.fingerprint != graph.fingerprint:
             raise ProfileError(
                 f"this profile was measured on {self.graph} ({self.fingerprint}), not on {graph.name} "
                 f"({graph.fingerprint}); measure it with `tvm-pipeline profile`"
             )
+        names = {operator.name for operator in graph.operators}
         for name, device in self.devices.items():
-            if len(device.seconds) != len(graph):
+            if device.seconds.keys() != names:
+                differing = sorted(device.seconds.keys() ^ names)
                 raise ProfileError(
-                    f"this profile of {self.graph} lists {len(device.seconds)} operators on device {name}, "
-                    f"the graph has {len(graph)}; measure it with `tvm-pipeline profile`"
+                    f"this profile of {self.graph} lists {len(device.seconds)} operators on device {name}, the graph "
+                    f"has {len(graph)}; {differing[0]} stands in only one of the two. Measure it with "
+                    "`tvm-pipeline profile`"
                 )
+
+    def check_platform(self, platform: Platform) -> None:
+        """Raise ProfileError unless every device of the platform was measured, or has a model."""
+        for device in platform.devices:
+            if device.model is not None:
+                continue
+            if not self.devices:
+                raise ProfileError(
+                    f"nothing says how fast device {device.name} of platform {platform.name} runs {self.graph}: give a "
+                    "`profile`, a platform with a [device.model] (profiles/platforms/ has some), or an `objective` of "
+                    "bytes"
+                )
+            self.device(device.name)
 
     def device(self, name: str) -> DeviceProfile:
         try:
@@ -118,6 +182,25 @@ class Profile:
                 f"the profile of {self.graph} has no device {name} (it has {known}); measure it with "
                 "`tvm-pipeline profile`"
             ) from None
+
+
+def _check_device(where: str, device: DeviceProfile) -> None:
+    listed: tuple[Mapping[str, float | None], ...] = (device.seconds, device.spread, device.joules or {})
+    for figures in listed:
+        for operator, figure in figures.items():
+            if figure is not None and not (figure >= 0 and math.isfinite(figure)):
+                raise ProfileError(f"{where}: the figure of operator {operator} is {figure}; measure again")
+    for name, other in (("spread", device.spread), ("joules", device.joules)):
+        if other and other.keys() != device.seconds.keys():
+            raise ProfileError(f"{where}: seconds and {name} list different operators; measure again")
+    if not (device.busy_factor > 0 and math.isfinite(device.busy_factor)):
+        raise ProfileError(f"{where}: busy_factor is {device.busy_factor}; measure again")
+    for direction, transfer in (("receive", device.receive), ("send", device.send)):
+        if transfer is not None and not transfer.is_possible:
+            raise ProfileError(
+                f"{where}: {direction} has latency_s {transfer.latency_s} and bandwidth_bytes_per_s "
+                f"{transfer.bandwidth_bytes_per_s}; measure again"
+            )
 
 
 def unmeasured(graph: OperatorGraph) -> Profile:

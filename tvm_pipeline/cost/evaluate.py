@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from tvm_pipeline.core.graph import OperatorGraph, Tensor, crossing_tensors, handed_on_bytes, readers_of
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, crossing_tensors, handed_on_bytes, readers_of
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
-from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
-from tvm_pipeline.errors import GraphError, OptionError, PlanError, PlatformError, ProfileError
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
+from tvm_pipeline.errors import GraphError, PlanError, PlatformError
 from tvm_pipeline.memory import stage_memory as memory
 
 
@@ -72,19 +74,20 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     if problem.counts_activations:
         _check_activations(problem, stages)
     predicted = _predicted_bytes(problem, stages)
-    used = tuple(dict.fromkeys(name for stage in stages for name in stage.devices))
-    if any(problem.measured(name) is None and problem.platform.device(name).model is None for name in used):
+    costs = {name: cost_of(problem, name) for stage in stages for name in stage.devices}
+    if not all(cost.is_known for cost in costs.values()):
         return Evaluation(predicted, (), 0)
-    _check_caches(problem, stages, used)
-    alone = _stage_costs(problem, stages, boundaries, dict.fromkeys(used, 1.0))
-    busy = _stage_costs(problem, stages, boundaries, {name: busy_factor(problem, name, len(used)) for name in used})
+    _check_shared_caches(stages, costs)
+    parts = _parts(problem, stages, boundaries)
+    alone = _stage_costs(problem, parts, costs, dict.fromkeys(costs, 1.0))
+    busy = _stage_costs(problem, parts, costs, {name: busy_factor(problem, name, len(costs)) for name in costs})
 
     device_load_s: dict[str, float] = defaultdict(float)
     for cost in busy:
         device_load_s[cost.device] += cost.seconds
     rates = [sum(1 / max(device_load_s[name], 1e-12) for name in stage.devices) for stage in stages]
     bottleneck = min(range(len(stages)), key=rates.__getitem__)
-    bus_s = _bus_seconds(problem, stages, boundaries, busy)
+    bus_s = _bus_seconds(problem, parts, costs, busy)
     slowest = [max(c.seconds for c in alone if c.stage == i) for i in range(len(stages))]
     fastest = [min(c.seconds for c in alone if c.stage == i) for i in range(len(stages))]
     predicted = replace(
@@ -92,22 +95,20 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
         throughput_fps=min(rates[bottleneck], 1 / max(max(bus_s.values(), default=0.0), 1e-12)),
         latency_s=sum(slowest),
         jitter_s=sum(slowest) - sum(fastest),
-        energy_j=_energy_j(problem, stages, alone),
+        energy_j=_energy_j(parts, costs, alone),
     )
     _check_limits(problem, predicted)
     return Evaluation(predicted, tuple(busy), bottleneck, bus_s, _overtaking(stages, busy))
 
 
-def _check_caches(problem: Problem, stages: tuple[Stage, ...], used: tuple[str, ...]) -> None:
-    for name in used:
-        model = problem.platform.device(name).model
-        cached = problem.measured(name) is None and model is not None and model.cached_bytes is not None
-        if cached and sum(name in stage.devices for stage in stages) > 1:
+def _check_shared_caches(stages: tuple[Stage, ...], costs: Mapping[str, DeviceCosts]) -> None:
+    for name, cost in costs.items():
+        if math.isfinite(cost.cached_bytes) and sum(name in stage.devices for stage in stages) > 1:
             raise PlanError(f"device {name} serves two stages, and its model does not say how they share its cache")
 
 
 def _check_limits(problem: Problem, predicted: Prediction) -> None:
-    # A millionth of a millionth is the rounding of another order of summation.
+    # Another order of summation changes a sum by less than a billionth.
     fps, latency_s = predicted.throughput_fps, predicted.latency_s
     floor_fps, most_s = problem.min_throughput_fps, problem.max_latency_s
     if floor_fps is not None and fps is not None and fps < floor_fps * (1 - 1e-9):
@@ -166,17 +167,6 @@ def judged(problem: Problem, plan: Plan) -> Plan:
     return replace(plan, predicted=evaluate(problem, plan.stages).predicted)
 
 
-def busy_factor(problem: Problem, name: str, working: int) -> float:
-    """How much slower device `name` is while `working` devices, itself among them, work at the same time."""
-    measured = problem.measured(name)
-    if measured is None:
-        return 1.0
-    device = problem.platform.device(name)
-    others = max(len(group) for group in disjoint_sets(problem.platform.devices) if device in group) - 1
-    share = min((working - 1) / others, 1.0) if others else 0.0
-    return 1 + (measured.busy_factor - 1) * share
-
-
 def check_stages(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, ...]) -> list[list[Tensor]]:
     """The tensors that cross each boundary, see `crossing_tensors`.
 
@@ -231,44 +221,55 @@ def _replicated(stages: tuple[Stage, ...], device: str) -> bool:
     return any(device in stage.devices and len(stage.devices) > 1 for stage in stages)
 
 
-def _stage_costs(
-    problem: Problem, stages: tuple[Stage, ...], boundaries: list[list[Tensor]], factors: dict[str, float]
-) -> list[StageCost]:
-    """Compute and transfer seconds of each stage on each of its devices, each slowed by its factor."""
-    position = {operator.name: index for index, operator in enumerate(problem.graph.operators)}
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stage with its operators and with the bytes that it receives and sends."""
+
+    stage: Stage
+    operators: tuple[Operator, ...]
+    received_bytes: int
+    sent_bytes: int
+
+
+def _parts(problem: Problem, stages: tuple[Stage, ...], boundaries: list[list[Tensor]]) -> list[_Part]:
+    by_name = {operator.name: operator for operator in problem.graph.operators}
     crossing = [sum(tensor.bytes for tensor in boundary) for boundary in boundaries]
-    costs: list[StageCost] = []
-    for index, stage in enumerate(stages):
-        upstream = [cost for cost in costs if cost.stage == index - 1]
-        places = [position[name] for name in stage.operators]
-        for name in stage.devices:
+    return [
+        _Part(stage, tuple(by_name[name] for name in stage.operators), received, sent)
+        for stage, (received, sent) in zip(stages, pairwise(crossing), strict=True)
+    ]
+
+
+def _stage_costs(
+    problem: Problem, parts: list[_Part], costs: Mapping[str, DeviceCosts], factors: Mapping[str, float]
+) -> list[StageCost]:
+    """Return compute and transfer seconds of each stage on each of its devices, each slowed by its factor."""
+    found: list[StageCost] = []
+    upstream: list[StageCost] = []
+    for index, part in enumerate(parts):
+        here = []
+        for name in part.stage.devices:
             # A frame comes from each upstream replica as often as that replica takes one.
             transfer_s = sum(
-                problem.link(cost.device, name).seconds(crossing[index]) * share
+                problem.link(cost.device, name).seconds(part.received_bytes) * share
                 for cost, share in zip(upstream, _shares(upstream), strict=True)
             )
-            model = problem.platform.device(name).model
-            compute_s = problem.profile.segment_s(name, stage.operators)
+            device = costs[name]
+            compute_s = device.whole_s(part.stage.operators)
             if compute_s is None:
-                compute_s = _compute_s(problem, name, places, index)
-                if model and problem.measured(name) is None:
-                    transfer_s += model.transfer_s(crossing[index], crossing[index + 1])
-            costs.append(StageCost(index, name, compute_s * factors[name], transfer_s * factors[name]))
-    return costs
+                compute_s = _compute_s(device, part, index)
+                transfer_s += device.receive.seconds(part.received_bytes) + device.send.seconds(part.sent_bytes)
+            here.append(StageCost(index, name, compute_s * factors[name], transfer_s * factors[name]))
+        found += here
+        upstream = here
+    return found
 
 
-def _compute_s(problem: Problem, name: str, places: list[int], stage: int) -> float:
-    """Seconds of the operators at `places` of the graph on an idle device."""
-    operators = problem.graph.operators
-    measured, model = problem.measured(name), problem.platform.device(name).model
-    if measured is None and model is not None:
-        chosen = [operators[place] for place in places]
-        return model.seconds(len(chosen), sum(o.macs for o in chosen), sum(o.param_bytes for o in chosen))
-    seconds = problem.profile.device(name).seconds
-    for place in places:
-        if seconds[place] is None:
-            raise PlanError(f"device {name} cannot run operator {operators[place].name} of stage {stage}")
-    return sum(seconds[place] or 0.0 for place in places)
+def _compute_s(costs: DeviceCosts, part: _Part, stage: int) -> float:
+    for operator in part.operators:
+        if not costs.can_run(operator):
+            raise PlanError(f"device {costs.device.name} cannot run operator {operator.name} of stage {stage}")
+    return costs.operators_s(part.operators)
 
 
 def _shares(costs: list[StageCost]) -> list[float]:
@@ -278,25 +279,22 @@ def _shares(costs: list[StageCost]) -> list[float]:
 
 
 def _bus_seconds(
-    problem: Problem, stages: tuple[Stage, ...], boundaries: list[list[Tensor]], busy: list[StageCost]
+    problem: Problem, parts: list[_Part], costs: Mapping[str, DeviceCosts], busy: list[StageCost]
 ) -> dict[str, float]:
-    """Seconds a frame needs of each bus: the links that name it, and the overflow of the devices that do."""
+    """Return the seconds that a frame needs of each bus, for links that name it and for parameters beyond caches."""
     needs: dict[str, float] = defaultdict(float)
-    param_bytes = {operator.name: operator.param_bytes for operator in problem.graph.operators}
     upstream: list[tuple[str, float]] = []
-    for index, stage in enumerate(stages):
-        received = sum(tensor.bytes for tensor in boundaries[index])
-        held = sum(param_bytes[name] for name in stage.operators)
-        costs = [cost for cost in busy if cost.stage == index]
-        here = [(cost.device, share) for cost, share in zip(costs, _shares(costs), strict=True)]
+    for index, part in enumerate(parts):
+        param_bytes = sum(operator.param_bytes for operator in part.operators)
+        stage_costs = [cost for cost in busy if cost.stage == index]
+        here = [(cost.device, share) for cost, share in zip(stage_costs, _shares(stage_costs), strict=True)]
         for name, share in here:
             for source, source_share in upstream:
                 link = problem.link(source, name)
                 if link.bus:
-                    needs[link.bus] += link.seconds(received) * share * source_share
-            device = problem.platform.device(name)
-            if device.bus and device.model and problem.measured(name) is None:
-                needs[device.bus] += device.model.spill_s(held) * share
+                    needs[link.bus] += link.seconds(part.received_bytes) * share * source_share
+            if costs[name].shared_bus:
+                needs[costs[name].shared_bus] += costs[name].spill_s(param_bytes) * share
         upstream = here
     return dict(needs)
 
@@ -310,46 +308,14 @@ def _overtaking(stages: tuple[Stage, ...], busy: list[StageCost]) -> tuple[int, 
     return tuple(counts)
 
 
-def _energy_j(problem: Problem, stages: tuple[Stage, ...], alone: list[StageCost]) -> float | None:
-    """Joules a frame: measured where a sensor was, else active power times seconds; None where neither is."""
+def _energy_j(parts: list[_Part], costs: Mapping[str, DeviceCosts], alone: list[StageCost]) -> float | None:
+    """Return the joules of a frame; None where nothing is known of a device's power."""
     total = 0.0
-    for index, stage in enumerate(stages):
-        costs = [cost for cost in alone if cost.stage == index]
-        for cost, share in zip(costs, _shares(costs), strict=True):
-            joules = _operators_j(problem, stage, cost)
+    for index, part in enumerate(parts):
+        stage_costs = [cost for cost in alone if cost.stage == index]
+        for cost, share in zip(stage_costs, _shares(stage_costs), strict=True):
+            joules = costs[cost.device].energy_j(part.operators, cost.compute_s, cost.transfer_s)
             if joules is None:
                 return None
             total += joules * share
     return total
-
-
-def _operators_j(problem: Problem, stage: Stage, cost: StageCost) -> float | None:
-    active_w = problem.platform.device(cost.device).active_w
-    profile = problem.measured(cost.device)
-    measured = profile.joules if profile else None
-    if measured is None:
-        return None if active_w is None else active_w * cost.seconds
-    names = set(stage.operators)
-    position = [index for index, operator in enumerate(problem.graph.operators) if operator.name in names]
-    return math.fsum(measured[index] for index in position) + (active_w or 0.0) * cost.transfer_s
-
-
-def require_caches(problem: Problem) -> None:
-    """Raises OptionError where overflow is asked for and a device does not say how much it keeps."""
-    for device in problem.platform.devices:
-        if device.cache_bytes is None:
-            raise OptionError(
-                f"--objective {problem.objective}: how many bytes of parameters device {device.name} keeps is "
-                "not known; give `cache_bytes` in the platform file"
-            )
-
-
-def require_energy(problem: Problem) -> None:
-    """Raises ProfileError where energy is asked for and nothing says what a device draws."""
-    for device in problem.platform.devices:
-        profile = problem.measured(device.name)
-        if device.active_w is None and (profile is None or profile.joules is None):
-            raise ProfileError(
-                f"objective energy: nothing is known of the power of device {device.name}; give `active_w` in "
-                "the platform file, or profile on a machine with a power sensor"
-            )

@@ -33,7 +33,8 @@ from itertools import accumulate, count, islice, pairwise, repeat
 
 from tvm_pipeline.core.plan import Problem, Stage, frames_inside
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
-from tvm_pipeline.cost.evaluate import busy_factor, check_stages, evaluate
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of
+from tvm_pipeline.cost.evaluate import check_stages, evaluate
 from tvm_pipeline.errors import OptionError, ProfileError
 
 # When each frame arrives, in seconds: all of them at once, so that the source is never empty.
@@ -174,21 +175,23 @@ class _Work:
             name: [busy_factor(problem, name, n + 1) for n in range(len(self.devices))] for name in self.devices
         }
         crossing = [sum(t.bytes for t in row) for row in check_stages(problem.graph, problem.platform, stages)]
-        params = {operator.name: operator.param_bytes for operator in problem.graph.operators}
+        by_name = {operator.name: operator for operator in problem.graph.operators}
         self._compute: dict[tuple[int, str], tuple[_Step, ...]] = {}
         self._receive: dict[tuple[int, str, str], _Step] = {}
         for cost in costs:
             index, name = cost.stage, cost.device
-            device, operators, copies_s = problem.platform.device(name), stages[index].operators, 0.0
-            self._compute[index, name] = (_Step(cost.compute_s / self.factors[name][-1]),)
-            measured = problem.measured(name) or problem.profile.segment_s(name, operators)
-            if device.model and not measured:
-                copies_s = device.model.transfer_s(crossing[index], crossing[index + 1])
-                # Parameters are fetched beside the work, once the calls are made.
-                calls_s = device.model.seconds(len(operators), 0, 0)
-                spill_s = device.model.spill_s(sum(params[operator] for operator in operators))
-                work = _Step(max(cost.compute_s - calls_s, 0.0), device.bus, spill_s)
-                self._compute[index, name] = (_Step(calls_s), work)
+            device, names = cost_of(problem, name), stages[index].operators
+            compute_s, copies_s = cost.compute_s / self.factors[name][-1], 0.0
+            self._compute[index, name] = (_Step(compute_s),)
+            if device.whole_s(names) is None:
+                copies_s = device.receive.seconds(crossing[index]) + device.send.seconds(crossing[index + 1])
+                if device.spill_s_per_byte:
+                    # Parameters are fetched beside the work, once the calls are made.
+                    operators = [by_name[name] for name in names]
+                    calls_s = device.fixed_s(operators)
+                    spill_s = device.spill_s(sum(operator.param_bytes for operator in operators))
+                    work = _Step(max(compute_s - calls_s, 0.0), device.shared_bus, spill_s)
+                    self._compute[index, name] = (_Step(calls_s), work)
             # From the door it comes from the device itself, which costs nothing but the device's own copies.
             for source in stages[index - 1].devices if index else (name,):
                 link = problem.link(source, name)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Device, disjoint_sets
-from tvm_pipeline.cost.evaluate import busy_factor
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 
 
 def explain(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
@@ -86,16 +86,13 @@ def _too_slow(problem: Problem) -> Iterator[str]:
 
 def _operator_s(problem: Problem, device: Device, index: int) -> float:
     """Seconds of one operator on an idle device; infinite where it cannot run it."""
-    measured, operator = problem.measured(device.name), problem.graph.operators[index]
-    if measured is None:
-        return device.model.seconds(1, operator.macs, 0) - device.model.call_s if device.model else 0.0
-    seconds = measured.seconds[index]
-    return float("inf") if seconds is None else seconds * min(1.0, busy_factor(problem, device.name, 1))
+    seconds = cost_of(problem, device).alone_s(problem.graph.operators[index])
+    return seconds * min(1.0, busy_factor(problem, device, 1))
 
 
 def _able(problem: Problem, device: Device) -> list[bool]:
-    measured = problem.measured(device.name)
-    return [True] * len(problem.graph) if measured is None else [seconds is not None for seconds in measured.seconds]
+    costs = cost_of(problem, device)
+    return [costs.can_run(operator) for operator in problem.graph.operators]
 
 
 def _names(devices: tuple[Device, ...]) -> str:

@@ -20,7 +20,8 @@ from itertools import combinations
 from tvm_pipeline.core.graph import crossing_tensors
 from tvm_pipeline.core.plan import Plan, Problem, Stage, Status
 from tvm_pipeline.core.platform import Platform, disjoint_sets
-from tvm_pipeline.cost.evaluate import busy_factor, evaluate
+from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
 from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, second_rows, unit_of
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, weighted
@@ -227,23 +228,23 @@ def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...
     _check_together(platform, held)
     work: dict[str, float] = defaultdict(float)
     for index, (demand, stages) in enumerate(zip(demands, plans, strict=True)):
-        problem, rate, busy = demand.problem, demand.rate_fps, _busy(demand.problem)
+        problem, rate = demand.problem, demand.rate_fps
         boundaries = crossing_tensors(problem.graph, [stage.operators for stage in stages])
         crossing = [sum(tensor.bytes for tensor in boundary) for boundary in boundaries]
         for number, stage in enumerate(stages):
             name = stage.devices[0]
-            device = platform.device(name)
-            seconds, spill_s = _stage_seconds(problem, stage, held[name], index)
-            if device.model and problem.measured(name) is None:
-                seconds += device.model.transfer_s(crossing[number], crossing[number + 1])
+            costs = cost_of(problem, name)
+            seconds, spill_s = _stage_seconds(problem, costs, stage, held[name], index)
+            if costs.whole_s(stage.operators) is None:
+                seconds += costs.receive.seconds(crossing[number]) + costs.send.seconds(crossing[number + 1])
             if number:
                 link = problem.link(stages[number - 1].devices[0], name)
                 seconds += link.seconds(crossing[number])
                 if link.bus:
                     work[link.bus] += rate * link.seconds(crossing[number])
-            if device.bus:
-                work[device.bus] += rate * spill_s
-            work[name] += rate * busy[name] * seconds
+            if costs.shared_bus:
+                work[costs.shared_bus] += rate * spill_s
+            work[name] += rate * busy_factor(problem, name, len(platform.devices)) * seconds
     return dict(work)
 
 
@@ -269,15 +270,15 @@ def _check_together(platform: Platform, held: dict[str, list[int]]) -> None:
             raise PlanError(f"devices {one.name} and {two.name} share cores, one deployment cannot use both")
 
 
-def _stage_seconds(problem: Problem, stage: Stage, held: list[int], index: int) -> tuple[float, float]:
-    """Seconds a frame computes on an idle device, and those of them that wait for parameters."""
-    name = stage.devices[0]
-    measured, model = problem.measured(name), problem.platform.device(name).model
+def _stage_seconds(
+    problem: Problem, costs: DeviceCosts, stage: Stage, held: list[int], index: int
+) -> tuple[float, float]:
+    """Return the seconds that a frame computes on an idle device, and those of them that wait for parameters.
+
+    A cache is shared in proportion to the parameters that each model has there.
+    """
     members = set(stage.operators)
-    if measured is not None or model is None:
-        figures = zip(problem.graph.operators, problem.profile.device(name).seconds, strict=True)
-        return math.fsum(seconds or 0.0 for operator, seconds in figures if operator.name in members), 0.0
-    # The cache is shared in proportion to what each model has there.
-    spill_s = model.spill_s(sum(held)) * held[index] / sum(held) if held[index] else 0.0
-    macs = sum(operator.macs for operator in problem.graph.operators if operator.name in members)
-    return max(model.seconds(len(members), macs, 0), model.seconds(len(members), 0, 0) + spill_s), spill_s
+    operators = [operator for operator in problem.graph.operators if operator.name in members]
+    spill_s = costs.spill_s(sum(held)) * held[index] / sum(held) if held[index] else 0.0
+    whole_s = costs.whole_s(stage.operators)
+    return costs.operators_s(operators, spill_s) if whole_s is None else whole_s, spill_s

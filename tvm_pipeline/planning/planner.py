@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 from tvm_pipeline.core.plan import Plan, Problem, lead, merit
 from tvm_pipeline.core.platform import disjoint_sets
-from tvm_pipeline.cost.evaluate import judged, require_caches, require_energy
+from tvm_pipeline.cost.device_costs import require_caches, require_energy
+from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
 from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters

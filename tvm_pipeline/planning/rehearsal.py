@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tvm_pipeline.core.plan import Plan, Problem
-from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.cost.device_costs import buses_of_parameters, with_slower_refill
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
@@ -27,7 +27,7 @@ ROUNDING = 1e-9
 
 def shares_a_bus(problem: Problem) -> bool:
     """Whether what is judged of the problem's plans is only a bound."""
-    buses = [d.bus for d in problem.platform.devices if d.bus and d.model and problem.measured(d.name) is None]
+    buses = buses_of_parameters(problem)
     return problem.objective == "throughput" and len(set(buses)) < len(buses)
 
 
@@ -62,7 +62,7 @@ def _proposals(problem: Problem, decision: Decision) -> Iterator[Plan]:
     yield from decision.candidates
     scheduler = "best" if problem.stages is None else "ideals"
     stages = problem.stages or len(problem.platform.devices)
-    asked = [(replace(problem, platform=_handicapped(problem.platform, factor)), scheduler) for factor in HANDICAPS]
+    asked = [(with_slower_refill(problem, factor), scheduler) for factor in HANDICAPS]
     for objective in ("latency", "dram,memory,communication"):
         asked.append((replace(problem, objective=objective, stages=stages, max_latency_s=None), "ideals"))
     for other, name in asked:
@@ -71,15 +71,3 @@ def _proposals(problem: Problem, decision: Decision) -> Iterator[Plan]:
                 yield judged(problem, replace(plan, objective=problem.objective))
         except (InfeasibleError, OptionError, PlanError):
             continue  # it was an attempt
-
-
-def _handicapped(platform: Platform, factor: float) -> Platform:
-    """The platform with parameters that are not cached coming `factor` times as slowly, to each device by itself."""
-
-    def slower(device: Device) -> Device:
-        model = device.model
-        if model is None or model.refill_bytes_per_s is None:
-            return device
-        return replace(device, bus="", model=replace(model, refill_bytes_per_s=model.refill_bytes_per_s / factor))
-
-    return replace(platform, devices=tuple(map(slower, platform.devices)))

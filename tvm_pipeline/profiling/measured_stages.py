@@ -16,7 +16,8 @@ import numpy as np
 from tvm_pipeline.backends.contract import CompiledModel, Progress, noise
 from tvm_pipeline.core.plan import Plan, Problem, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
-from tvm_pipeline.core.profile import DeviceProfile, SegmentProfile
+from tvm_pipeline.core.profile import SegmentProfile
+from tvm_pipeline.cost.device_costs import can_time_operators
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning import SCHEDULERS
@@ -83,8 +84,8 @@ def _alike(devices: Sequence[Device]) -> tuple[Device, ...]:
         for group in disjoint_sets(devices)
         for first in group
     ]
-    # Among as many of two kinds, those that only whole stages can be measured of.
-    return max(sets, key=lambda group: (len(group), group[0].model is not None))
+    # Of two kinds with as many devices, take the one whose operators cannot be timed one by one.
+    return max(sets, key=lambda group: (len(group), not can_time_operators(replace(group[0], stand_in=""))))
 
 
 def _proposal(problem: Problem) -> Plan:
@@ -97,21 +98,9 @@ def _proposal(problem: Problem) -> Plan:
 
 def _in_order(problem: Problem, order: Sequence[str]) -> Problem:
     """The problem with its operators in another legal order."""
-    place = {operator.name: index for index, operator in enumerate(problem.graph.operators)}
-    places = [place[name] for name in order]
-    graph = replace(problem.graph, operators=tuple(problem.graph.operators[index] for index in places))
-    devices = {name: _reordered(device, places) for name, device in problem.profile.devices.items()}
-    profile = replace(problem.profile, fingerprint=graph.fingerprint, devices=devices, segments=())
-    return replace(problem, graph=graph, profile=profile, stages=None)
-
-
-def _reordered(device: DeviceProfile, places: Sequence[int]) -> DeviceProfile:
-    return replace(
-        device,
-        seconds=tuple(device.seconds[index] for index in places),
-        spread=tuple(device.spread[index] for index in places) if device.spread else (),
-        joules=tuple(device.joules[index] for index in places) if device.joules else None,
-    )
+    by_name = {operator.name: operator for operator in problem.graph.operators}
+    graph = replace(problem.graph, operators=tuple(by_name[name] for name in order))
+    return replace(problem, graph=graph, profile=replace(problem.profile, segments=()), stages=None)
 
 
 def _measured(compiled: CompiledModel, operators: Sequence[str], device: Device) -> SegmentProfile:

@@ -20,6 +20,7 @@ from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress, noi
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
 from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.device_costs import can_time_operators
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.profiling.links import fit_links
@@ -47,7 +48,7 @@ def profile_model(
         progress: told in a few words what is being measured.
     """
     names = [operator.name for operator in compiled.graph.operators]
-    measurable = [device for device in platform.devices if device.stand_in or not device.model]
+    measurable = [device for device in platform.devices if can_time_operators(device)]
     benches = {device.name: _Bench(compiled, names, device) for device in measurable}
     for round_ in range(ROUNDS):
         for device in measurable:
@@ -120,9 +121,10 @@ class _Bench:
         median = np.median(samples, axis=0)
         low, high = np.quantile(samples, [0.25, 0.75], axis=0)
         whole = float(np.median(self.whole))
-        return DeviceProfile(
-            seconds=tuple((median * whole / median.sum()).tolist()),
-            spread=tuple(((high - low) / median).tolist()),
+        return DeviceProfile.in_order(
+            self._compiled.graph,
+            seconds=(median * whole / median.sum()).tolist(),
+            spread=((high - low) / median).tolist(),
             busy_factor=max(float(np.median(self.busy)) / whole, 1.0) if self.busy else 1.0,
         )
 
@@ -138,8 +140,7 @@ def _warnings(devices: dict[str, DeviceProfile], graph: OperatorGraph) -> list[s
     """A machine that was busy with something else shows in the spread of its slower operators."""
     found = []
     for name, device in devices.items():
-        seconds = np.array([s or 0.0 for s in device.seconds])
-        spread = float(np.average(np.array(device.spread), weights=seconds)) if seconds.sum() else 0.0
+        spread = device.mean_spread
         if spread > BUSY_SPREAD:
             found.append(
                 f"device {name} was busy with something else while {graph.name} was measured (spread {spread:.0%}); "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from rich.table import Table
 from rich.text import Text
@@ -236,12 +235,10 @@ def _in_units_of(plan: Plan, figures: tuple[float, ...] | None) -> str:
 def _measured(device: DeviceProfile | None) -> list[str]:
     if device is None:
         return ["not profiled", UNKNOWN, UNKNOWN]
-    able = [seconds for seconds in device.seconds if seconds is not None]
-    whole = duration(sum(able))
-    if len(able) < len(device.seconds):
-        whole = f"runs {len(able)} of {len(device.seconds)} operators"
-    spread = median(device.spread) if device.spread else None
-    return [whole, f"x{device.busy_factor:.2f}", percent(spread)]
+    whole = duration(device.whole_s)
+    if device.runs < len(device.seconds):
+        whole = f"runs {device.runs} of {len(device.seconds)} operators"
+    return [whole, f"x{device.busy_factor:.2f}", percent(device.median_spread)]
 
 
 def _ranges(cores: tuple[int, ...]) -> str:

@@ -25,6 +25,7 @@ from dataclasses import replace
 
 from tvm_pipeline.core.plan import Plan, Problem, Stage
 from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.runtime.replanning import judged_now
 from tvm_pipeline.runtime.strategy import Strategy
@@ -115,10 +116,10 @@ def moved(problem: Problem, stages: tuple[Stage, ...], source: int, target: int)
     """
     order = {operator.name: place for place, operator in enumerate(problem.graph.operators)}
     giving = sorted(stages[source].operators, key=order.__getitem__, reverse=target > source)
-    measured = problem.measured(stages[source].devices[0])
+    costs = cost_of(problem, stages[source].devices[0])
     count = 1
-    if measured is not None:
-        seconds = [measured.seconds[order[name]] or 0.0 for name in giving]
+    if not costs.is_modelled:
+        seconds = [costs.added_s(problem.graph.operators[order[name]]) for name in giving]
         while count < len(giving) and sum(seconds[:count]) < STEP * sum(seconds):
             count += 1
     if count == len(giving):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Set
 from dataclasses import replace
 
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, lead, merit
-from tvm_pipeline.cost.evaluate import judged, require_energy
+from tvm_pipeline.cost.device_costs import require_energy
+from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.planning.baselines.whole_model import replicas, singles
 from tvm_pipeline.planning.search.dynamic_programming import chain

@@ -14,14 +14,14 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from tvm_pipeline.core.plan import Plan, Problem
-from tvm_pipeline.core.platform import Device, DeviceModel
-from tvm_pipeline.core.profile import DeviceProfile
+from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.cost.device_costs import slowed
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.runtime.replanning import unlimited
 
@@ -91,18 +91,7 @@ class Strategy(ABC):
 
     def scaled(self, problem: Problem) -> Problem:
         """The problem with each device as slow as it was found to be."""
-        profile, factors = problem.profile, self.factors
-        measured = {name: _slower(device, factors.get(name, 1.0)) for name, device in profile.devices.items()}
-        segments = tuple(replace(s, seconds=s.seconds * factors.get(s.device, 1.0)) for s in profile.segments)
-        devices = tuple(
-            replace(device, model=_slower_model(device.model, factors.get(device.name, 1.0)))
-            for device in problem.platform.devices
-        )
-        return replace(
-            problem,
-            platform=replace(problem.platform, devices=devices),
-            profile=replace(profile, devices=measured, segments=segments),
-        )
+        return slowed(problem, self.factors)
 
     def _observe(self, records: Sequence[StageRecord], devices: Sequence[Device]) -> None:
         """Updates the slow-downs by the latest frames."""
@@ -171,14 +160,3 @@ class CoreLoad:
             if whole > whole_before:
                 shares[core] = 1 - (idle - idle_before) / (whole - whole_before)
         return shares
-
-
-def _slower(device: DeviceProfile, factor: float) -> DeviceProfile:
-    return replace(device, seconds=tuple(None if s is None else s * factor for s in device.seconds))
-
-
-def _slower_model(model: DeviceModel | None, factor: float) -> DeviceModel | None:
-    if model is None:
-        return None
-    rate = None if model.macs_per_s is None else model.macs_per_s / factor
-    return replace(model, macs_per_s=rate, call_s=model.call_s * factor, operator_s=model.operator_s * factor)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tvm_pipeline.core.plan import Plan, Problem
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.cost.evaluate import busy_factor
+from tvm_pipeline.cost.device_costs import busy_factor, known_cost_of
 from tvm_pipeline.planning.baselines.segments import best_pipeline, segment_seconds
 
 
@@ -27,21 +27,11 @@ def _first_fit(problem: Problem, devices: Sequence[Device]) -> list[int]:
     seconds = segment_seconds(problem, devices)
     cuts = [0]
     for index, device in enumerate(devices[:-1]):
-        share_s = _whole_s(problem, device) * busy_factor(problem, device.name, len(devices)) / len(devices)
+        whole_s = known_cost_of(problem, device).operators_s(problem.graph.operators)
+        share_s = whole_s * busy_factor(problem, device.name, len(devices)) / len(devices)
         most = len(problem.graph) - (len(devices) - index - 1)
         end = cuts[-1] + 1
         while end < most and seconds(index, cuts[-1], end + 1) <= share_s:
             end += 1
         cuts.append(end)
     return cuts[1:]
-
-
-def _whole_s(problem: Problem, device: Device) -> float:
-    """Seconds of all operators that `device` can run, whether or not it can hold them."""
-    measured = problem.measured(device.name)
-    if measured is None and device.model is not None:
-        operators = problem.graph.operators
-        return device.model.seconds(
-            len(operators), sum(o.macs for o in operators), sum(o.param_bytes for o in operators)
-        )
-    return sum(seconds or 0.0 for seconds in problem.profile.device(device.name).seconds)

@@ -19,6 +19,7 @@ import numpy as np
 
 from tvm_pipeline.core.plan import Plan, Problem, Stage, merit
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.device_costs import known_cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, ProfileError
 from tvm_pipeline.planning.search.cost_tables import StageCosts, stage_seconds
@@ -209,8 +210,7 @@ def chain_costs(problem: Problem, devices: Sequence[Device]) -> tuple[StageCosts
         ProfileError: a device has neither measurements nor a model.
     """
     for device in devices:
-        if device.model is None:
-            problem.profile.device(device.name)
+        known_cost_of(problem, device)
     cuts = prefixes(problem.graph)
     return stage_seconds(problem, cuts, devices, len(devices)), cuts.param_bytes.astype(np.float64)
 

@@ -6,6 +6,7 @@ from itertools import combinations
 
 from tvm_pipeline.core.plan import Plan, Problem, Stage, merit, objective_value
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
 
@@ -46,10 +47,10 @@ def replicas(problem: Problem) -> Plan:
 
 
 def _takes_all(problem: Problem, device: Device) -> bool:
-    held = sum(operator.param_bytes for operator in problem.graph.operators)
-    fits = device.memory_bytes is None or held <= device.memory_bytes
-    measured = problem.measured(device.name)
-    return fits and (measured is None or None not in measured.seconds)
+    param_bytes = sum(operator.param_bytes for operator in problem.graph.operators)
+    fits = device.memory_bytes is None or param_bytes <= device.memory_bytes
+    costs = cost_of(problem, device)
+    return fits and all(map(costs.can_run, problem.graph.operators))
 
 
 def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -> list[Plan]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from tvm_pipeline.core.graph import readers_of
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, Status
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of, weighted
@@ -207,10 +208,9 @@ class _Bytes:
 
     def _forbid_unsupported(self, staging: Staging) -> None:
         for stage, device in enumerate(self.devices):
-            measured = self.problem.measured(device.name)
-            for place, seconds in enumerate(measured.seconds if measured else ()):
-                if seconds is None:
-                    row = staging.before[place]
+            costs = cost_of(self.problem, device)
+            for operator, row in zip(self.problem.graph.operators, staging.before, strict=True):
+                if not costs.can_run(operator):
                     staging.model.add_bool_or(~row[stage + 1], row[stage])
 
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, objective_value
 from tvm_pipeline.core.platform import disjoint_sets
-from tvm_pipeline.cost.evaluate import busy_factor, evaluate, require_energy
-from tvm_pipeline.errors import InfeasibleError, PlanError
-from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, once_only, second_rows, unit_of
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, require_energy
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, PlanError, SearchTimeError
+from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, second_rows, unit_of
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of
 from tvm_pipeline.solvers.cpsat import Answer, library, search
 
@@ -40,11 +41,7 @@ class _Seconds:
         rows, other_s = second_rows(problem)
         self.unit_s = unit_of(rows, other_s)
         self.watts = {device.name: device.active_w or 0.0 for device in self.devices}
-        self.joules = {
-            device.name: measured.joules
-            for device in self.devices
-            if (measured := problem.measured(device.name)) and measured.joules is not None
-        }
+        self.joules = _measured_joules(problem)
         self.unit = self.unit_s
         if problem.objective == "energy":
             watts = max(self.watts.values())
@@ -63,7 +60,7 @@ class _Seconds:
     def _in_space(self, stages: tuple[Stage, ...]) -> bool:
         names = [name for stage in stages for name in stage.devices]
         again = self.problem.objective != "throughput"
-        once = {device.name for device in self.devices if once_only(device) or not again}
+        once = {device.name for device in self.devices if cost_of(self.problem, device).serves_once or not again}
         return (
             self.problem.stages in (None, len(stages))
             and all(len(stage.devices) == 1 for stage in stages)
@@ -76,7 +73,9 @@ class _Seconds:
         if self.problem.stages is not None:
             return self.problem.stages
         widest = max(len(group) for group in disjoint_sets(self.devices))
-        once = self.problem.objective == "throughput" or all(map(once_only, self.devices))
+        once = self.problem.objective == "throughput" or all(
+            cost_of(self.problem, device).serves_once for device in self.devices
+        )
         return min(len(self.dag), widest if once else 2 * widest)
 
     def _take(self, stages: tuple[Stage, ...]) -> None:
@@ -111,7 +110,7 @@ class _Seconds:
                     f"no plan{asked} of {problem.graph.name} on platform {problem.platform.name} meets the limits of "
                     "the problem"
                 )
-            raise InfeasibleError(f"no plan found within {problem.time_limit_s} s; give more --time-limit")
+            raise SearchTimeError(f"no plan found within {problem.time_limit_s} s; give more `time_limit_s`")
         proven = bound >= self.cost * (1 - 1e-6)
         cost = self.cost if proven else max(bound, 0.0)
         # Seconds a frame are to be read as frames a second, as `evaluate` does.
@@ -201,3 +200,15 @@ class _Seconds:
     def _limit(self, seconds: float, slack: int) -> int:
         # The judge allows a relative error of 1e-9; every operator and every hop may be rounded by half a unit.
         return math.floor(seconds * (1 + 5e-10) / self.unit_s) + slack * (len(self.dag) + 2 * len(self.devices))
+
+
+def _measured_joules(problem: Problem) -> dict[str, list[float]]:
+    """Return the joules of the operators, in the graph's order, on each device that has a sensor."""
+    found = {}
+    for device in problem.platform.devices:
+        costs = cost_of(problem, device)
+        joules = [costs.added_j(operator) for operator in problem.graph.operators]
+        known = [figure for figure in joules if figure is not None]
+        if len(known) == len(joules):
+            found[device.name] = known
+    return found

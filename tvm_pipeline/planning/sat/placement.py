@@ -16,7 +16,8 @@ from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING
 
 from tvm_pipeline.core.plan import Problem, Stage
-from tvm_pipeline.core.platform import Device, Link, per_unit
+from tvm_pipeline.core.platform import Device, Link
+from tvm_pipeline.cost.device_costs import DeviceCosts, cost_of, known_cost_of
 from tvm_pipeline.planning.sat.staging import Staging, weighted
 
 if TYPE_CHECKING:
@@ -25,33 +26,29 @@ if TYPE_CHECKING:
     from tvm_pipeline.planning.sat.staging import Expression, Terms
 
 
-def once_only(device: Device) -> bool:
-    """Whether the device may serve only one stage: what it holds is limited, and stages would have to share it."""
-    return device.memory_bytes is not None or (device.model is not None and device.model.cached_bytes is not None)
-
-
 class Placement:
     """The booleans of devices for one staging, and the rules between them.
 
     Args:
         optional: whether stages may be left empty from some stage on; else every one has operators.
-        again: whether a device may serve several stages, not consecutive ones, unless it is `once_only`.
+        again: whether a device may serve several stages, not consecutive ones, unless it serves once by its costs.
     """
 
     def __init__(self, staging: Staging, problem: Problem, *, optional: bool, again: bool) -> None:
         self.staging, self.problem = staging, problem
         self.model = model = staging.model
         self.devices = problem.platform.devices
+        self.costs = [cost_of(problem, device) for device in self.devices]
         stages, operators = range(staging.stages), range(len(staging.dag))
         self.at = [[model.new_bool_var("") for _ in stages] for _ in self.devices]
         self.used = [model.new_bool_var("") for _ in self.devices]
-        self.on = [[self._may_run(device, place) for place in operators] for device in self.devices]
+        self.on = [[self._may_run(costs, index) for index in operators] for costs in self.costs]
         self._fill_stages(optional)
-        for device, row, used in zip(self.devices, self.at, self.used, strict=True):
+        for costs, row, used in zip(self.costs, self.at, self.used, strict=True):
             model.add_bool_or(*row, ~used)
             for literal in row:
                 model.add_implication(literal, used)
-            if once_only(device) or not again:
+            if costs.serves_once or not again:
                 model.add_at_most_one(row)
             for here, following in pairwise(row):
                 model.add_bool_or(~here, ~following)
@@ -64,11 +61,10 @@ class Placement:
             if device.memory_bytes is not None:
                 model.add(weighted(self.weights(d, staging.dag.param_bytes)) <= device.memory_bytes)
 
-    def _may_run(self, device: Device, place: int) -> cp_model.IntVar:
-        measured = self.problem.measured(device.name)
-        if measured is not None and measured.seconds[place] is None:
-            return self.staging.false
-        return self.model.new_bool_var("")
+    def _may_run(self, costs: DeviceCosts, index: int) -> cp_model.IntVar:
+        if costs.can_run(self.problem.graph.operators[index]):
+            return self.model.new_bool_var("")
+        return self.staging.false
 
     def _fill_stages(self, optional: bool) -> None:
         staging, model = self.staging, self.model
@@ -129,7 +125,8 @@ class Loads:
     Args:
         factors: what the seconds of a device are multiplied by: its busy factor, its watts, a rate.
         bus_factor: the same for all buses.
-        figures: what was measured of a device's operators instead of seconds (joules); it is not multiplied.
+        figures: measured joules of a device's operators in the graph's order; they replace its seconds of computing
+            and are not multiplied.
 
     Attributes:
         device: in the platform's order.
@@ -176,52 +173,46 @@ class Loads:
         return value
 
     def _compute(self, d: int, factor: float) -> Expression:
-        """`evaluate._compute_s`, of all stages of a device together."""
-        device = self.placement.devices[d]
-        measured, model = self.problem.measured(device.name), device.model
-        if measured is not None or model is None:
-            return self._sum(d, self.problem.profile.device(device.name).seconds, factor)
-        operators = self.problem.graph.operators
-        each = self._sum(d, [model.operator_s] * len(operators), factor)
-        call = sum(self.placement.at[d]) * self._units(model.call_s * factor)
-        work_s = [operator.macs * per_unit(model.macs_per_s) for operator in operators]
+        """Return `DeviceCosts.operators_s` of all stages of a device together."""
+        costs, operators = self.placement.costs[d], self.problem.graph.operators
+        added = self._sum(d, [costs.added_s(operator) for operator in operators], factor)
+        call = sum(self.placement.at[d]) * self._units(costs.call_s * factor)
+        work_s = [costs.work_s(operator) for operator in operators]
         work = self._sum(d, work_s, factor)
-        if model.spill_s_per_byte:
+        if costs.spill_s_per_byte:
             most = self._units(sum(work_s) * factor) + len(operators)
             spilled, most_spilled = self._spill(d, factor)
             self.spilled[d] = spilled
             work = self._at_least((work, (), most), (spilled, (), most_spilled))
-        return call + each + work
+        return call + added + work
 
     def fetch(self, d: int, factor: float) -> tuple[Terms, int]:
-        """What a device's operators take to fetch their parameters, and how much of that its cache saves."""
-        model = self.placement.devices[d].model
-        price = model.spill_s_per_byte * factor if model else 0.0
-        held = [operator.param_bytes for operator in self.problem.graph.operators]
-        terms = self.placement.weights(d, [self._units(size * price) for size in held])
-        return terms, self._units((model.cached_bytes or 0) * price) if model else 0
+        """Return what a device's operators take to fetch their parameters, and how much of that its cache saves."""
+        costs = self.placement.costs[d]
+        price = costs.spill_s_per_byte * factor
+        sizes = [operator.param_bytes for operator in self.problem.graph.operators]
+        terms = self.placement.weights(d, [self._units(size * price) for size in sizes])
+        return terms, self._units(costs.cached_bytes * price) if price else 0
 
     def _spill(self, d: int, factor: float) -> tuple[Expression, int]:
-        """A variable no less than what the parameters beyond the cache of a modelled device take; and its most."""
+        """Return a variable no less than the seconds for parameters beyond the cache of a device, and its most."""
         terms, saved = self.fetch(d, factor)
         most = sum(weight for _, weight in terms)
-        # The device is `once_only`, so that all it runs is one stage.
+        # The device serves once, so that all it runs is one stage.
         return self._at_least((weighted(terms) - saved, (), most)), most
 
     def _transfers(self, d: int, factor: float) -> Expression:
-        """What all stages of a device receive over links, and what a modelled device takes in and hands back."""
-        device, stages = self.placement.devices[d], self.staging.stages
-        model = device.model if self.problem.measured(device.name) is None else None
-        takes = per_unit(model.input_bytes_per_s) if model else 0.0
-        gives = per_unit(model.output_bytes_per_s) if model else 0.0
+        """Return what all stages of a device receive over links, receive into the device and send from it."""
+        costs, stages = self.placement.costs[d], self.staging.stages
+        fixed_s = costs.receive.latency_s + costs.send.latency_s
         links = self._incoming(d)
         total: Expression = 0
         for stage in range(stages):
-            given, most_given = self._sends(stage + 1, gives * factor)
+            given, most_given = self._sends(stage + 1, costs.send.s_per_byte * factor)
             floors = []
             for link, literals in links(stage):
-                sent, most = self._sends(stage, (per_byte(link) + takes) * factor)
-                latency = self._units(link.latency_s * factor)
+                sent, most = self._sends(stage, (link.transfer.s_per_byte + costs.receive.s_per_byte) * factor)
+                latency = self._units((link.latency_s + fixed_s) * factor)
                 floors.append((sent + given + latency, literals, most + most_given + latency))
             total = total + self._at_least(*floors)
         return total
@@ -256,9 +247,10 @@ class Loads:
         """`evaluate._bus_seconds`: links that name a bus, and what devices that do fetch again and again."""
         needs: dict[str, Expression] = defaultdict(int)
         for d, device in enumerate(self.placement.devices):
-            if device.bus and device.model and self.problem.measured(device.name) is None:
-                shared = d in self.spilled and self.factors[device.name] == factor
-                needs[device.bus] = needs[device.bus] + (self.spilled[d] if shared else self._spill(d, factor)[0])
+            bus = self.placement.costs[d].shared_bus
+            if bus:
+                counted = d in self.spilled and self.factors[device.name] == factor
+                needs[bus] = needs[bus] + (self.spilled[d] if counted else self._spill(d, factor)[0])
         pairs = permutations(enumerate(self.placement.devices), 2)
         links = [(p, d, self.problem.link(source.name, device.name)) for (p, source), (d, device) in pairs]
         for bus in dict.fromkeys(link.bus for _, _, link in links if link.bus):
@@ -266,17 +258,12 @@ class Loads:
                 floors = []
                 for p, d, link in links:
                     if link.bus == bus:
-                        sent, most = self._sends(stage, per_byte(link) * factor)
+                        sent, most = self._sends(stage, link.transfer.s_per_byte * factor)
                         latency = self._units(link.latency_s * factor)
                         literals = self.placement.at[p][stage - 1], self.placement.at[d][stage]
                         floors.append((sent + latency, literals, most + latency))
                 needs[bus] = needs[bus] + self._at_least(*floors)
         return dict(needs)
-
-
-def per_byte(link: Link) -> float:
-    """Seconds a byte takes on the link."""
-    return per_unit(link.bandwidth_bytes_per_s)
 
 
 def unit_of(rows: Sequence[Sequence[float | None]], other: float) -> float:
@@ -296,23 +283,20 @@ def unit_of(rows: Sequence[Sequence[float | None]], other: float) -> float:
 
 
 def second_rows(problem: Problem) -> tuple[list[list[float | None]], float]:
-    """Seconds of each operator on each idle device, and the most that transfers, calls and spills may add."""
+    """Return seconds of each operator on each idle device, and the most that transfers, calls and spills may add."""
     operators, platform = problem.graph.operators, problem.platform
-    tensors = sum(tensor.bytes for tensor in problem.graph.tensors.values())
-    held = sum(operator.param_bytes for operator in operators)
+    tensor_bytes = sum(tensor.bytes for tensor in problem.graph.tensors.values())
+    param_bytes = sum(operator.param_bytes for operator in operators)
     rows: list[list[float | None]] = []
     hop_s = max(
-        (problem.link(a.name, b.name).seconds(tensors) for a, b in permutations(platform.devices, 2)), default=0
+        (problem.link(a.name, b.name).seconds(tensor_bytes) for a, b in permutations(platform.devices, 2)), default=0
     )
     call_s = spill_s = move_s = 0.0
     for device in platform.devices:
-        measured, model = problem.measured(device.name), device.model
-        if measured is not None or model is None:
-            rows.append(list(problem.profile.device(device.name).seconds))
-            continue
-        rows.append([model.operator_s + operator.macs * per_unit(model.macs_per_s) for operator in operators])
-        call_s, spill_s = max(call_s, model.call_s), max(spill_s, model.spill_s(held))
-        move_s = max(move_s, model.transfer_s(tensors, tensors))
+        costs = known_cost_of(problem, device)
+        rows.append([costs.alone_s(operator) if costs.can_run(operator) else None for operator in operators])
+        call_s, spill_s = max(call_s, costs.call_s), max(spill_s, costs.spill_s(param_bytes))
+        move_s = max(move_s, costs.receive.seconds(tensor_bytes) + costs.send.seconds(tensor_bytes))
     return rows, 2 * len(platform.devices) * (hop_s + call_s + move_s) + spill_s
 
 
@@ -339,20 +323,13 @@ def break_symmetry(placements: Sequence[Placement]) -> None:
 def _alike(problem: Problem, one: Device, two: Device) -> bool:
     """Whether exchanging the two devices changes no plan's cost."""
 
-    def figures(device: Device) -> tuple[object, ...]:
-        measured = problem.measured(device.name)
-        return (
-            measured and (measured.seconds, measured.joules, measured.busy_factor),
-            *(device.model, device.memory_bytes, device.active_w, device.bus),
-        )
-
     def cost(source: Device, destination: Device) -> tuple[object, ...]:
         link = problem.link(source.name, destination.name)
-        return link.latency_s, link.bandwidth_bytes_per_s, link.bus
+        return link.transfer, link.bus
 
     others = [device for device in problem.platform.devices if device not in (one, two)]
     return (
-        figures(one) == figures(two)
+        cost_of(problem, one).alike(cost_of(problem, two))
         and cost(one, two) == cost(two, one)
         and all(one.overlaps(other) == two.overlaps(other) for other in others)
         and all(cost(one, o) == cost(two, o) and cost(o, one) == cost(o, two) for o in others)

@@ -6,8 +6,9 @@ and gets it from sums that are made once:
     call[d] + add[d, j] - add[d, i] + max(work[d, j] - work[d, i], spill[d] * (bytes between - cached[d]))
     + enter[p, d, i] + leave[d, j]
 
-For a measured device only `add` and `enter` are not zero, and costs are additive; for a modelled one (an Edge TPU with
-its parameter cache) the maximum is what makes them not so. Costs that only a call can tell are in `segments.py`.
+These are the terms of `cost/device_costs.py`. For a measured device only `add`, `enter` and `leave` are not zero, and
+costs are additive; for a modelled one (an Edge TPU with its parameter cache) the maximum makes them not so. Costs that
+only a call can tell are in `baselines/segments.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_pipeline.core.plan import Problem
-from tvm_pipeline.core.platform import Device, per_unit
-from tvm_pipeline.cost.evaluate import busy_factor
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 
 Places = Integers | int
@@ -74,16 +75,14 @@ def stage_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], worki
 
 
 def stage_joules(problem: Problem, cuts: Cuts, devices: Sequence[Device]) -> StageCosts:
-    """Joules of a frame: as measured, else active power times seconds; a transfer draws the receiver's power."""
-    profiles = [problem.measured(device.name) for device in devices]
-    joules = [profile.joules if profile else None for profile in profiles]
-    return _costs(problem, cuts, devices, [device.active_w or 0.0 for device in devices], joules)
+    """Return joules of a frame: as measured, else active power times seconds; a transfer draws the receiver's power."""
+    return _costs(problem, cuts, devices, [device.active_w or 0.0 for device in devices], joules=True)
 
 
 def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: str, working: int = 1) -> StageCosts:
-    """Seconds that a stage needs of one bus: overflow of the devices that name it, transfers of the links that do."""
+    """Return the seconds that a stage needs of one bus, for parameters beyond caches and for transfers over links."""
     every = stage_seconds(problem, cuts, devices, working)
-    own = np.array([device.bus == bus and problem.measured(device.name) is None for device in devices])
+    own = np.array([cost_of(problem, device).shared_bus == bus for device in devices])
     return StageCosts(
         call=np.zeros(len(devices)),
         add=np.zeros_like(every.add),
@@ -99,33 +98,31 @@ def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: st
 
 
 def least_bus_seconds(problem: Problem, devices: Sequence[Device], bus: str, most_devices: int) -> float:
-    """What no pipeline of at most so many of the devices needs less of the bus: overflow that no cache can hold."""
-    models = [device.model for device in devices if device.bus == bus and problem.measured(device.name) is None]
-    known = [model for model in models if model is not None]
-    if len(known) < len(devices):
+    """Return a lower bound of the seconds of a bus that any pipeline of at most so many of the devices needs.
+
+    Parameters that all caches together cannot hold are fetched over it.
+    """
+    costs = [cost_of(problem, device) for device in devices]
+    if any(cost.shared_bus != bus for cost in costs):
         return 0.0
-    held = sum(operator.param_bytes for operator in problem.graph.operators)
-    caches = sorted((held if model.cached_bytes is None else model.cached_bytes for model in known), reverse=True)
-    return min(model.spill_s_per_byte for model in known) * max(0, held - sum(caches[:most_devices]))
+    param_bytes = sum(operator.param_bytes for operator in problem.graph.operators)
+    caches = sorted((min(cost.cached_bytes, param_bytes) for cost in costs), reverse=True)
+    return min(cost.spill_s_per_byte for cost in costs) * max(0, param_bytes - sum(caches[:most_devices]))
 
 
 def buses(problem: Problem, devices: Sequence[Device]) -> list[str]:
-    """The buses that these devices or the links between them use."""
+    """Return the buses that these devices or the links between them use."""
     names = {device.name for device in devices}
     links = (*problem.platform.links, *problem.profile.links)
-    used = [device.bus for device in devices if problem.measured(device.name) is None and device.model is not None]
+    used = [cost_of(problem, device).shared_bus for device in devices]
     used += [link.bus for link in links if link.source in names and link.destination in names]
     return sorted({bus for bus in used if bus})
 
 
 def _costs(
-    problem: Problem,
-    cuts: Cuts,
-    devices: Sequence[Device],
-    scale: list[float],
-    instead: Sequence[tuple[float, ...] | None] = (),
+    problem: Problem, cuts: Cuts, devices: Sequence[Device], scale: list[float], *, joules: bool = False
 ) -> StageCosts:
-    """Seconds of each device, times its entry of `scale`; `instead` has operators' costs of devices that say others."""
+    """Return the seconds of each device times its entry of `scale`; measured joules instead, where there are some."""
     count, operators = len(cuts), problem.graph.operators
     size = len(devices)
     call, spill, cached = np.zeros(size), np.zeros(size), np.full(size, np.inf)
@@ -134,20 +131,20 @@ def _costs(
     figures, blocked = np.zeros((size, len(operators))), np.zeros((size, len(operators)), bool)
     busiest = np.zeros((size, len(operators)))
     for index, (device, factor) in enumerate(zip(devices, scale, strict=True)):
-        profile, model = problem.measured(device.name), device.model
-        if profile is not None:
-            blocked[index] = [seconds is None for seconds in profile.seconds]
-            row = instead[index] if instead else None
-            figures[index] = row or [(seconds or 0.0) * factor for seconds in profile.seconds]
-        elif model is not None:
-            call[index] = model.call_s * factor
-            figures[index] = model.operator_s * factor
-            busiest[index] = [operator.macs * per_unit(model.macs_per_s) * factor for operator in operators]
-            work[index] = cuts.sums(busiest[index])
-            spill[index] = model.spill_s_per_byte * factor
-            cached[index] = np.inf if model.cached_bytes is None else model.cached_bytes
-            enter[:, index] += cuts.crossing_bytes * model.transfer_s(1, 0) * factor
-            leave[index] = cuts.crossing_bytes * model.transfer_s(0, 1) * factor
+        costs = cost_of(problem, device)
+        measured_j = [costs.added_j(operator) for operator in operators] if joules else [None]
+        blocked[index] = [not costs.can_run(operator) for operator in operators]
+        call[index] = costs.call_s * factor
+        if None in measured_j:
+            figures[index] = [costs.added_s(operator) * factor for operator in operators]
+        else:
+            figures[index] = measured_j
+        busiest[index] = [costs.work_s(operator) * factor for operator in operators]
+        work[index] = cuts.sums(busiest[index])
+        spill[index] = costs.spill_s_per_byte * factor
+        cached[index] = costs.cached_bytes
+        enter[:, index] += (costs.receive.latency_s + cuts.crossing_bytes * costs.receive.s_per_byte) * factor
+        leave[index] = (costs.send.latency_s + cuts.crossing_bytes * costs.send.s_per_byte) * factor
     # Above every stage that can be, yet not so far that sums of it lose the digits of the others.
     impossible = 1.0 + 4.0 * float(
         figures.sum(axis=1).max() + (call + work[:, -1]).max() + enter.max() + leave.max()
@@ -168,6 +165,5 @@ def _links(
         for d, (device, factor) in enumerate(zip(devices, scale, strict=True)):
             link = problem.link(source.name, device.name)
             if source != device and bus in (None, link.bus):
-                per_byte = per_unit(link.bandwidth_bytes_per_s)
-                enter[p, d] = (link.latency_s + cuts.crossing_bytes * per_byte) * factor
+                enter[p, d] = (link.latency_s + cuts.crossing_bytes * link.transfer.s_per_byte) * factor
     return enter

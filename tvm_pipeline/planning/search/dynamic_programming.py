@@ -14,7 +14,8 @@ from dataclasses import replace
 
 from tvm_pipeline.core.plan import Plan, Problem, Stage, merit
 from tvm_pipeline.core.platform import Device, disjoint_sets
-from tvm_pipeline.cost.evaluate import busy_factor, evaluate, judged
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of
+from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
@@ -202,11 +203,7 @@ def _spaces(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]
     """Sets of devices that can work together and, where it matters how many of them do, that number."""
     apart = problem.objective == "throughput" or problem.min_throughput_fps is not None
     for devices in disjoint_sets(problem.platform.devices):
-        once = frozenset(
-            index
-            for index, device in enumerate(devices)
-            if apart or device.memory_bytes is not None or (device.model and device.model.cached_bytes is not None)
-        )
+        once = frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
         # A frame pays for the mean of replicas, or the worst: without a pace, one of them alone is never worse.
         units = units_of(devices) if apart else single_units(devices)
         space = Space(cuts, devices, units, once, problem.stages, together=problem.children_together)

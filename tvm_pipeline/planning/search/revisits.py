@@ -20,6 +20,7 @@ import numpy as np
 
 from tvm_pipeline.core.plan import Plan, Problem, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_seconds
@@ -51,7 +52,7 @@ def revisits(problem: Problem) -> Plan:
     best: _Choice | None = None
     for devices in disjoint_sets(problem.platform.devices):
         by_count: dict[int, StageCosts] = {}
-        for sequence in (s for count in lengths for s in _sequences(devices, count)):
+        for sequence in (s for count in lengths for s in _sequences(problem, devices, count)):
             working = len(set(sequence))
             if working not in by_count:
                 by_count[working] = stage_seconds(problem, cuts, devices, working)
@@ -79,9 +80,9 @@ class _Choice:
     ends: tuple[int, ...]
 
 
-def _sequences(devices: tuple[Device, ...], count: int) -> Iterator[tuple[int, ...]]:
+def _sequences(problem: Problem, devices: tuple[Device, ...], count: int) -> Iterator[tuple[int, ...]]:
     """Devices of the stages: never the same twice in a row, and at least one comes again."""
-    again = [d.memory_bytes is None and (d.model is None or d.model.cached_bytes is None) for d in devices]
+    again = [not cost_of(problem, device).serves_once for device in devices]
     for sequence in product(range(len(devices)), repeat=count):
         repeated = [device for device in set(sequence) if sequence.count(device) > 1]
         neighbours = any(a == b for a, b in pairwise(sequence))

@@ -24,7 +24,8 @@ import numpy as np
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan, Problem, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
-from tvm_pipeline.cost.evaluate import busy_factor, evaluate
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.memory import stage_memory as memory
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
@@ -166,11 +167,7 @@ def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
     # As in `exact.py`: without a pace, devices may come again that nothing fills up.
     apart = problem.objective == "throughput" or problem.min_throughput_fps is not None or problem.is_lexicographic
     for devices in disjoint_sets(problem.platform.devices):
-        once = frozenset(
-            index
-            for index, device in enumerate(devices)
-            if apart or device.memory_bytes is not None or (device.model and device.model.cached_bytes is not None)
-        )
+        once = frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
         if problem.is_lexicographic:
             stages = problem.stages or min(len(devices), len(problem.graph))
             yield _Search(problem, cuts, devices, once, stages, 1)
