@@ -37,9 +37,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline import Problem, detect_platform, load, profile_model, settle_platform, solve
+from tvm_pipeline import Problem, detect_platform, load, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel, Port, noise
-from tvm_pipeline.planning import describe
+from tvm_pipeline.core.plan import describe
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.runtime import Adaptation, HillClimb, LivePipeline, Pipeline
 from tvm_pipeline.runtime.frame_stream import FrameStream
@@ -143,7 +143,7 @@ def shown(changes: Iterable[tuple[float, int] | None]) -> str:
 
 def measured(compiled: CompiledModel, problem: Problem, frame: dict, core: int, what, arguments) -> list[str]:
     """One row: every candidate of the idle machine, the climb and re-planning, in turns."""
-    decision, chain = solve(problem), two_stage(problem)
+    decision, chain = planning.plan(problem), two_stage(problem)
     plans = {plan.stages: plan for plan in decision.candidates}
     makers: dict[object, Callable[[], FrameStream]] = {
         stages: lambda plan=plan: Pipeline(compiled, plan, problem.platform) for stages, plan in plans.items()

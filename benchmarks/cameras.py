@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from rig import Rig, make_rig
 
-from tvm_pipeline.planning import solve
+from tvm_pipeline import planning
 from tvm_pipeline.runtime import Adaptation, LivePipeline
 from tvm_pipeline.video import LiveSource, Source, open_source, parse_policy, preprocessing_for, stream
 from tvm_pipeline.video.decoding import Picture
@@ -54,7 +54,7 @@ def camera(fps: float, begin_s: float) -> Callable[[str], Source]:
 
 def watched(rig: Rig, fps: float, seconds: float) -> tuple[list[object], bool]:
     """One row: what came of cameras of this rate, and whether every frame is accounted for."""
-    plan = solve(rig.problem).plan
+    plan = planning.plan(rig.problem).plan
     done: Counter[str] = Counter()
     ages: list[float] = []
     begin_s = time.monotonic()
@@ -108,7 +108,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a second of each, for CI")
     arguments = parser.parse_args()
     rig = make_rig(SIDE)
-    promised_fps = solve(rig.problem).plan.predicted.throughput_fps or 0.0
+    promised_fps = planning.plan(rig.problem).plan.predicted.throughput_fps or 0.0
     table = Table(
         *("camera, fps", "plan, fps", "results of each, fps", "from the mean", "age, ms: p50 / p99 / max"),
         *("frames", "results", "dropped", "accounted for"),

@@ -36,12 +36,12 @@ from typing import Any
 
 from planner import keras, show
 
+from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, readers_of
 from tvm_pipeline.core.plan import Problem, Stage
 from tvm_pipeline.core.platform import Platform, read_platform
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.planning import solve
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 # What a layer is folded into, where nothing else reads that: y = relu(a * conv(x) + b) is one operator of TFLite.
@@ -122,7 +122,7 @@ def modelled_ms(graph: OperatorGraph, stages: int, *, bus: bool = True, schedule
     """What `evaluate` says of a plan; of `ideals` it has the least overflow, then memory, then communication."""
     platform = hub(stages, bus=bus)
     problem = Problem(graph, platform, unmeasured(graph), "dram,memory,communication", stages)
-    return frame_ms(problem, solve(problem, scheduler).plan.stages)
+    return frame_ms(problem, planning.plan(problem, scheduler).plan.stages)
 
 
 def frame_ms(problem: Problem, stages: tuple[Stage, ...]) -> float:

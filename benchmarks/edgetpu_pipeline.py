@@ -17,7 +17,7 @@ from int8_models import int8_model
 from prediction import row, show
 from rich.console import Console
 
-from tvm_pipeline import Device, Platform, Problem, load, profile_model, settle_platform, solve
+from tvm_pipeline import Device, Platform, Problem, load, planning, profile_model, settle_platform
 from tvm_pipeline.runtime.comparison import compare
 
 MODELS = ("mobilenet_v2", "efficientnet_lite0", "resnet50", "inception_v3")
@@ -45,9 +45,9 @@ def main() -> None:
             console.print(f"{name}: {warning}")
         problem = Problem(compiled.graph, platform, profile)
         plans = [
-            solve(replace(problem, stages=2), "ideals").plan,
-            solve(problem, "replicas").plan,
-            solve(problem, "single").plan,
+            planning.plan(replace(problem, stages=2), "ideals").plan,
+            planning.plan(problem, "replicas").plan,
+            planning.plan(problem, "single").plan,
         ]
         measured = compare(compiled, platform, plans, seconds=arguments.seconds, rounds=arguments.rounds)
         show(console, name, measured)

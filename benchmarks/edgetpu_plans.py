@@ -25,13 +25,13 @@ from pathlib import Path
 
 from planner import PUBLISHED, keras, show
 
+from tvm_pipeline import planning
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Decision, Problem, Stage
 from tvm_pipeline.core.platform import Platform, read_platform
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
-from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.planning import Decision, solve
+from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
 
 PLATFORMS = Path(__file__).parents[1] / "profiles/platforms"
@@ -87,16 +87,16 @@ def chosen(problem: Problem, decision: Decision) -> tuple[Stage, ...]:
 def compare(graph: OperatorGraph, kind: str, devices: int) -> Found:
     free = Problem(graph, coral(kind, devices), unmeasured(graph))
     problem = replace(free, stages=devices)
-    planned = solve(problem, "ideals")
-    our_stages, free_stages = chosen(problem, planned), chosen(free, solve(free))
+    planned = planning.plan(problem, "ideals")
+    our_stages, free_stages = chosen(problem, planned), chosen(free, planning.plan(free))
     ours, free_fps = fps(problem, our_stages), fps(free, free_stages)
     if free_fps < ours * (1 - ROUNDING):  # the free one may have as many stages, too
         free_stages, free_fps = our_stages, ours
     baselines: dict[str, tuple[Stage, ...]] = {}
     for name in BASELINES:
         try:
-            baselines[name] = solve(problem, name).plan.stages
-        except InfeasibleError:
+            baselines[name] = planning.plan(problem, name).plan.stages
+        except NoPlanError:
             continue  # its own rule ends it
     whole = (Stage(("tpu0",), tuple(operator.name for operator in graph.operators)),)
     return Found(

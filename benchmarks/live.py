@@ -36,7 +36,8 @@ from rich.console import Console
 from rich.table import Table
 from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, random_plan
 
-from tvm_pipeline.planning import describe, solve
+from tvm_pipeline import planning
+from tvm_pipeline.core.plan import describe
 from tvm_pipeline.runtime import Adaptation, LivePipeline
 from tvm_pipeline.watch import LiveWatch, WatchServer
 
@@ -214,7 +215,7 @@ def ratios(off: Callable[[], float], on: Callable[[], float], rounds: int) -> li
 
 
 def watching(rig: Rig, rounds: int, seconds: float, orders: Connection) -> bool:
-    plan = solve(rig.problem).plan
+    plan = planning.plan(rig.problem).plan
     right = True
 
     def alone(live: LivePipeline) -> float:
@@ -257,7 +258,7 @@ def spread(figures: list[float]) -> tuple[str]:
 
 
 def calm(rig: Rig, minutes: float) -> bool:
-    plan = solve(rig.problem).plan
+    plan = planning.plan(rig.problem).plan
     live = LivePipeline(rig.compiled, rig.problem, plan, adaptation=Adaptation())
     with kept_full(live, rig) as run:
         wait_for(lambda: run.failure is not None, minutes * 60)

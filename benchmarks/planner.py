@@ -35,14 +35,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tvm_pipeline import planning
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.plan import Objective, Plan, Problem
 from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.planning import solve
+from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning.baselines.coral import profiling_partition
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition, fewest_bottleneck
@@ -84,7 +84,7 @@ def timed(problem: Problem, scheduler: str, *, again: bool = False) -> tuple[flo
     if not again:
         ideals.cache_clear()
     begin = time.perf_counter()
-    plan = solve(problem, scheduler).plan
+    plan = planning.plan(problem, scheduler).plan
     return time.perf_counter() - begin, plan
 
 
@@ -130,7 +130,7 @@ def published(short: bool) -> None:
     names, counts, repeats = (("ResNet50", "Xception"), (2, 6), 1) if short else (PUBLISHED, range(2, 7), 3)
     variants = list(itertools.product(ORDERS, (False, True)))
     for (order, together), scheduler in itertools.product(variants, ("ideals", "cp-sat")):
-        solve(of_bytes(keras("ResNet50"), 4, order, children_together=together), scheduler)
+        planning.plan(of_bytes(keras("ResNet50"), 4, order, children_together=together), scheduler)
     rows, differ = [], []
     taken: dict[str, list[float]] = defaultdict(list)
     proven: Counter[str] = Counter()
@@ -207,7 +207,7 @@ def plan_large(name: str, short: bool) -> Large:
     warm = generators.transformer(1)
     for problem in (of_bytes(warm, 2, ORDERS[2]), Problem(warm, coral(8), unmeasured(warm), stages=6)):
         for scheduler in ("ideals", "cp-sat"):
-            solve(problem, scheduler)
+            planning.plan(problem, scheduler)
     cuts, listing_s = listed(graph)
     count = None if cuts is None else len(cuts)
     del cuts
@@ -304,7 +304,7 @@ def chains(short: bool) -> None:
             solved(f"{objective}, 8 devices again and again", replace(problem, objective=objective))
         problem = unequal(rng, graph, 2)
         again = solved("bottleneck, 2 devices again, <= 4 stages", problem, "revisits")
-        once = solve(problem, "chain").plan
+        once = planning.plan(problem, "chain").plan
         gains.append((again.value or (0.0,))[0] / (once.value or (0.0,))[0] - 1)
         if seed < 0:
             taken.clear()
@@ -360,14 +360,14 @@ def baselines(short: bool) -> None:
         graph = keras(name)
         problem = Problem(graph, coral(k), unmeasured(graph), stages=k)
         of_memory = replace(problem, objective="memory,communication")
-        lightest, fastest = solve(of_memory, "ideals").plan, solve(problem, "ideals").plan
+        lightest, fastest = planning.plan(of_memory, "ideals").plan, planning.plan(problem, "ideals").plan
         if (lightest.status, fastest.status) != ("optimal", "optimal"):
             CONSOLE.print(f"{name}, {k} stages: not proven; gaps are to the best known")
         plans = {"best memory": (lightest, lightest), "best throughput": (fastest, fastest)}
         for baseline in BASELINES if k == 2 else [each for each in BASELINES if each != "two-stage"]:
             try:
-                plans[baseline] = (solve(of_memory, baseline).plan, solve(problem, baseline).plan)
-            except InfeasibleError:
+                plans[baseline] = (planning.plan(of_memory, baseline).plan, planning.plan(problem, baseline).plan)
+            except NoPlanError:
                 aborts[baseline] += 1
         for planner, (light, fast) in plans.items():
             gaps[planner][0].append(memory(problem, light) / memory(problem, lightest) - 1)

@@ -47,7 +47,7 @@ from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError
+from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning import SCHEDULERS
 
 # The same sum in another order; CP-SAT rounds to 1e-10 of a frame.
@@ -116,8 +116,8 @@ def keeps_limits(problem: Problem, predicted: Prediction) -> bool:
 def compared(problem: Problem, scheduler: str, optimum: float | tuple[float, ...] | None, may_miss: bool) -> str:
     """One of OUTCOMES; a mismatch says what was found."""
     try:
-        plan = SCHEDULERS[scheduler](problem)
-    except InfeasibleError:
+        plan = SCHEDULERS[scheduler].run(problem)
+    except NoPlanError:
         if optimum is None:
             return "both infeasible"
         return "enclosed" if may_miss else f"no plan, but {optimum} is possible"

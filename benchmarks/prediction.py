@@ -17,8 +17,8 @@ from networks import MODELS, load
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline import Problem, detect_platform, profile_model, settle_platform, solve
-from tvm_pipeline.planning import describe
+from tvm_pipeline import Problem, detect_platform, planning, profile_model, settle_platform
+from tvm_pipeline.core.plan import describe
 from tvm_pipeline.runtime.comparison import Measured, compare
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     for name in arguments.models:
         compiled = backend.compile(load(name), platform.devices, lambda _: None)
         profile = profile_model(backend, compiled, platform)
-        candidates = solve(Problem(compiled.graph, platform, profile)).candidates
+        candidates = planning.plan(Problem(compiled.graph, platform, profile)).candidates
         for warning in profile.warnings:
             console.print(f"{name}: {warning}")
         measured = compare(compiled, platform, candidates, seconds=arguments.seconds, rounds=arguments.rounds)

@@ -36,7 +36,7 @@ from rich.progress import track
 from tvm_pipeline.core.graph import OperatorGraph, readers_of
 from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.profile import unmeasured
-from tvm_pipeline.errors import InfeasibleError
+from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning.baselines.coral import profiling_partition
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
@@ -209,7 +209,7 @@ def compared(seeds: Iterable[int], counts: Iterable[int]) -> dict[tuple[int, str
                 figure = figures[segments, name]
                 try:
                     found = search(case)
-                except InfeasibleError:
+                except NoPlanError:
                     continue
                 places = itertools.pairwise((0, *found.cuts, len(graph)))
                 figure[EVALUATIONS].append(found.evaluations)

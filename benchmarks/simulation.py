@@ -32,14 +32,14 @@ from typing import Any
 from edgetpu_plans import coral
 from planner import PUBLISHED, keras, show, unequal
 
+from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Problem, Stage, describe
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, simulate
-from tvm_pipeline.planning import describe, solve
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
@@ -195,7 +195,7 @@ def runtime(short: bool) -> bool:
     for name in models:
         compiled = backend.compile(load(name), platform.devices, lambda _: None)
         problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
-        candidates = solve(problem).candidates
+        candidates = planning.plan(problem).candidates
         loads = [os.getloadavg()[0]]
         rates = [LOAD * (plan.predicted.throughput_fps or nan) for plan in candidates]
         runs: list[list[Figures]] = [[] for _ in candidates]

@@ -2,14 +2,14 @@
 
 import sys
 
-from tvm_pipeline import Pipeline, Problem, detect_platform, load, profile_model, settle_platform, solve
+from tvm_pipeline import Pipeline, Problem, detect_platform, load, plan, profile_model, settle_platform
 from tvm_pipeline.backends.contract import Port, noise
 
 model = load(sys.argv[1] if len(sys.argv) > 1 else "squeezenet")
 backend, platform = settle_platform(detect_platform())
 compiled = backend.compile(model, platform.devices, print)
 profile = profile_model(backend, compiled, platform)
-decision = solve(Problem(compiled.graph, platform, profile, objective="throughput"))
+decision = plan(Problem(compiled.graph, platform, profile, objective="throughput"))
 frame = noise(Port("data", compiled.graph.inputs[0].shape, compiled.graph.inputs[0].dtype))
 with Pipeline(compiled, decision.plan, platform) as pipeline:
     for result in pipeline.map(frame for _ in range(50)):

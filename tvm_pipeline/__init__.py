@@ -4,8 +4,8 @@
     backend, platform = settle_platform(detect_platform())
     compiled = backend.compile(model, platform.devices, print)
     profile = profile_model(backend, compiled, platform)
-    plan = solve(Problem(compiled.graph, platform, profile)).plan
-    with Pipeline(compiled, plan, platform) as pipeline:
+    decision = plan(Problem(compiled.graph, platform, profile))
+    with Pipeline(compiled, decision.plan, platform) as pipeline:
         for result in pipeline.map(frames):
             ...
 
@@ -22,14 +22,14 @@ from tvm_pipeline.backends.contract import detect_platform, settle_platform
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import graph_from_networkx, merge_graphs, read_graph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, read_plan
+from tvm_pipeline.core.plan import Decision, Plan, Prediction, Problem, Stage, read_plan
 from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile, read_profile
 from tvm_pipeline.cost.evaluate import Evaluation, evaluate
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.frontends import load
-from tvm_pipeline.planning import Decision, solve
-from tvm_pipeline.profiling import measured_plan, profile_model
+from tvm_pipeline.planning import plan
+from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime import Pipeline, Result
 
 __all__ = [
@@ -56,15 +56,15 @@ __all__ = [
     "evaluate",
     "graph_from_networkx",
     "load",
-    "measured_plan",
     "merge_graphs",
     "open_bundle",
+    "plan",
     "profile_model",
     "read_graph",
     "read_plan",
     "read_platform",
     "read_profile",
     "settle_platform",
-    "solve",
+    "stage_timer",
     "write_bundle",
 ]

@@ -30,7 +30,7 @@ from assets import VIDEO, fetch
 from build import PICTURES
 from tvm_pipeline_edgetpu.model import read_model
 
-from tvm_pipeline import Device, Pipeline, Platform, Problem, load, profile_model, settle_platform, solve
+from tvm_pipeline import Device, Pipeline, Platform, Problem, load, planning, profile_model, settle_platform
 from tvm_pipeline.report import candidates_table, statistics_table
 from tvm_pipeline.video import (
     Analysed,
@@ -119,7 +119,7 @@ def main() -> None:
         backend, platform = settle_platform(two_edge_tpus())
         compiled = backend.compile(load(arguments.model), platform.devices, shown.update)
         profile = profile_model(backend, compiled, platform, progress=shown.update)
-        decision = solve(Problem(compiled.graph, platform, profile, stages=arguments.stages))
+        decision = planning.plan(Problem(compiled.graph, platform, profile, stages=arguments.stages))
     for warning in profile.warnings:
         status.print(f"warning: {warning}", style="yellow", markup=False)
     if platform.stand_ins:

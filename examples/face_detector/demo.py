@@ -24,9 +24,9 @@ from tvm_pipeline import (
     detect_platform,
     evaluate,
     load,
+    planning,
     profile_model,
     settle_platform,
-    solve,
     write_bundle,
 )
 from tvm_pipeline.report import candidates_table, draw_gantt, draw_graph, statistics_table, write_report
@@ -53,7 +53,7 @@ def main() -> None:
         compiled = backend.compile(load(model_file, {"input.1": (1, 3, 288, 640)}), platform.devices, tell)
         profile = profile_model(backend, compiled, platform, progress=tell)
         problem = Problem(compiled.graph, platform, profile)
-        decision = solve(problem)
+        decision = planning.plan(problem)
         settings = preprocessing_for(compiled.graph, HERE / "centerface.toml")
         bundle = Bundle(compiled.graph, platform, profile, decision.plan, compiled, settings.to_dict())
         write_bundle(out / "centerface.tar", bundle)

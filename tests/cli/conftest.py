@@ -26,12 +26,21 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(model, tmp_path_factory) -> Path:
     """A bundle compiled once for all tests of the command line."""
-    from tvm_pipeline import Bundle, Problem, detect_platform, load, profile_model, settle_platform, solve, write_bundle
+    from tvm_pipeline import (
+        Bundle,
+        Problem,
+        detect_platform,
+        load,
+        planning,
+        profile_model,
+        settle_platform,
+        write_bundle,
+    )
 
     backend, platform = settle_platform(detect_platform())
     compiled = backend.compile(load(model), platform.devices, lambda _: None)
     profile = profile_model(backend, compiled, platform, repeats=8)
-    plan = solve(Problem(compiled.graph, platform, profile)).plan
+    plan = planning.plan(Problem(compiled.graph, platform, profile)).plan
     path = tmp_path_factory.mktemp("bundle") / "net.tar"
     write_bundle(path, Bundle(compiled.graph, platform, profile, plan, compiled))
     return path

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Prediction, Stage, lead, merit, read_plan
+from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Prediction, Stage, cost_key, margin, read_plan
 from tvm_pipeline.errors import PlanError
 
 WORD = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=8)
@@ -202,25 +202,25 @@ def test_of_two_plans_the_first_part_that_differs_decides() -> None:
     best = planned(objective, memory_bytes=10, dram_bytes=0, communication_bytes=9)
     worse = planned(objective, memory_bytes=10, dram_bytes=4, communication_bytes=1)
     worst = planned(objective, memory_bytes=40, dram_bytes=0, communication_bytes=0)
-    assert sorted((worst, best, worse), key=merit) == [best, worse, worst]
-    assert lead(best, worse) == pytest.approx(1.0)
-    assert lead(best, worst) == pytest.approx(0.75)
-    assert lead(worse, best) == -math.inf
-    assert lead(best, best) == 0.0
-    assert sorted((worst, best, worse), key=lambda p: merit(replace(p, objective="dram,memory,communication"))) == [
+    assert sorted((worst, best, worse), key=cost_key) == [best, worse, worst]
+    assert margin(best, worse) == pytest.approx(1.0)
+    assert margin(best, worst) == pytest.approx(0.75)
+    assert margin(worse, best) == -math.inf
+    assert margin(best, best) == 0.0
+    assert sorted((worst, best, worse), key=lambda p: cost_key(replace(p, objective="dram,memory,communication"))) == [
         best,
         worst,
         worse,
     ]
     fast, slow = planned("throughput", throughput_fps=30.0), planned("throughput", throughput_fps=20.0)
-    assert merit(fast) < merit(slow)
-    assert lead(fast, slow) == pytest.approx(0.5)
-    assert lead(planned("latency", latency_s=0.1), planned("latency", latency_s=0.2)) == pytest.approx(0.5)
+    assert cost_key(fast) < cost_key(slow)
+    assert margin(fast, slow) == pytest.approx(0.5)
+    assert margin(planned("latency", latency_s=0.1), planned("latency", latency_s=0.2)) == pytest.approx(0.5)
 
 
 def test_what_is_not_known_is_not_judged() -> None:
     uncached = planned("dram,memory,communication", memory_bytes=10, communication_bytes=1)
     assert uncached.value is None
-    assert lead(uncached, uncached) is None
+    assert margin(uncached, uncached) is None
     with pytest.raises(PlanError, match="nothing is known of the dram,memory,communication of x's plan of net"):
-        merit(uncached)
+        cost_key(uncached)

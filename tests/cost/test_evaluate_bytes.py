@@ -108,6 +108,6 @@ def test_without_a_cache_nothing_is_known_of_an_overflow_and_replicas_have_the_s
 
 def test_children_that_part_are_named_by_what_they_read() -> None:
     problem = diamond(children_together=True)
-    with pytest.raises(PlanError, match="that read a stand in several stages, --children-together forbids it"):
+    with pytest.raises(PlanError, match="that read a stand in several stages, `children_together` forbids it"):
         evaluate(problem, (Stage(("p",), ("a", "b")), Stage(("q",), ("c", "d"))))
     evaluate(problem, (Stage(("p",), ("a",)), Stage(("q",), ("b", "c")), Stage(("r",), ("d",))))

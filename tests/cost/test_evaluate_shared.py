@@ -215,13 +215,13 @@ def test_limits_by_hand() -> None:
     """5 and 7 ms on one device: 1/12 ms a frame, 12 ms long; cut in two 1/7 ms."""
     problem = problem_of(Device("a", active_w=1.0), Device("b", active_w=1.0))
     slow = replace(problem, objective="energy", min_throughput_fps=100.0)
-    with pytest.raises(PlanError, match=r"makes 83\.3333 frames a second, --min-throughput asks for 100"):
+    with pytest.raises(PlanError, match=r"makes 83\.3333 frames a second, `min_throughput_fps` asks for 100"):
         evaluate(slow, whole("a"))
     assert evaluate(slow, split("a", "b")).predicted.throughput_fps == pytest.approx(1 / 0.007)
     evaluate(replace(slow, min_throughput_fps=1 / 0.012), whole("a"))  # to the last frame
 
     far = replace(problem, platform=replace(problem.platform, links=(Link("a", "b", 0.001),)), max_latency_s=0.0125)
-    with pytest.raises(PlanError, match=r"a frame takes 0\.013 s, --max-latency allows 0\.0125"):
+    with pytest.raises(PlanError, match=r"a frame takes 0\.013 s, `max_latency_s` allows 0\.0125"):
         evaluate(far, split("a", "b"))
     evaluate(far, split("b", "a"))
     evaluate(replace(far, max_latency_s=0.013), split("a", "b"))

@@ -21,7 +21,7 @@ from tvm_pipeline_edgetpu.sliced import SlicedModel
 
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, run, schema
 from tests.support.fake_backend import make_plan
-from tvm_pipeline import Bundle, Pipeline, Problem, open_bundle, profile_model, settle_platform, solve, write_bundle
+from tvm_pipeline import Bundle, Pipeline, Problem, open_bundle, planning, profile_model, settle_platform, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel, find_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan
@@ -210,7 +210,7 @@ def test_both_kinds_are_profiled_and_planned_together(model, platform, cache, tm
         if name != "tpu0":  # there it is no work at all
             assert seconds[reshape] == min(seconds)
     assert "device tpu0 was not here, measured were TFLite's CPU kernels" in profile.warnings
-    decision = solve(Problem(model.graph, platform, profile))
+    decision = planning.plan(Problem(model.graph, platform, profile))
     assert decision.plan.status == "optimal"
 
     plan = cut(model, ("cpu0", 0, 2), ("tpu0", 2, 4), ("cpu1", 4, 6))

@@ -17,7 +17,7 @@ from tvm_pipeline.core.plan import Plan, Problem
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, ProfileError
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, ProfileError
 from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts, even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
@@ -37,7 +37,7 @@ def assert_sound(problem: Problem, name: str) -> None:
     best = least(problem, every_chain(problem, problem.stages, again=False))
     try:
         plan = BASELINES[name](problem)
-    except InfeasibleError as error:
+    except NoPlanError as error:
         reason = str(error)
         assert name in reason
         assert len(reason) > len(name) + 10
@@ -79,10 +79,10 @@ def test_without_a_number_of_stages_it_is_the_best_of_all_numbers(name: str, dat
         try:
             asked = replace(problem, stages=stages)
             figures.append(figure(asked, BASELINES[name](asked).predicted))
-        except InfeasibleError:
+        except NoPlanError:
             continue
     if not figures:
-        with pytest.raises(InfeasibleError, match=f"{name} makes no plan: "):
+        with pytest.raises(LimitMissedError, match=f"{name} makes no plan: "):
             BASELINES[name](problem)
         return
     assert figure(problem, BASELINES[name](problem).predicted) == min(figures)
@@ -157,11 +157,11 @@ def test_stages_stand_on_devices_that_can_work_together() -> None:
 def test_a_plan_that_the_judge_refuses_is_infeasible_with_its_reason() -> None:
     problem = chain((4, 4), {"a": (0.1, None), "b": (0.1, None)}, stages=2)
     with pytest.raises(
-        InfeasibleError, match="even-parameters makes no plan: device b cannot run operator op1 of stage 1"
+        LimitMissedError, match="even-parameters makes no plan: device b cannot run operator op1 of stage 1"
     ):
         even_parameters(problem)
     tiny = Platform("box", (Device("a", memory_bytes=3), Device("b", memory_bytes=3)))
-    with pytest.raises(InfeasibleError, match="device a would hold 4 bytes of parameters and has 3"):
+    with pytest.raises(LimitMissedError, match="device a would hold 4 bytes of parameters and has 3"):
         even_parameters(replace(problem, platform=tiny))
 
 

@@ -14,7 +14,7 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Objective, Plan, Problem, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.errors import InfeasibleError
+from tvm_pipeline.errors import InfeasibleError, NoPlanError
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 
 
@@ -29,10 +29,10 @@ def limits(problem: Problem) -> dict[str, Callable[[Problem], Problem]]:
         return without
 
     found: dict[str, Callable[[Problem], Problem]] = {
-        f"--stages {problem.stages}": lambda p: replace(p, stages=None),
-        "--children-together": lambda p: replace(p, children_together=False),
-        f"--min-throughput {problem.min_throughput_fps or 0:g}": lambda p: replace(p, min_throughput_fps=None),
-        f"--max-latency {problem.max_latency_s or 0:g}": lambda p: replace(p, max_latency_s=None),
+        f"`stages` {problem.stages}": lambda p: replace(p, stages=None),
+        "`children_together`": lambda p: replace(p, children_together=False),
+        f"`min_throughput_fps` {problem.min_throughput_fps or 0:g}": lambda p: replace(p, min_throughput_fps=None),
+        f"`max_latency_s` {problem.max_latency_s or 0:g}": lambda p: replace(p, max_latency_s=None),
     }
     for device in problem.platform.devices:
         if device.memory_bytes is not None:
@@ -75,7 +75,7 @@ def test_what_is_named_is_in_conflict_and_nothing_of_it_can_be_left_out(
         try:
             scheduler(problem)
             continue
-        except InfeasibleError as error:
+        except NoPlanError as error:
             reason = str(error)
         assert not feasible(problem, replicas=replicas), (seed, reason)
         if not reason.startswith("no plan keeps all of: "):
@@ -142,11 +142,11 @@ SLOW = {"a": (0.1, 0.1, 0.1), "b": (0.2, 0.2, 0.2)}
         (
             network(SLOW, objective="latency", min_throughput_fps=20.0),
             "operator op0 takes 0.1 s on its fastest device a, which alone makes no more than 10 frames a second; "
-            "--min-throughput asks for 20",
+            "`min_throughput_fps` asks for 20",
         ),
         (
             network(SLOW, max_latency_s=0.25),
-            "with each operator on its fastest device a frame takes 0.3 s, --max-latency allows 0.25",
+            "with each operator on its fastest device a frame takes 0.3 s, `max_latency_s` allows 0.25",
         ),
         (
             network({"a": (0.1, None, 0.1, None), "b": (None, 0.1, None, 0.1)}),
@@ -165,17 +165,17 @@ def test_what_one_look_tells(scheduler: Callable[[Problem], Plan], problem: Prob
         # On a alone a frame takes 0.3 s and three come in 0.9 s; two stages are faster, and slower for a frame.
         (
             network(SLOW, stages=2, max_latency_s=0.35),
-            "no plan keeps all of: --stages 2; --max-latency 0.35; loosen any one of these",
+            "no plan keeps all of: `stages` 2; `max_latency_s` 0.35; loosen any one of these",
         ),
         # op0 to op2 take a alone 0.3 s; with room for two of them b must take one, at 0.2 s.
         (
             network(SLOW, {"a": 20}, max_latency_s=0.35),
-            "no plan keeps all of: --max-latency 0.35; memory_bytes 20 of device a; loosen any one of these",
+            "no plan keeps all of: `max_latency_s` 0.35; memory_bytes 20 of device a; loosen any one of these",
         ),
         # Whatever the memory of b, five frames a second are beyond two stages of three equal operators.
         (
             network(SLOW, {"b": 100}, objective="latency", min_throughput_fps=6.0),
-            "no plan keeps all of: --min-throughput 6",
+            "no plan keeps all of: `min_throughput_fps` 6",
         ),
     ],
 )

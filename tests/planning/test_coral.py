@@ -17,7 +17,7 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Device, DeviceModel, Platform
 from tvm_pipeline.core.profile import unmeasured
-from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError
 from tvm_pipeline.planning.baselines.coral import (
     coral_parameters,
     coral_profiling,
@@ -49,7 +49,7 @@ def outcome(**options: Any) -> Partition | str:
     """The partition, or why there is none."""
     try:
         return profiling_partition(**options)
-    except InfeasibleError as error:
+    except NoPlanError as error:
         return str(error)
 
 
@@ -203,7 +203,7 @@ def test_parameter_counts_by_hand() -> None:
 
 
 def test_an_operator_larger_than_the_average_aborts_the_parameter_partitioner() -> None:
-    with pytest.raises(InfeasibleError, match=r"segment 1 of 3 empty and aborts: operator op1 of net has 9 bytes"):
+    with pytest.raises(LimitMissedError, match=r"segment 1 of 3 empty and aborts: operator op1 of net has 9 bytes"):
         coral_parameters(tpus((1, 9, 1, 1), 3))
 
 
@@ -238,7 +238,7 @@ def test_profiling_balances_time_where_parameters_mislead() -> None:
 def test_without_a_number_of_stages_the_original_falls_back_to_what_it_can_cut() -> None:
     rng = random.Random(3)
     problem = tpus(tuple(rng.randint(0, 9) for _ in range(40)), 6)
-    with pytest.raises(InfeasibleError, match=r"makes no plan: .*\(original\) aborts with 6 segments of 40 operators"):
+    with pytest.raises(LimitMissedError, match=r"makes no plan: .*\(original\) aborts with 6 segments of 40 operators"):
         coral_profiling_original(problem)
     free = Problem(problem.graph, problem.platform, problem.profile)
     assert len(coral_profiling_original(free).stages) < 6

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tvm_pipeline import Problem, read_graph, read_platform
+from tvm_pipeline import Problem, planning, read_graph, read_platform
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
-from tvm_pipeline.planning import solve
+from tvm_pipeline.planning.planner import proposed
 from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
 
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -24,12 +24,12 @@ def problem_on(platform: str, network: str = "ResNet101", stages: int | None = 4
 @pytest.mark.parametrize("network", ["DenseNet201", "ResNet101"])
 def test_the_choice_is_no_slower_than_the_planner_s_own_or_a_baseline_s(network):
     problem = problem_on("coral-usb-4", network)
-    decision = solve(problem, "ideals")
-    chosen = rehearsed(problem, decision)
+    decision = planning.plan(problem, "ideals")
+    chosen = rehearsed(problem, decision, proposed)
     plans = [
         chosen.plan,
         decision.plan,
-        *(solve(problem, name).plan for name in ("even-parameters", "coral-profiling")),
+        *(planning.plan(problem, name).plan for name in ("even-parameters", "coral-profiling")),
     ]
     ours, *others = [simulate(problem, plan.stages, 300).statistics.throughput_fps for plan in plans]
     assert ours >= max(others) * (1 - 1e-9)

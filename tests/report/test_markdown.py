@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Decision, Plan, Problem, describe
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.planning import Decision, describe, solve
 from tvm_pipeline.report import write_report
 from tvm_pipeline.runtime.comparison import Measured
 
@@ -44,7 +44,7 @@ def measured(throughput_fps: float) -> RunStatistics:
 
 
 def report(folder: Path, chosen_fps: float, baseline_fps: float) -> tuple[str, Decision]:
-    decision = solve(PROBLEM)
+    decision = planning.plan(PROBLEM)
     comparison = [
         Measured(plan, rate, 0.01, 0.04, measured(rate))
         for plan in decision.candidates
@@ -98,7 +98,7 @@ def test_a_plan_that_lost_is_not_praised(tmp_path: Path) -> None:
 
 
 def test_a_run_too_short_to_measure_and_an_unproven_plan(tmp_path: Path) -> None:
-    decision = solve(PROBLEM)
+    decision = planning.plan(PROBLEM)
     plan = replace(decision.plan, status="feasible", bound=(decision.plan.predicted.throughput_fps / 0.9,))
     write_report(
         tmp_path / "report.md",

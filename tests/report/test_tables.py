@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.plan import Decision, Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.cost.evaluate import Evaluation, StageCost
-from tvm_pipeline.planning import Decision
 from tvm_pipeline.report import (
     TextTable,
     candidates_table,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.brute_force import every_cut
 from tests.support.graphs import graphs, random_chain
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
 from tvm_pipeline.planning.baselines.segments import fewest_bottleneck
 from tvm_pipeline.planning.search.cuts import ideals, prefixes
 from tvm_pipeline.research.set_costs import SetSeconds, least_bottleneck_of_sets
@@ -62,7 +62,7 @@ def test_along_one_order_it_agrees_with_bisection_and_greedy_fill(graph: Operato
     seconds, names = monotone(graph, seed), [o.name for o in graph.operators]
     try:
         segments = fewest_bottleneck(len(names), count, lambda d, a, b: seconds("abc"[d], tuple(names[a:b])))
-    except InfeasibleError:
+    except NoPlanError:
         return
     found = least_bottleneck_of_sets(prefixes(graph), "abc"[:count], seconds)
     assert found.bottleneck_s == segments.bottleneck_s

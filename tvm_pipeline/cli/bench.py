@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from tvm_pipeline import planning
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.planning import solve
 from tvm_pipeline.report import comparison_table
 from tvm_pipeline.runtime.comparison import Measured, compare
 from tvm_pipeline.service.common import (
@@ -46,7 +46,7 @@ def command(
     with progress() as tell, planned(model, input_shapes, platform, None, tell) as what:
         if what.compiled is None:
             raise OptionError(f"{model} holds an operator graph alone, and nothing that could run")
-        candidates = solve(what.problem(wanted)).candidates
+        candidates = planning.plan(what.problem(wanted)).candidates
         results = compare(what.compiled, what.platform, candidates, seconds=seconds, rounds=rounds, progress=tell)
     if json:
         stand_ins = what.platform.stand_ins

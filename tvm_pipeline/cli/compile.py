@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
-from tvm_pipeline.core.plan import Plan, Problem, read_plan
+from tvm_pipeline.core.plan import Decision, Plan, Problem, read_plan
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.planning import Decision
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.service.common import (
     Compiled,

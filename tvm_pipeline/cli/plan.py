@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.core.plan import Problem, merit
+from tvm_pipeline.core.plan import Decision, Problem, cost_key
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.planning import Decision
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.service.common import (
@@ -34,7 +33,7 @@ from tvm_pipeline.service.common import (
 
 def pareto_decision(problem: Problem) -> Decision:
     """The front as candidates; the one that is best by the objective is chosen."""
-    plans = sorted(pareto(problem), key=merit)
+    plans = sorted(pareto(problem), key=cost_key)
     return Decision(plans[0], tuple(plans), f"none of these {len(plans)} plans is beaten in everything by another")
 
 

@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Link, Platform, find_link
-from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.core.profile import Profile, SegmentProfile
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
 from tvm_pipeline.files import read_bytes
 
@@ -289,15 +289,15 @@ def objective_value(predicted: Prediction, objective: Objective) -> tuple[float,
     return None if None in figures else tuple(figures)
 
 
-def merit(plan: Plan) -> tuple[float, ...]:
-    """The plan's figures, signed so that less is better; raises PlanError where one is unknown."""
+def cost_key(plan: Plan) -> tuple[float, ...]:
+    """Return the plan's figures, signed so that less is better. Raises PlanError where one is unknown."""
     if plan.value is None:
         raise PlanError(f"nothing is known of the {plan.objective} of {plan.scheduler}'s plan of {plan.graph}")
     return tuple(-figure for figure in plan.value) if plan.objective == "throughput" else plan.value
 
 
-def lead(plan: Plan, other: Plan) -> float | None:
-    """How much better `plan` is than `other`, relative to `other`, in the first part of the objective that differs."""
+def margin(plan: Plan, other: Plan) -> float | None:
+    """Return the lead of `plan` over `other`, relative to `other`, in the first part of the objective that differs."""
     if plan.value is None or other.value is None:
         return None
     for mine, theirs in zip(plan.value, other.value, strict=True):
@@ -305,6 +305,27 @@ def lead(plan: Plan, other: Plan) -> float | None:
             ahead = mine - theirs if plan.objective == "throughput" else theirs - mine
             return ahead / abs(theirs) if theirs else math.copysign(math.inf, ahead)
     return 0.0
+
+
+def describe(plan: Plan) -> str:
+    """Return a plan in a few words: `cpu0 | cpu1` is a pipeline, `cpu0 + cpu1` are replicas."""
+    return f"{plan.scheduler} ({' | '.join(' + '.join(stage.devices) for stage in plan.stages)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The chosen plan, and why it was chosen.
+
+    Attributes:
+        candidates: every plan that was considered, the chosen one among them, best first.
+        why: the reason, in words.
+        segments: stages that were measured as a whole for this decision; a profile with them predicts the plan.
+    """
+
+    plan: Plan
+    candidates: tuple[Plan, ...]
+    why: str
+    segments: tuple[SegmentProfile, ...] = ()
 
 
 def read_plan(path: Path | str) -> Plan:

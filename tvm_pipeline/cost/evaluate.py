@@ -27,7 +27,7 @@ from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
 from tvm_pipeline.errors import GraphError, PlanError, PlatformError
-from tvm_pipeline.memory import stage_memory as memory
+from tvm_pipeline.memory import stage_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,16 @@ def _check_limits(problem: Problem, predicted: Prediction) -> None:
     fps, latency_s = predicted.throughput_fps, predicted.latency_s
     floor_fps, most_s = problem.min_throughput_fps, problem.max_latency_s
     if floor_fps is not None and fps is not None and fps < floor_fps * (1 - 1e-9):
-        raise PlanError(f"the plan makes {fps:.6g} frames a second, --min-throughput asks for {floor_fps:.6g}")
+        raise PlanError(f"the plan makes {fps:.6g} frames a second, `min_throughput_fps` asks for {floor_fps:.6g}")
     if most_s is not None and latency_s is not None and latency_s > most_s * (1 + 1e-9):
-        raise PlanError(f"a frame takes {latency_s:.6g} s, --max-latency allows {most_s:.6g}")
+        raise PlanError(f"a frame takes {latency_s:.6g} s, `max_latency_s` allows {most_s:.6g}")
 
 
 def _check_children(graph: OperatorGraph, stages: tuple[Stage, ...]) -> None:
     stage_of = {name: index for index, stage in enumerate(stages) for name in stage.operators}
     for name, readers in readers_of(graph).items():
         if len({stage_of[reader] for reader in readers}) > 1:
-            raise PlanError(f"the operators that read {name} stand in several stages, --children-together forbids it")
+            raise PlanError(f"the operators that read {name} stand in several stages, `children_together` forbids it")
 
 
 def _check_activations(problem: Problem, stages: tuple[Stage, ...]) -> None:
@@ -131,32 +131,36 @@ def _check_activations(problem: Problem, stages: tuple[Stage, ...]) -> None:
         capacity = problem.platform.device(name).memory_bytes
         if capacity is None:
             continue
-        held = held_bytes(graph, [stage for stage in stages if name in stage.devices])
+        param_bytes = param_bytes_of(graph, [stage for stage in stages if name in stage.devices])
         for index, stage in enumerate(stages):
             if name not in stage.devices:
                 continue
-            if memory.activation_bytes(graph, stage.operators, capacity - held) > capacity - held:
+            try:
+                peak = stage_memory.ordered_peak(graph, stage.operators)
+            except GraphError as error:
+                raise PlanError(f"stage {index} cannot run in its order: {error}") from error
+            if param_bytes + peak > capacity:
                 raise PlanError(
-                    f"stage {index} does not fit on device {name}: {held} bytes of parameters and "
-                    f"{memory.needed(graph, stage.operators)} are more than its {capacity}; make the stage smaller, or "
-                    "give the device more memory_bytes"
+                    f"stage {index} does not fit on device {name}: {param_bytes} bytes of parameters and {peak} of "
+                    f"activations, in the order of the plan, are more than its {capacity}; plan again, for an order "
+                    "that needs less, make the stage smaller, or give the device more memory_bytes"
                 )
 
 
-def held_bytes(graph: OperatorGraph, stages: Iterable[Stage]) -> int:
+def param_bytes_of(graph: OperatorGraph, stages: Iterable[Stage]) -> int:
     """Bytes of parameters of all these stages."""
     members = {name for stage in stages for name in stage.operators}
     return sum(operator.param_bytes for operator in graph.operators if operator.name in members)
 
 
 def _predicted_bytes(problem: Problem, stages: tuple[Stage, ...]) -> Prediction:
-    param_bytes = {operator.name: operator.param_bytes for operator in problem.graph.operators}
-    held = [sum(param_bytes[name] for name in stage.operators) for stage in stages]
+    by_name = {operator.name: operator.param_bytes for operator in problem.graph.operators}
+    sizes = [sum(by_name[name] for name in stage.operators) for stage in stages]
     caches = [[problem.platform.device(name).cache_bytes or math.inf for name in stage.devices] for stage in stages]
-    beyond = [max(0, size - min(row)) for size, row in zip(held, caches, strict=True)]
+    beyond = [max(0, size - min(row)) for size, row in zip(sizes, caches, strict=True)]
     stated = all(problem.platform.device(name).cache_bytes for stage in stages for name in stage.devices)
     return Prediction(
-        memory_bytes=max(held),
+        memory_bytes=max(sizes),
         dram_bytes=int(sum(beyond)) if stated else None,
         communication_bytes=max(handed_on_bytes(problem.graph, [stage.operators for stage in stages]), default=0),
     )
@@ -212,9 +216,11 @@ def _check_devices(graph: OperatorGraph, platform: Platform, stages: tuple[Stage
                 raise PlanError(f"device {name} of stage {index} is a replica, and serves another stage as well")
             used[name] = device
     for device in used.values():
-        held = held_bytes(graph, [stage for stage in stages if device.name in stage.devices])
-        if device.memory_bytes is not None and held > device.memory_bytes:
-            raise PlanError(f"device {device.name} would hold {held} bytes of parameters and has {device.memory_bytes}")
+        param_bytes = param_bytes_of(graph, [stage for stage in stages if device.name in stage.devices])
+        if device.memory_bytes is not None and param_bytes > device.memory_bytes:
+            raise PlanError(
+                f"device {device.name} would hold {param_bytes} bytes of parameters and has {device.memory_bytes}"
+            )
 
 
 def _replicated(stages: tuple[Stage, ...], device: str) -> bool:

@@ -1,15 +1,20 @@
 """Planning: from a Problem to a Plan with its bound. Nothing here imports TVM.
 
-planner.py     the entry `solve`, and the table of schedulers
-conflict.py    why there is no plan
-rehearsal.py   plans for shared buses, chosen by simulation
-corrected.py   a partitioner that a model guides and measurements correct
-deployment.py  several models on one platform
-search/        exact searches by dynamic programming
-sat/           exact searches by CP-SAT
-baselines/     plans without a proof, to compare with
+planner.py       the entry `plan`, a sequence of named steps
+registry.py      the schedulers, each with the objectives and limits that it declares
+conflict.py      why there is no plan
+stage_orders.py  orders of operators whose activations fit into memory
+rehearsal.py     plans for shared buses, chosen by simulation
+measured.py      the scheduler `measured`, whose stages are compiled and timed
+corrected.py     its search: a partitioner that a model guides and measurements correct
+deployment.py    several models on one platform
+search/          exact searches by dynamic programming
+sat/             exact searches by CP-SAT
+baselines/       plans without a proof, to compare with
 """
 
-from tvm_pipeline.planning.planner import SCHEDULERS, Decision, Scheduler, describe, solve
+from tvm_pipeline.planning.measured import MEASURED
+from tvm_pipeline.planning.planner import BEST, plan
+from tvm_pipeline.planning.registry import SCHEDULERS, Scheduler
 
-__all__ = ["SCHEDULERS", "Decision", "Scheduler", "describe", "solve"]
+__all__ = ["BEST", "MEASURED", "SCHEDULERS", "Scheduler", "plan"]

@@ -75,12 +75,13 @@ def _too_slow(problem: Problem) -> Iterator[str]:
             name = problem.graph.operators[slowest].name
             yield (
                 f"operator {name} takes {seconds_s:.3g} s on its fastest device {device_name}, which alone makes no "
-                f"more than {1 / seconds_s:.4g} frames a second; --min-throughput asks for {floor_fps:.4g}"
+                f"more than {1 / seconds_s:.4g} frames a second; `min_throughput_fps` asks for {floor_fps:.4g}"
             )
     least_s = sum(seconds_s for seconds_s, _ in fastest)
     if most_s is not None and least_s > most_s * (1 + 1e-9):
         yield (
-            f"with each operator on its fastest device a frame takes {least_s:.3g} s, --max-latency allows {most_s:.3g}"
+            f"with each operator on its fastest device a frame takes {least_s:.3g} s, `max_latency_s` allows "
+            f"{most_s:.3g}"
         )
 
 
@@ -105,13 +106,13 @@ _Limit = Callable[[Problem], Problem]
 def _limits(problem: Problem) -> Iterator[tuple[str, _Limit]]:
     """The limits a user set, each with what takes it away."""
     if problem.stages is not None:
-        yield f"--stages {problem.stages}", lambda p: replace(p, stages=None)
+        yield f"`stages` {problem.stages}", lambda p: replace(p, stages=None)
     if problem.children_together:
-        yield "--children-together", lambda p: replace(p, children_together=False)
+        yield "`children_together`", lambda p: replace(p, children_together=False)
     if problem.min_throughput_fps is not None:
-        yield f"--min-throughput {problem.min_throughput_fps:g}", lambda p: replace(p, min_throughput_fps=None)
+        yield f"`min_throughput_fps` {problem.min_throughput_fps:g}", lambda p: replace(p, min_throughput_fps=None)
     if problem.max_latency_s is not None:
-        yield f"--max-latency {problem.max_latency_s:g}", lambda p: replace(p, max_latency_s=None)
+        yield f"`max_latency_s` {problem.max_latency_s:g}", lambda p: replace(p, max_latency_s=None)
     for device in problem.platform.devices:
         if device.memory_bytes is not None:
             name = device.name

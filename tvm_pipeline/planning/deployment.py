@@ -22,9 +22,10 @@ from tvm_pipeline.core.plan import Plan, Problem, Stage, Status
 from tvm_pipeline.core.platform import Platform, disjoint_sets
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
+from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, second_rows, unit_of
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, weighted
+from tvm_pipeline.planning.stage_orders import fitting_orders
 from tvm_pipeline.solvers.cpsat import library, search
 
 
@@ -163,11 +164,13 @@ def _place(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[Stage
     answer = search(model, deadline)
     if answer.solver is None:
         names = ", ".join(demand.problem.graph.name for demand in demands)
-        reason = "no deployment exists" if answer.proven else "no deployment was found in the time allowed"
-        advice = "use fewer models, or devices with more memory" if answer.proven else "allow more time"
-        raise InfeasibleError(f"{reason} of {names} on platform {placements[0].problem.platform.name}; {advice}")
+        where = f"of {names} on platform {placements[0].problem.platform.name}"
+        if answer.proven:
+            raise InfeasibleError(f"no deployment exists {where}; use fewer models, or devices with more memory")
+        raise SearchTimeError(f"no deployment was found in the time allowed {where}; allow more time")
     solver = answer.solver
-    return [placement.stages(solver) for placement in placements], max(0.0, answer.bound) * unit
+    stages = [fitting_orders(placement.problem, placement.stages(solver)) for placement in placements]
+    return stages, max(0.0, answer.bound) * unit
 
 
 def _unit(demands: Sequence[Demand]) -> float:

@@ -1,13 +1,18 @@
-"""Schedulers: each a function Problem -> Plan, selectable by name. None imports TVM.
+"""The one entry of planning: from a Problem to a Decision.
 
-`solve` is what the rest of the package calls. The default, `best`, is the rule of the house: never lose to the
-obvious. It makes every candidate (one device, replicas, pipelines, stages of which some are replicated) and returns
-the best by the objective, with all the others and by how much it beats them. The baselines of the papers have names,
-too, to be compared with.
+The default, `best`, never loses to the obvious. It makes every candidate (one device, replicas, pipelines, stages of
+which some are replicated) and returns the best by the objective, with all the others and by how much it beats them.
 
-Which exact method plans the pipelines is decided by counting: `ideals` where they can be listed, else `cp-sat` with
-the best cut of the graph's own order as its first guess. They count parameters where a device's memory is limited;
-`activations.py` says what becomes of plans whose tensors do not fit besides.
+`plan` takes these steps, each a function below:
+
+1. `_checked`     refuse what the scheduler does not declare
+2. `_searched`    let it search a relaxation: parameters alone, operators alone
+3. `_kept`        judge what it found by all that was measured, with orders whose activations fit
+4. `_recut`       cut anew where the best that was found does not fit
+5. `_decided`     choose, and say what is proven
+6. `rehearsed`    on a shared bus, choose by simulation
+
+Next: `registry.py`, the schedulers; `rehearsal.py`, the last step.
 """
 
 from __future__ import annotations
@@ -15,176 +20,227 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from tvm_pipeline.core.plan import Plan, Problem, lead, merit
+from tvm_pipeline.core.plan import OBJECTIVES, Decision, Plan, Problem, cost_key, describe, margin
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.cost.device_costs import require_caches, require_energy
-from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
-from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
-from tvm_pipeline.planning.baselines.even_parameters import even_parameters
-from tvm_pipeline.planning.baselines.greedy import greedy
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
+from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.baselines.two_stage import two_stage
-from tvm_pipeline.planning.baselines.whole_model import replicas, single, singles
+from tvm_pipeline.planning.baselines.whole_model import replicas, singles
+from tvm_pipeline.planning.measured import MEASURED, SegmentTimer, measured_plan
+from tvm_pipeline.planning.registry import LIMITS, SCHEDULERS
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.search.cuts import ideals as listed_ideals
-from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals, least_period, plan_over
+from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over
 from tvm_pipeline.planning.search.revisits import revisits
 from tvm_pipeline.planning.search.space import replica_units, single_units
+from tvm_pipeline.planning.stage_orders import fitting_plan
 
-Scheduler = Callable[[Problem], Plan]
+BEST = "best"
 
-SCHEDULERS: dict[str, Scheduler] = {
-    "single": single,
-    "replicas": replicas,
-    "two-stage": two_stage,
-    "chain": chain,
-    "ideals": ideals,
-    "cp-sat": cp_sat,
-    "hybrid": hybrid,
-    "revisits": revisits,
-    "even-parameters": even_parameters,
-    "greedy": greedy,
-    "coral-parameters": coral_parameters,
-    "coral-profiling": coral_profiling,
-    "coral-profiling-original": coral_profiling_original,
-}
-
-# What these know of memory are parameters; the others judge whatever they try.
-COUNT_PARAMETERS = ("two-stage", "ideals", "cp-sat", "hybrid", "revisits")
-
-# Where the ideals are too many and no limit is given, `best` searches for so long, and states the gap.
+# Where the downsets are too many and no time limit is given, `best` searches for so long, and states the gap.
 CP_SAT_S = 60.0
-# `best` looks for replicated stages at all ideals up to so many, else at the cuts of the graph's own order.
+# `best` looks for replicated stages at all downsets up to so many, else at the cuts of the graph's own order.
 MOST_HYBRID_CUTS = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The chosen plan, every candidate (the chosen one among them, best first), and why it won."""
+def plan(
+    problem: Problem,
+    scheduler: str = BEST,
+    *,
+    measure: SegmentTimer | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Decision:
+    """Return the best plan of `problem` by the scheduler of that name, or of all of them (`best`), and why it is.
 
-    plan: Plan
-    candidates: tuple[Plan, ...]
-    why: str
-
-
-def solve(problem: Problem, scheduler: str = "best") -> Decision:
-    """Plans `problem` with the scheduler of that name, or with all of them (`best`).
+    Args:
+        measure: what times a stage on a device, for the scheduler `measured`; `profiling.stage_timer` makes one.
+        progress: told in a few words what is being done, where that takes long.
 
     Raises:
-        OptionError: no scheduler has that name, or it does not make plans of `problem.stages` stages.
-        InfeasibleError: no plan exists; the message gives each scheduler's reason.
+        OptionError: no scheduler has that name, or it does not take the problem's objective, limits or stages.
+        InfeasibleError: it is proven that no plan exists; the message says what is in conflict.
+        NoPlanError: no plan was found, and one may exist.
+        ProfileError: nothing says how fast a device is, or what it draws where that is the objective.
     """
+    _checked(problem, scheduler)
+    if scheduler == MEASURED:
+        return measured_plan(problem, measure, progress)
+    decision = proposed(problem, scheduler)
+    if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
+        progress("simulating the best plans, with turns on the bus")
+        return rehearsal.rehearsed(problem, decision, proposed)
+    return decision
+
+
+def proposed(problem: Problem, scheduler: str = BEST) -> Decision:
+    """Return the decision by predictions alone: `plan` without the rehearsal and without measuring."""
+    deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
+    found = _searched(problem, scheduler)
+    kept, refused = _kept(problem, found.plans)
+    if scheduler == BEST and problem.counts_activations and found.plans[0] in refused:
+        kept += _recut(problem, deadline)
+    if not kept:
+        raise _refusal(problem, scheduler, refused)
+    return _decided(problem, scheduler, found, kept, refused)
+
+
+def _checked(problem: Problem, scheduler: str) -> None:
+    """Raise where the scheduler does not take the problem, by its declaration."""
+    if scheduler not in (BEST, MEASURED):
+        _check_declared(problem, scheduler)
     if problem.objective == "energy":
         require_energy(problem)
     if "dram" in problem.objective:
         require_caches(problem)
-    if problem.profile.segments:
-        return _with_measured_stages(problem, scheduler)
-    if problem.counts_activations and scheduler == "best":
-        return _with_activations(problem)
-    if scheduler != "best":
-        if scheduler not in SCHEDULERS:
-            raise OptionError(f"no scheduler is called {scheduler}; there are best, {', '.join(SCHEDULERS)}")
-        plan = _by_name(problem, scheduler)
-        if problem.stages not in (None, len(plan.stages)):
+
+
+def _check_declared(problem: Problem, scheduler: str) -> None:
+    declared = SCHEDULERS.get(scheduler)
+    if declared is None:
+        names = ", ".join((BEST, *SCHEDULERS, MEASURED))
+        raise OptionError(f"no scheduler is called {scheduler}; there are {names}", option="scheduler", value=scheduler)
+    if problem.objective not in declared.objectives:
+        raise OptionError(
+            f"scheduler {scheduler} does not plan for objective {problem.objective}, only for "
+            f"{', '.join(o for o in OBJECTIVES if o in declared.objectives)}; use {declared.instead}",
+            option="objective",
+            value=problem.objective,
+        )
+    for limit in LIMITS:
+        value = getattr(problem, limit)
+        if value and limit in declared.refuses:
             raise OptionError(
-                f"--stages {problem.stages}: the plans of scheduler {scheduler} have {len(plan.stages)}; "
-                "leave --stages out, or choose chain or best"
+                f"scheduler {scheduler} does not plan under `{limit}`; use {declared.instead}",
+                option=limit,
+                value=value,
             )
-        return Decision(plan, (plan,), f"it was asked for with --scheduler {scheduler}")
-    considered = _considered(problem)
-    candidates = considered.plans
-    if not candidates:
-        raise InfeasibleError(f"no plan is possible: {considered.reason}")
-    candidates.sort(key=_preference)
-    candidates[0] = _proven(candidates[0], considered.bound)
-    return Decision(candidates[0], tuple(candidates), _why(candidates))
+    if problem.stages is not None and declared.stages and problem.stages not in declared.stages:
+        has = " or ".join(map(str, declared.stages))
+        raise OptionError(
+            f"`stages` {problem.stages}: the plans of scheduler {scheduler} have {has}; leave `stages` out, or use "
+            f"{declared.instead}",
+            option="stages",
+            value=problem.stages,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Considered:
-    """The distinct plans of all schedulers, why there are none, and what no plan of any of them passes."""
+class _Found:
+    """What the searches found.
+
+    Attributes:
+        plans: distinct plans, best first, by the relaxation that was searched.
+        bound: what no plan of any of the schedulers passes; None where that is not known.
+        error: why there are no plans.
+    """
 
     plans: list[Plan]
-    reason: str
     bound: tuple[float, ...] | None
+    error: NoPlanError | None = None
 
 
-def _with_measured_stages(problem: Problem, scheduler: str) -> Decision:
-    """Plans without what was measured of whole stages, which only the judge knows, and judges with it.
+def _searched(problem: Problem, scheduler: str) -> _Found:
+    """Search without activations and without the stages that were measured whole, which no search counts.
 
-    A bound of the operators' times is then none of the stages'.
+    The bound of this relaxation is one of the problem, unless whole stages were measured.
     """
-    found = solve(replace(problem, profile=replace(problem.profile, segments=())), scheduler)
-    plans, reasons = [], []
-    for plan in found.candidates:
+    operators_alone = replace(problem, profile=replace(problem.profile, segments=()))
+    relaxed = replace(operators_alone, activations=False)
+    if scheduler == BEST:
+        found = _considered(relaxed)
+        if not found.plans:
+            raise found.error or InfeasibleError(f"no plan of {problem.graph.name} is possible")
+        found.plans.sort(key=_preference)
+        return found
+    declared = SCHEDULERS[scheduler]
+    plan = declared.run(operators_alone if "activations" in declared.counts else relaxed)
+    return _Found([plan], plan.bound)
+
+
+def _kept(problem: Problem, plans: list[Plan]) -> tuple[list[Plan], dict[Plan, PlanError]]:
+    """Return the plans that the judge takes, in orders that fit, and for each of the others the reason."""
+    if not (problem.counts_activations or problem.profile.segments):
+        return list(plans), {}
+    kept, refused = [], {}
+    for plan in plans:
         try:
-            plans.append(replace(judged(problem, plan), status="feasible", bound=None))
+            kept.append(fitting_plan(problem, plan))
         except PlanError as error:
-            reasons.append(str(error))
-    if not plans:
-        raise InfeasibleError(f"no plan keeps the limits once its stages were measured: {reasons[0]}")
-    plans.sort(key=merit)
-    return Decision(plans[0], tuple(plans), found.why if len(plans) == 1 else _why(plans))
+            refused[plan] = error
+    return kept, refused
 
 
-def _by_name(problem: Problem, scheduler: str) -> Plan:
-    if not problem.counts_activations or scheduler not in COUNT_PARAMETERS:
-        return SCHEDULERS[scheduler](problem)
-    plan = SCHEDULERS[scheduler](replace(problem, activations=False))
-    try:
-        return judged(problem, plan)
-    except PlanError as error:
-        raise LimitMissedError(
-            f"scheduler {scheduler} counts parameters alone, and its plan does not fit: {error}; or use --scheduler "
-            "best or chain, which cut anew"
-        ) from error
+def _recut(problem: Problem, deadline: float | None) -> list[Plan]:
+    """Return plans that fit with their activations, where the best by parameters alone does not.
 
-
-def _with_activations(problem: Problem) -> Decision:
-    """Plans by parameters alone, a relaxation, and judges with activations; where its best does not fit, cuts anew."""
-    deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
-    relaxed = solve(replace(problem, activations=False))
+    Raises:
+        InfeasibleError: an operator fits on no device.
+    """
+    if deadline is not None:
+        problem = replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
+    # The relaxation leaves out what equals another plan in all but its memory.
+    makers: tuple[Callable[[], list[Plan]], ...] = (
+        lambda: [chain(problem)],
+        lambda: singles(problem),
+        lambda: [replicas(problem)],
+    )
     plans: list[Plan] = []
-    refused = reason = ""
-    for plan in relaxed.candidates:
+    errors: list[NoPlanError] = []
+    for make in makers:
         try:
-            plans.append(judged(problem, plan))
-        except PlanError as error:
-            refused = refused or f"{describe(plan)} does not fit with its activations: {error}"
-    fits = relaxed.plan in plans
-    if not fits:
-        if deadline is not None:
-            problem = replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
-        try:
-            plans.append(chain(problem))
-        except InfeasibleError as error:
-            reason = str(error)
-        # The relaxation leaves out what equals another plan in all but its memory.
-        others: tuple[Callable[[], list[Plan]], ...] = (lambda: singles(problem), lambda: [replicas(problem)])
-        for make in others:
-            with suppress(InfeasibleError):
-                plans += make()
-    fitting = {plan.stages: plan for plan in reversed(plans) if problem.stages in (None, len(plan.stages))}
-    if not fitting:
-        raise InfeasibleError(f"no plan was found that fits: {reason}")
-    plans = sorted(fitting.values(), key=_preference)
-    plans[0] = _proven(plans[0], relaxed.plan.bound)
-    why = _why(plans)
-    return Decision(plans[0], tuple(plans), why if fits else f"{why}; {refused}")
+            plans += make()
+        except NoPlanError as error:
+            errors.append(error)
+    plans = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
+    if not plans and errors:
+        raise errors[0]
+    return plans
+
+
+def _refusal(problem: Problem, scheduler: str, refused: dict[Plan, PlanError]) -> LimitMissedError:
+    if not problem.counts_activations:
+        return LimitMissedError(f"no plan keeps the limits once its stages were measured: {_first(refused)}")
+    return LimitMissedError(
+        f"scheduler {scheduler} counts parameters alone, and its plan does not fit: {_first(refused)}; or use "
+        "scheduler best or chain, which cut anew"
+    )
+
+
+def _first(refused: dict[Plan, PlanError]) -> str:
+    return str(next(iter(refused.values())))
+
+
+def _decided(
+    problem: Problem, scheduler: str, found: _Found, kept: list[Plan], refused: dict[Plan, PlanError]
+) -> Decision:
+    """Return the best of the plans, with what is proven of it."""
+    plans = sorted({plan.stages: plan for plan in reversed(kept)}.values(), key=_preference)
+    if problem.profile.segments:
+        # A bound of the operators' times is none of whole stages.
+        plans = [replace(plan, status="feasible", bound=None) for plan in plans]
+    elif scheduler == BEST or refused:
+        plans[0] = _with_bound(plans[0], found.bound)
+    if scheduler != BEST:
+        why = f"it was asked for with `scheduler` {scheduler}"
+    else:
+        why = _why(plans)
+        worst = found.plans[0]
+        if worst in refused:
+            why += f"; {describe(worst)} does not fit with its activations: {refused[worst]}"
+    return Decision(plans[0], tuple(plans), why)
 
 
 def _preference(plan: Plan) -> tuple[tuple[float, ...], int, int]:
-    """On equal figures the simpler plan wins."""
-    return merit(plan), len(plan.stages), len(plan.devices)
+    """Order plans by their figures; of equal ones the simpler comes first."""
+    return cost_key(plan), len(plan.stages), len(plan.devices)
 
 
-def _proven(best: Plan, bound: tuple[float, ...] | None) -> Plan:
-    """The best plan, as one of the space of all schedulers together."""
+def _with_bound(best: Plan, bound: tuple[float, ...] | None) -> Plan:
+    """Return the best plan with the bound of all schedulers together."""
     if bound is None or best.value is None:
         return replace(best, status="feasible", bound=None)
     if all(math.isclose(value, limit, rel_tol=1e-9) for value, limit in zip(best.value, bound, strict=True)):
@@ -192,7 +248,8 @@ def _proven(best: Plan, bound: tuple[float, ...] | None) -> Plan:
     return replace(best, status="feasible", bound=bound)
 
 
-def _considered(problem: Problem) -> _Considered:
+def _considered(problem: Problem) -> _Found:
+    """Return the distinct plans of all schedulers that compete, and the bound that all their searches prove."""
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
 
     def left() -> Problem:
@@ -201,40 +258,40 @@ def _considered(problem: Problem) -> _Considered:
     # Listed once for all that cut the graph anywhere.
     cuts = listed_ideals(problem.graph)
     plans: list[Plan] = []
-    makers: list[Callable[[], list[Plan]]] = [
-        lambda: _unlike(singles(problem)),
-        lambda: [replicas(problem)],
-        lambda: [two_stage(problem)],
-        lambda: [_pipeline(left(), cuts)],
-    ]
+    makers: dict[str, Callable[[], list[Plan]]] = {
+        "single": lambda: _unlike(singles(problem)),
+        "replicas": lambda: [replicas(problem)],
+        "two-stage": lambda: [two_stage(problem)],
+        "pipeline": lambda: [_pipeline(left(), cuts)],
+    }
     # Replicas and devices that come again make frames come faster, never sooner.
     if problem.objective == "throughput" or problem.min_throughput_fps is not None:
-        makers.append(lambda: [_with_replicas(left(), cuts, plans)])
+        makers["hybrid"] = lambda: [_with_replicas(left(), cuts, plans)]
     if problem.objective == "throughput" and _few(problem):
-        makers.append(lambda: [revisits(left())])
+        makers["revisits"] = lambda: [revisits(left())]
     if problem.is_lexicographic:
-        makers = [lambda: [chain(left())], lambda: [_pipeline(left(), cuts)]]
-    reasons: dict[int, str] = {}
-    missed = False
-    for index, make in enumerate(makers):
+        makers = {"chain": lambda: [chain(left())], "pipeline": makers["pipeline"]}
+    errors: dict[str, NoPlanError] = {}
+    for name, make in makers.items():
         try:
             plans.extend(make())
-        except InfeasibleError as error:
-            reasons[index] = str(error)
-            missed = missed or isinstance(error, LimitMissedError)
+        except NoPlanError as error:
+            errors[name] = error
     # The search for pipelines explains itself best, and it is the widest that always runs.
-    reason = reasons.get(min(3, len(makers) - 1), "none has so many stages")
+    reason = errors.get("pipeline")
     if problem.stages is not None:
         plans = [plan for plan in plans if len(plan.stages) == problem.stages]
     bounds = [plan.bound for plan in plans]
     # Two algorithms that agree are one candidate, named after the simpler one.
     distinct = list({plan.stages: plan for plan in reversed(plans)}.values())
-    # A search that was ended before it had a plan, or had one that misses a limit, has no bound either.
+    # A search that ended before it had a plan, or had one that misses a limit, has no bound either.
+    # Plans of two stages are pipelines, too, so that their search need not prove anything.
+    unproven = any(not isinstance(error, InfeasibleError) for name, error in errors.items() if name != "two-stage")
     known = [bound for bound in bounds if bound is not None]
-    if not known or len(known) < len(bounds) or missed or (reasons and deadline is not None):
-        return _Considered(distinct, reason, None)
+    if not known or len(known) < len(bounds) or unproven or (errors and deadline is not None):
+        return _Found(distinct, None, reason)
     best = max(known) if problem.objective == "throughput" else min(known)
-    return _Considered(distinct, reason, best)
+    return _Found(distinct, best, reason)
 
 
 def _unlike(plans: list[Plan]) -> list[Plan]:
@@ -248,7 +305,7 @@ def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Pl
     Of many ideals only the graph's own order is searched; what is proven of all of them is then the relaxation's bound.
     """
     fitting = [plan for plan in known if problem.stages in (None, len(plan.stages))]
-    best = min(fitting, key=merit, default=None)
+    best = min(fitting, key=cost_key, default=None)
     whole = cuts is not None and len(cuts) <= MOST_HYBRID_CUTS
     try:
         plan = plan_over(
@@ -256,7 +313,7 @@ def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Pl
         )
     except OptionError as error:
         if best is None:
-            raise InfeasibleError(str(error)) from error
+            raise NoPlanError(str(error)) from error
         return replace(best, status="feasible", bound=None)  # too many sets of replicas: nothing is proven
     if whole:
         return plan
@@ -286,10 +343,5 @@ def _why(candidates: list[Plan]) -> str:
     best, *others = candidates
     if not others:
         return "it is the only plan possible"
-    parts = [f"{lead(best, other) or 0.0:+.1%} against {describe(other)}" for other in others]
+    parts = [f"{margin(best, other) or 0.0:+.1%} against {describe(other)}" for other in others]
     return f"{describe(best)} has the best {best.objective}: {', '.join(parts)}"
-
-
-def describe(plan: Plan) -> str:
-    """A plan in a few words: `cpu0 | cpu1` is a pipeline, `cpu0 + cpu1` are replicas."""
-    return f"{plan.scheduler} ({' | '.join(' + '.join(stage.devices) for stage in plan.stages)})"

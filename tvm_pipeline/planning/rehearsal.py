@@ -8,15 +8,14 @@ more and more, and `simulate.py` chooses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Decision, Plan, Problem, describe
 from tvm_pipeline.cost.device_costs import buses_of_parameters, with_slower_refill
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.simulate import simulate
-from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
-from tvm_pipeline.planning import Decision, describe, solve
+from tvm_pipeline.errors import OptionError, PlanError
 
 FRAMES = 300
 # How much slower than it is parameters are said to come, so that plans which leave the bus some slack are found.
@@ -31,7 +30,7 @@ def shares_a_bus(problem: Problem) -> bool:
     return problem.objective == "throughput" and len(set(buses)) < len(buses)
 
 
-def rehearsed(problem: Problem, decision: Decision) -> Decision:
+def rehearsed(problem: Problem, decision: Decision, propose: Callable[[Problem, str], Decision]) -> Decision:
     """The fastest in the simulator of the decision's candidates, and of plans for a bus that weighs more.
 
     Predictions stay those of `evaluate`; nothing is proven of a choice by simulation, so the plan keeps the bound and
@@ -39,7 +38,7 @@ def rehearsed(problem: Problem, decision: Decision) -> Decision:
     """
     rates: dict[Plan, float] = {}
     known = set()
-    for plan in _proposals(problem, decision):
+    for plan in _proposals(problem, decision, propose):
         if plan.stages not in known:
             known.add(plan.stages)
             rates[plan] = simulate(problem, plan.stages, FRAMES).statistics.throughput_fps or 0.0
@@ -56,7 +55,7 @@ def rehearsed(problem: Problem, decision: Decision) -> Decision:
     return Decision(best, (best, *(p for p in decision.candidates if p.stages != best.stages)), why)
 
 
-def _proposals(problem: Problem, decision: Decision) -> Iterator[Plan]:
+def _proposals(problem: Problem, decision: Decision, propose: Callable[[Problem, str], Decision]) -> Iterator[Plan]:
     """The planner's answers, judged by the problem as it is: for slower and slower parameters, which make plans that
     fetch fewer, and for the ends of that scale, the least seconds and the least bytes that are fetched in all."""
     yield from decision.candidates
@@ -67,7 +66,7 @@ def _proposals(problem: Problem, decision: Decision) -> Iterator[Plan]:
         asked.append((replace(problem, objective=objective, stages=stages, max_latency_s=None), "ideals"))
     for other, name in asked:
         try:
-            for plan in solve(other, name).candidates:
+            for plan in propose(other, name).candidates:
                 yield judged(problem, replace(plan, objective=problem.objective))
-        except (InfeasibleError, OptionError, PlanError):
+        except (OptionError, PlanError):
             continue  # it was an attempt

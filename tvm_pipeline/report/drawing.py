@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Plan, describe
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import replacing
-from tvm_pipeline.planning import describe
 from tvm_pipeline.report.layered import BOX, Point, Sheet, counted, folded_sheet, layered, legend, ways
 
 # Light enough to be written on in black; neighbours differ in lightness as well as in hue.

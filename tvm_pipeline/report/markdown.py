@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Decision, Plan, describe
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.planning import Decision, describe
 from tvm_pipeline.report.tables import (
     TextTable,
     candidates_table,

@@ -13,7 +13,7 @@ from pathlib import Path
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.cost.evaluate import held_bytes
+from tvm_pipeline.cost.evaluate import param_bytes_of
 from tvm_pipeline.memory.arena import Lifetime, lifetimes
 from tvm_pipeline.memory.memory_graph import footprint, peak_bytes
 from tvm_pipeline.memory.stage_memory import Comparison, fullest, least_peak, listed_peak
@@ -87,10 +87,10 @@ def stage_memories(graph: OperatorGraph, platform: Platform, plan: Plan) -> list
         StageMemory(
             index,
             name,
-            held_bytes(graph, [stage]),
+            param_bytes_of(graph, [stage]),
             least_peak(graph, stage.operators).peak_bytes,
             listed_peak(graph, stage.operators),
-            held_bytes(graph, [other for other in plan.stages if name in other.devices]),
+            param_bytes_of(graph, [other for other in plan.stages if name in other.devices]),
             platform.device(name).memory_bytes,
         )
         for index, stage in enumerate(plan.stages)

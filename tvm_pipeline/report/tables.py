@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from tvm_pipeline.core.plan import Plan, Prediction, lead
+from tvm_pipeline.core.plan import Decision, Plan, Prediction, describe, margin
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
-from tvm_pipeline.planning import Decision, describe
 from tvm_pipeline.planning.deployment import Deployment
 from tvm_pipeline.runtime.comparison import Measured
 
@@ -77,7 +76,7 @@ def candidates_table(decision: Decision) -> TextTable:
             marked.add(index)
         row = [describe(plan), *(show(plan.predicted) for show in known.values())]
         row += [_in_units_of(plan, plan.bound), percent(plan.gap), plan.status]
-        rows.append((*row, "chosen" if chosen else percent(lead(decision.plan, plan), signed=True)))
+        rows.append((*row, "chosen" if chosen else percent(margin(decision.plan, plan), signed=True)))
     objective = decision.plan.objective
     return TextTable(f"Candidates for best {objective}", tuple(columns), tuple(rows), frozenset(marked))
 

@@ -22,7 +22,7 @@ from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.core.plan import Plan, Problem, frames_inside
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.errors import (
-    InfeasibleError,
+    NoPlanError,
     OptionError,
     PipelineClosedError,
     PipelineError,
@@ -330,7 +330,7 @@ class LivePipeline(FrameStream):
         while True:
             try:
                 plan = nearest_plan(self.problem)
-            except (InfeasibleError, PlatformError):
+            except (NoPlanError, PlatformError):
                 raise error from cause
             pipeline: Pipeline | None = None
             try:

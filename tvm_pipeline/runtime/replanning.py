@@ -12,10 +12,10 @@ import math
 from collections.abc import Callable, Set
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, lead, merit
+from tvm_pipeline.core.plan import Plan, Prediction, Problem, cost_key, margin
 from tvm_pipeline.cost.device_costs import require_energy
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.errors import NoPlanError, PlanError
 from tvm_pipeline.planning.baselines.whole_model import replicas, singles
 from tvm_pipeline.planning.search.dynamic_programming import chain
 
@@ -55,14 +55,14 @@ def quick_plan(problem: Problem) -> Plan:
     for make in makers:
         try:
             plans += make()
-        except InfeasibleError as error:
+        except NoPlanError as error:
             reasons.append(str(error))
     fitting = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
     if not fitting:
-        raise InfeasibleError(f"no plan is left: {'; '.join(dict.fromkeys(reasons))}")
-    best = min(fitting, key=merit)
-    near = [plan for plan in fitting if (lead(best, plan) or 0.0) <= NEARLY]
-    return min(near, key=lambda plan: (len(plan.stages), merit(plan), len(plan.devices)))
+        raise NoPlanError(f"no plan is left: {'; '.join(dict.fromkeys(reasons))}")
+    best = min(fitting, key=cost_key)
+    near = [plan for plan in fitting if (margin(best, plan) or 0.0) <= NEARLY]
+    return min(near, key=lambda plan: (len(plan.stages), cost_key(plan), len(plan.devices)))
 
 
 def nearest_plan(problem: Problem) -> Plan:
@@ -72,7 +72,7 @@ def nearest_plan(problem: Problem) -> Plan:
     """
     try:
         return quick_plan(problem)
-    except InfeasibleError:
+    except NoPlanError:
         free = unlimited(problem)
         if free == problem:
             raise
@@ -144,7 +144,7 @@ def gain(problem: Problem, plan: Plan, running: Plan, starved: bool = False) -> 
         return math.inf if keeps else (1 + spare_after) / (1 + spare) - 1
     if not keeps or (starved and problem.objective == "throughput"):
         return 0.0
-    return lead(after, before) or 0.0
+    return margin(after, before) or 0.0
 
 
 class LimitWatch:

@@ -13,20 +13,20 @@ import msgspec
 import typer
 from rich.console import Console
 
+from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Backend, CompiledModel, detect_platform, settle_platform
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic, read_plan
+from tvm_pipeline.core.plan import OBJECTIVES, Decision, Objective, Plan, Problem, is_lexicographic, read_plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import GraphError, OptionError, PipelineError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.frontends import load, parse_shapes
-from tvm_pipeline.planning import SCHEDULERS, Decision, solve
-from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
-from tvm_pipeline.profiling import MEASURED, measured_plan, profile_model
+from tvm_pipeline.planning import MEASURED, SCHEDULERS
+from tvm_pipeline.profiling import profile_model, stage_timer
 
 # People read the tables on standard error's twin, programs read one JSON object on standard output.
 errors = Console(stderr=True)
@@ -185,17 +185,12 @@ def decide(
     problem: Problem, scheduler: str, compiled: CompiledModel | None, tell: Callable[[str], None]
 ) -> tuple[Decision, Profile]:
     """Plans with the scheduler of that name; the profile comes back with whatever was measured on the way."""
-    if scheduler != MEASURED:
-        decision = solve(problem, scheduler)
-        if scheduler == "best" and shares_a_bus(problem) and problem.time_limit_s is None:
-            tell("playing the best plans through, with turns on the bus")
-            decision = rehearsed(problem, decision)
-        return decision, problem.profile
-    if compiled is None:
-        raise OptionError(f"--scheduler {MEASURED} compiles and measures stages; give a model, not a graph alone")
-    plan, segments = measured_plan(compiled, problem, tell)
-    profile = replace(problem.profile, segments=(*problem.profile.segments, *segments))
-    return Decision(plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured"), profile
+    measure = None if compiled is None else stage_timer(compiled)
+    decision = planning.plan(problem, scheduler, measure=measure, progress=tell)
+    profile = problem.profile
+    if decision.segments:
+        profile = replace(profile, segments=(*profile.segments, *decision.segments))
+    return decision, profile
 
 
 def is_relay(source: str) -> bool:

@@ -17,13 +17,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage, merit
+from tvm_pipeline.core.plan import Plan, Problem, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.device_costs import known_cost_of
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, ProfileError
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError, ProfileError
 from tvm_pipeline.planning.search.cost_tables import StageCosts, stage_seconds
 from tvm_pipeline.planning.search.cuts import Floats, prefixes
+from tvm_pipeline.planning.stage_orders import fitting_orders
 
 # (device, start, end) -> seconds of that segment there; infinite where the device cannot run or hold it.
 Seconds = Callable[[int, int, int], float]
@@ -239,12 +240,13 @@ def best_pipeline(problem: Problem, name: str, cuts_for: Callable[[tuple[Device,
         except PlanError as error:
             reasons.append(str(error))
     if not plans:
-        raise InfeasibleError(f"{name} makes no plan: {'; '.join(dict.fromkeys(reasons))}")
-    return min(plans, key=merit)
+        raise LimitMissedError(f"{name} makes no plan: {'; '.join(dict.fromkeys(reasons))}")
+    return min(plans, key=cost_key)
 
 
 def _judged(problem: Problem, name: str, devices: tuple[Device, ...], cuts: Sequence[int]) -> Plan:
     operators = tuple(operator.name for operator in problem.graph.operators)
     places = zip(devices, pairwise((0, *cuts, len(operators))), strict=True)
     stages = tuple(Stage((device.name,), operators[start:end]) for device, (start, end) in places)
+    stages = fitting_orders(problem, stages)
     return Plan(problem.graph.name, name, problem.objective, stages, evaluate(problem, stages).predicted)

@@ -20,7 +20,7 @@ import numpy as np
 
 from tvm_pipeline.core.plan import Plan, Problem, Stage
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.planning.search.cost_tables import capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import prefixes
 from tvm_pipeline.planning.search.lexicographic import lexicographic
@@ -67,6 +67,6 @@ def two_stage(problem: Problem) -> Plan:
     try:
         predicted = evaluate(problem, best[1]).predicted
     except PlanError as error:
-        raise InfeasibleError(f"the best plan of two stages breaks a limit: {error}") from error
+        raise LimitMissedError(f"the best plan of two stages breaks a limit: {error}") from error
     plan = Plan(problem.graph.name, "two-stage", problem.objective, best[1], predicted, "optimal")
     return replace(plan, bound=plan.value)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage, merit, objective_value
+from tvm_pipeline.core.plan import Plan, Problem, Stage, cost_key, objective_value
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.planning.stage_orders import fitting_orders
 
 
 def singles(problem: Problem) -> list[Plan]:
@@ -22,7 +23,7 @@ def singles(problem: Problem) -> list[Plan]:
 
 def single(problem: Problem) -> Plan:
     """The whole model on the one device that is best for the objective."""
-    return min(singles(problem), key=merit)
+    return min(singles(problem), key=cost_key)
 
 
 def replicas(problem: Problem) -> Plan:
@@ -43,7 +44,7 @@ def replicas(problem: Problem) -> Plan:
             f"platform {problem.platform.name} has no two devices that share no cores and can run and hold the "
             "whole model"
         )
-    return min(_possible(problem, "replicas", sets), key=merit)
+    return min(_possible(problem, "replicas", sets), key=cost_key)
 
 
 def _takes_all(problem: Problem, device: Device) -> bool:
@@ -57,8 +58,8 @@ def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -
     plans, reasons = [], []
     operators = tuple(operator.name for operator in problem.graph.operators)
     for devices in device_sets:
-        stages = (Stage(devices, operators),)
         try:
+            stages = fitting_orders(problem, (Stage(devices, operators),))
             predicted = evaluate(problem, stages).predicted
         except PlanError as error:
             reasons.append(str(error))

@@ -22,7 +22,7 @@ from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, Status
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
+from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of, weighted
 from tvm_pipeline.solvers.cpsat import library, search
 
@@ -40,7 +40,7 @@ def least_bytes(problem: Problem, hint: tuple[Stage, ...] | None, deadline: floa
     for stages in range(min(len(line), len(problem.graph)), 1, -1):
         try:
             return _Bytes(problem, line, stages, hint, deadline).plan()
-        except InfeasibleError:
+        except NoPlanError:
             # Operators that must stay together may leave too few places to cut.
             if not problem.children_together:
                 raise
@@ -56,7 +56,7 @@ class _Bytes:
         if stages > len(line):
             raise InfeasibleError(
                 f"no plan of {stages} stages: platform {problem.platform.name} has {len(line)} devices that can work "
-                "at the same time, and each serves one stage; ask for fewer --stages"
+                "at the same time, and each serves one stage; ask for fewer `stages`"
             )
         self.problem, self.devices, self.stages, self.deadline = problem, line[:stages], stages, deadline
         self.dag = dag_of(problem.graph, problem.children_together)
@@ -76,12 +76,12 @@ class _Bytes:
         for device in self.devices:
             if device.cache_bytes is None:
                 raise OptionError(
-                    f"--objective {self.problem.objective}: device {device.name} states no cache; set cache_bytes in "
+                    f"`objective` {self.problem.objective}: device {device.name} states no cache; set cache_bytes in "
                     "the platform file"
                 )
         if len(caches) > 1:
             raise OptionError(
-                f"--objective {self.problem.objective}: the devices of platform {self.problem.platform.name} have "
+                f"`objective` {self.problem.objective}: the devices of platform {self.problem.platform.name} have "
                 f"different cache_bytes ({', '.join(map(str, sorted(caches)))}); it is defined for equal ones"  # type: ignore[type-var]
             )
         return caches.pop() or 0
@@ -120,8 +120,8 @@ class _Bytes:
             self.known[part] = getattr(self.figures, f"{part}_bytes")
             bound.append(self.known[part])
         if self.best is None:
-            raise InfeasibleError(
-                f"no plan of {self.stages} stages found within {self.problem.time_limit_s} s; give more --time-limit"
+            raise SearchTimeError(
+                f"no plan of {self.stages} stages found within {self.problem.time_limit_s} s; give more `time_limit_s`"
             )
         value = self._value(self.figures)
         status: Status = "optimal" if value == tuple(bound) else "feasible"

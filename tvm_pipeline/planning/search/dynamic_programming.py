@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage, merit
+from tvm_pipeline.core.plan import Plan, Problem, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
-from tvm_pipeline.cost.evaluate import evaluate, judged
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
 from tvm_pipeline.planning.baselines.whole_model import single
@@ -42,6 +42,7 @@ from tvm_pipeline.planning.search.pipelines import (
 )
 from tvm_pipeline.planning.search.space import Space, Units, replica_units, single_units
 from tvm_pipeline.planning.search.with_activations import fitting_chain
+from tvm_pipeline.planning.stage_orders import fitting_plan
 
 # Relative; two figures closer than this are the same figure summed in another order.
 ROUNDING = 1e-9
@@ -61,7 +62,7 @@ def chain(problem: Problem) -> Plan:
     if not problem.counts_activations:
         return plan
     try:
-        return judged(problem, plan)
+        return fitting_plan(problem, plan)
     except PlanError as error:
         found = fitting_chain(problem, str(error))
         return replace(found, status="optimal" if found.value == plan.bound else "feasible", bound=plan.bound)
@@ -88,15 +89,13 @@ def hybrid(problem: Problem) -> Plan:
         InfeasibleError: there is none; the message says what is in conflict.
         OptionError: the objective is one of bytes, which replicas do not change.
     """
-    if problem.is_lexicographic:
-        raise OptionError(f"scheduler hybrid is for seconds and joules, not for objective {problem.objective}")
     return plan_over(problem, all_ideals(problem.graph) or prefixes(problem.graph), replica_units, "hybrid")
 
 
 def _listed(problem: Problem) -> Cuts:
     cuts = all_ideals(problem.graph)
     if cuts is None:
-        raise OptionError(f"{problem.graph.name} has too many ideals to list; use --scheduler cp-sat, or chain")
+        raise OptionError(f"{problem.graph.name} has too many ideals to list; use `scheduler` cp-sat, or chain")
     return cuts
 
 
@@ -156,7 +155,7 @@ def _found(
     except TooManyError:
         raise OptionError(
             f"{problem.graph.name} has {len(cuts)} cuts for {len(problem.platform.devices)} different devices: more "
-            f"states than scheduler {name} can hold; use --scheduler cp-sat"
+            f"states than scheduler {name} can hold; use `scheduler` cp-sat"
         ) from None
     return best, bound
 
@@ -185,18 +184,18 @@ def _proven(problem: Problem, stages: tuple[Stage, ...], least: float, name: str
 
 
 def _at_hand(problem: Problem) -> Plan:
-    """The best plan that costs no search."""
+    """Return the best plan that costs no search."""
     plans = []
     for make in (single, greedy, even_parameters):
         try:
             plan = make(problem)
-        except InfeasibleError:
+        except NoPlanError:
             continue
         if problem.stages in (None, len(plan.stages)):
             plans.append(plan)
     if not plans:
-        raise InfeasibleError(f"no plan was found in {problem.time_limit_s:g} s; give more --time-limit")
-    return min(plans, key=merit)
+        raise SearchTimeError(f"no plan was found in {problem.time_limit_s:g} s; give more `time_limit_s`")
+    return min(plans, key=cost_key)
 
 
 def _spaces(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> Iterator[Space]:

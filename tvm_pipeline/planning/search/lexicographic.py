@@ -50,12 +50,12 @@ def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
     if len(devices) < count:
         raise InfeasibleError(
             f"{count} stages need {count} devices that share no cores, platform {platform.name} has {len(devices)}; "
-            "give a platform with more, or fewer --stages"
+            "give a platform with more, or fewer `stages`"
         )
     caches = {device.cache_bytes for device in devices}
     if "dram" in problem.objective and (None in caches or len(caches) > 1):
         raise OptionError(
-            f"--objective {problem.objective}: the devices of platform {platform.name} need equal parameter caches; "
+            f"`objective` {problem.objective}: the devices of platform {platform.name} need equal parameter caches; "
             "give each `cache_bytes` in the platform file"
         )
     return tuple(device.name for device in devices), (devices[0].cache_bytes or 0) if len(caches) == 1 else 0
@@ -78,7 +78,7 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str) -> Plan:
         if problem.stages is not None:
             raise InfeasibleError(
                 f"{problem.stages} stages are not possible: with all readers of an operator in one stage "
-                f"(--children-together), {problem.graph.name} can be cut into at most {possible}"
+                f"(`children_together`), {problem.graph.name} can be cut into at most {possible}"
             )
         devices = devices[:possible]
     memory = [problem.platform.device(name).memory_bytes for name in devices]
@@ -271,7 +271,7 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
     if second[-1] >= NEVER:
         raise InfeasibleError(
             f"no cut into {k} stages keeps the memory_bytes of the devices, in order "
-            f"{', '.join(map(str, space.room.tolist()))}; give them more memory, or ask for other --stages"
+            f"{', '.join(map(str, space.room.tolist()))}; give them more memory, or ask for other `stages`"
         )
     cuts = [count - 1]
     for choice in reversed(choices[1:]):

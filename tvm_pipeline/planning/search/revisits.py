@@ -22,7 +22,7 @@ from tvm_pipeline.core.plan import Plan, Problem, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.solvers.hot import hot
@@ -41,11 +41,6 @@ def revisits(problem: Problem) -> Plan:
         InfeasibleError: no device can come again, or the graph is too short.
         OptionError: the objective is not throughput, or there is a limit of latency.
     """
-    if problem.objective != "throughput" or problem.max_latency_s is not None:
-        raise OptionError(
-            "scheduler revisits is for throughput without a limit; for latency and energy `chain` and `ideals` let "
-            "devices come again"
-        )
     listed = ideals(problem.graph)
     cuts = listed if listed is not None and len(listed) <= MOST_CUTS else prefixes(problem.graph)
     lengths = [count for count in (3, 4) if problem.stages in (None, count)]

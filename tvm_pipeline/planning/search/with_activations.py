@@ -30,6 +30,7 @@ from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.memory import stage_memory as memory
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
+from tvm_pipeline.planning.stage_orders import fitting_orders
 
 # Of more devices only the platform's order is tried: every order of six takes seconds for a graph of 700 operators.
 MOST_REORDERED = 5
@@ -75,6 +76,7 @@ def fitting_chain(problem: Problem, refused: str) -> Plan:
     names = tuple(operator.name for operator in problem.graph.operators)
     stages = tuple(Stage((name,), names[start:end]) for name, start, end in found)
     try:
+        stages = fitting_orders(problem, stages)
         predicted = evaluate(problem, stages).predicted
     except PlanError as error:
         raise LimitMissedError(f"the best pipeline whose activations fit misses a limit: {error}") from error

@@ -8,12 +8,19 @@ import pytest
 
 from tests.support.fake_backend import FakeModel, busy, chain_model, fake_platform, numbers
 from tvm_pipeline import Pipeline, Problem, evaluate
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, DeviceModel, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile, unmeasured
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.profiling import measured_plan
+from tvm_pipeline.planning import plan as decide
+from tvm_pipeline.profiling import stage_timer
 
 SLOW_S = 0.004
+
+
+def measured_plan(model: FakeModel, problem: Problem) -> tuple[Plan, tuple[SegmentProfile, ...]]:
+    decision = decide(problem, "measured", measure=stage_timer(model))
+    return decision.plan, decision.segments
 
 
 def problem_of(model: FakeModel, platform: Platform, seconds: float = 1e-3) -> Problem:
@@ -61,7 +68,7 @@ def test_what_cannot_be_planned_so():
     problem = problem_of(model, fake_platform("d0", "d1"))
     with pytest.raises(InfeasibleError, match=r"3 stages need as many equal devices, .* has 2"):
         measured_plan(model, replace(problem, stages=3))
-    with pytest.raises(OptionError, match="plans for throughput; --objective latency is for others"):
+    with pytest.raises(OptionError, match="plans for throughput; objective latency is for others"):
         measured_plan(model, replace(problem, objective="latency"))
 
 

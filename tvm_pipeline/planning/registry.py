@@ -1,0 +1,81 @@
+"""The schedulers by name, each with what it declares: its objectives, and the limits that its search counts.
+
+A scheduler is a function from a Problem to a Plan. All count the parameters of a stage where a device limits its
+memory. `planner.py` refuses what a scheduler does not take, judges what its search does not count, and looks for
+orders in which activations fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic
+from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
+from tvm_pipeline.planning.baselines.even_parameters import even_parameters
+from tvm_pipeline.planning.baselines.greedy import greedy
+from tvm_pipeline.planning.baselines.two_stage import two_stage
+from tvm_pipeline.planning.baselines.whole_model import replicas, single
+from tvm_pipeline.planning.sat.cp_sat import cp_sat
+from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
+from tvm_pipeline.planning.search.revisits import revisits
+
+# The limits of a Problem, by the names of its fields.
+LIMITS = ("children_together", "min_throughput_fps", "max_latency_s")
+ALL_LIMITS = frozenset(LIMITS)
+
+EVERY = frozenset(OBJECTIVES)
+TIMED = frozenset(objective for objective in OBJECTIVES if not is_lexicographic(objective))
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """An algorithm that plans.
+
+    Attributes:
+        run: makes the plan.
+        summary: one sentence on its plans, for tables and help.
+        objectives: those that it plans for.
+        counts: the limits (of LIMITS) that its search counts, and `activations` where it looks for orders that fit.
+            What it does not count is judged afterwards.
+        refuses: the limits that no plan of its kind is made under.
+        stages: the numbers of stages that its plans have; empty where it plans any.
+        instead: the schedulers to use where it refuses.
+    """
+
+    run: Callable[[Problem], Plan]
+    summary: str
+    objectives: frozenset[Objective] = EVERY
+    counts: frozenset[str] = frozenset()
+    refuses: frozenset[str] = frozenset()
+    stages: tuple[int, ...] = ()
+    instead: str = "chain or best"
+
+
+SCHEDULERS: dict[str, Scheduler] = {
+    "single": Scheduler(single, "the whole model on one device", counts=ALL_LIMITS | {"activations"}, stages=(1,)),
+    "replicas": Scheduler(
+        replicas, "the whole model on several devices", counts=ALL_LIMITS | {"activations"}, stages=(1,)
+    ),
+    "two-stage": Scheduler(two_stage, "the best cut in two (Velasco-Montero et al., Algorithm 1)", stages=(2,)),
+    "chain": Scheduler(chain, "the best pipeline along the graph's order", counts=ALL_LIMITS | {"activations"}),
+    "ideals": Scheduler(ideals, "the best pipeline of all cuts, by dynamic programming", counts=ALL_LIMITS),
+    "cp-sat": Scheduler(cp_sat, "the best pipeline of all cuts, by OR-tools", counts=ALL_LIMITS),
+    "hybrid": Scheduler(
+        hybrid, "the best pipeline whose stages may be replicated", TIMED, ALL_LIMITS, instead="ideals or cp-sat"
+    ),
+    "revisits": Scheduler(
+        revisits,
+        "the fastest pipeline of three or four stages in which a device serves twice",
+        frozenset[Objective]({"throughput"}),
+        frozenset({"children_together"}),
+        frozenset({"max_latency_s"}),
+        stages=(3, 4),
+        instead="chain or ideals, which let devices come again for latency and energy",
+    ),
+    "even-parameters": Scheduler(even_parameters, "segments of equal parameter bytes"),
+    "greedy": Scheduler(greedy, "segments filled in turn"),
+    "coral-parameters": Scheduler(coral_parameters, "libcoral's partitioner by parameters"),
+    "coral-profiling": Scheduler(coral_profiling, "libcoral's partitioner by profile, mended"),
+    "coral-profiling-original": Scheduler(coral_profiling_original, "libcoral's partitioner by profile, as published"),
+}

@@ -1,0 +1,48 @@
+"""The time of one stage, compiled and measured as a whole.
+
+The scheduler `measured` (`planning/measured.py`) asks for such times, where the times of operators do not add up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+
+from tvm_pipeline.backends.contract import CompiledModel, noise
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.profile import SegmentProfile
+from tvm_pipeline.planning.measured import SegmentTimer
+from tvm_pipeline.profiling.bound import in_bound_thread
+
+REPEATS = 30
+
+
+def stage_timer(compiled: CompiledModel) -> SegmentTimer:
+    """Return a function that compiles operators as a stage on a device and times the stage.
+
+    The function raises what the backend raises where the operators cannot be a stage.
+    """
+
+    def timed(operators: Sequence[str], device: Device) -> SegmentProfile:
+        runner = compiled.stage(operators, device)
+        inputs = [noise(port) for port in runner.inputs]
+        outputs = [port.buffer() for port in runner.outputs]
+
+        def clocked() -> list[float]:
+            runner.run(inputs, outputs)
+            samples = []
+            for _ in range(REPEATS):
+                begin = time.perf_counter()
+                runner.run(inputs, outputs)
+                samples.append(time.perf_counter() - begin)
+            return samples
+
+        samples = in_bound_thread(runner, clocked)
+        low, high = np.quantile(samples, [0.25, 0.75])
+        middle = median(samples)
+        return SegmentProfile(device.name, tuple(operators), middle, float(high - low) / middle)
+
+    return timed
