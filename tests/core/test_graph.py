@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -83,6 +86,37 @@ def test_groups_in_the_wrong_order_are_refused() -> None:
     net = graph(Operator("a", "k", ("x",), (Y,)), Operator("b", "k", ("y",), (Z,)), outputs=("z",))
     with pytest.raises(GraphError, match="operator b of stage 0 reads y, which a later stage writes"):
         crossing_tensors(net, [["b"], ["a"]])
+
+
+@given(graphs())
+def test_edges_say_who_writes_and_reads(net: OperatorGraph) -> None:
+    edges = net.edges
+    assert [net.operators[index].name for index in edges.index.values()] == list(edges.index)
+    assert list(edges.readers) == list(net.tensors)
+    assert len(edges.before) == len(edges.after) == len(net)
+    for name, readers in edges.readers.items():
+        assert readers == tuple(index for index, operator in enumerate(net.operators) if name in operator.inputs)
+    for index, operator in enumerate(net.operators):
+        assert all(edges.writer[tensor.name] == index for tensor in operator.outputs)
+        assert edges.before[index] == tuple(sorted({edges.writer[t] for t in operator.inputs if t in edges.writer}))
+        assert edges.after[index] == tuple(sorted({r for t in operator.outputs for r in edges.readers[t.name]}))
+    assert edges.writer.keys() == net.tensors.keys() - {tensor.name for tensor in net.inputs}
+
+
+@given(graphs())
+def test_what_is_computed_once_is_no_part_of_the_graph(net: OperatorGraph) -> None:
+    """Files, copies, pickles and equality know nothing of it."""
+    content = msgspec.json.encode(net)
+    assert (net.edges, net.tensors, net.fingerprint) == (net.edges, net.tensors, net.fingerprint)
+    assert net.edges is net.edges
+    assert hash(net) == hash((net.name, net.inputs, net.operators, net.outputs))
+    assert msgspec.json.encode(net) == content
+    assert set(json.loads(content)) == {"name", "inputs", "operators", "outputs"}
+    for other in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net), replace(net)):
+        assert other == net
+        assert hash(other) == hash(net)
+        assert not hasattr(other, "_edges")
+    assert replace(net, name="other").fingerprint != net.fingerprint
 
 
 @given(graphs(), graphs())

@@ -1,28 +1,34 @@
-"""The operator graph: what a model computes, seen by the planner.
+"""The operator graph: what a model computes, as the planner sees it.
 
 An OperatorGraph is a DAG of operators (one fused kernel each, or one operator of the source format) and of the
-tensors between them. It holds sizes and work, never weights or code. Next: `graph_sources.py` (graphs from files and
-from networkx), `profile.py` (how long each operator takes on each device) and `plan.py` (which device runs which
-operators).
+tensors between them. It holds sizes and work, never weights or code. Its `edges` say who reads what from whom.
+Next: `graph_files.py` (graphs from files and from networkx), `partition.py` (which groups of operators are stages),
+`profile.py` (how long each operator takes on each device) and `plan.py` (which device runs which operators).
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import msgspec
 import numpy as np
 
+from tvm_pipeline.core.topology import successors
 from tvm_pipeline.errors import GraphError
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor by name, with its logical shape and its numpy dtype name."""
+    """A tensor by name, with its logical shape and its numpy dtype name.
+
+    Example:
+        >>> Tensor("image", (1, 8, 8, 3), "int8").bytes
+        192
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,6 +50,11 @@ class Operator:
         outputs: the tensors it writes.
         param_bytes: bytes of constants (weights) that it reads.
         macs: multiply-accumulates, or elementary operations where there is nothing to multiply.
+
+    Example:
+        >>> conv = Operator("conv", "conv2d+relu", ("image",), (Tensor("features", (1, 8, 8, 4)),), param_bytes=432)
+        >>> conv.output_bytes
+        1024
     """
 
     name: str
@@ -58,12 +69,37 @@ class Operator:
         return sum(tensor.bytes for tensor in self.outputs)
 
 
+class _ComputedOnce:
+    """The slots of what an OperatorGraph computes once and keeps.
+
+    They are slots of a base class because slots are not fields: files, `==`, copies and pickles leave them out.
+    """
+
+    __slots__ = ("_edges", "_fingerprint", "_hash", "_tensors")
+    _edges: Edges
+    _fingerprint: str
+    _hash: int
+    _tensors: dict[str, Tensor]
+
+
 @dataclass(frozen=True, slots=True)
-class OperatorGraph:
+class OperatorGraph(_ComputedOnce):
     """Operators in a topological order, with the model's inputs and outputs.
 
     Raises GraphError when a name is not unique or cannot stand on a line of a plan, a tensor is read before it
     is written (a cycle, or a wrong order), or a figure is impossible.
+
+    Example:
+        >>> image, hidden, label = Tensor("image", (8,)), Tensor("hidden", (4,)), Tensor("label", (2,))
+        >>> first = Operator("first", "dense", ("image",), (hidden,), param_bytes=128, macs=32)
+        >>> second = Operator("second", "dense", ("hidden",), (label,), param_bytes=32, macs=8)
+        >>> graph = OperatorGraph("net", (image,), (first, second), ("label",))
+        >>> len(graph), graph.edges.before
+        (2, ((), (0,)))
+        >>> OperatorGraph("net", (image,), (second, first), ("label",))
+        Traceback (most recent call last):
+            ...
+        tvm_pipeline.errors.GraphError: graph net: operator second reads hidden, which nothing before it writes; ...
     """
 
     name: str
@@ -115,20 +151,96 @@ class OperatorGraph:
     def __len__(self) -> int:
         return len(self.operators)
 
+    def __hash__(self) -> int:
+        """Return the hash of the fields; caches keyed by a graph ask for it at every look-up."""
+        try:
+            return self._hash
+        except AttributeError:
+            value = hash((self.name, self.inputs, self.operators, self.outputs))
+            object.__setattr__(self, "_hash", value)
+            return value
+
     @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by name: the model's inputs and what the operators write."""
-        written = (tensor for operator in self.operators for tensor in operator.outputs)
-        return {tensor.name: tensor for tensor in (*self.inputs, *written)}
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Every tensor by name: the model's inputs, then what the operators write, in the graph's order."""
+        try:
+            return self._tensors
+        except AttributeError:
+            written = (tensor for operator in self.operators for tensor in operator.outputs)
+            tensors = {tensor.name: tensor for tensor in (*self.inputs, *written)}
+            object.__setattr__(self, "_tensors", tensors)
+            return tensors
+
+    @property
+    def edges(self) -> Edges:
+        """Who writes and who reads each tensor, and which operators are neighbours."""
+        try:
+            return self._edges
+        except AttributeError:
+            edges = Edges.of(self)
+            object.__setattr__(self, "_edges", edges)
+            return edges
 
     @property
     def fingerprint(self) -> str:
-        """A name of the structure and sizes, the same for every order of the operators.
+        """The name of the structure and the sizes, the same for every order of the operators.
 
         A profile says by it which graph was measured.
         """
-        unordered = (self.name, self.inputs, sorted(self.operators, key=lambda operator: operator.name), self.outputs)
-        return hashlib.sha256(msgspec.json.encode(unordered)).hexdigest()[:16]
+        try:
+            return self._fingerprint
+        except AttributeError:
+            by_name = sorted(self.operators, key=lambda operator: operator.name)
+            unordered = (self.name, self.inputs, by_name, self.outputs)
+            fingerprint = hashlib.sha256(msgspec.json.encode(unordered)).hexdigest()[:16]
+            object.__setattr__(self, "_fingerprint", fingerprint)
+            return fingerprint
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edges:
+    """The edges of an OperatorGraph. Operators are indices into `graph.operators`; lists of them ascend.
+
+    Attributes:
+        index: of each operator, by its name.
+        writer: of each tensor that an operator writes, by the tensor's name; inputs of the model are missing.
+        readers: of every tensor, by its name in the order of `graph.tensors`: each operator that reads it, once.
+        before: for each operator those that write what it reads.
+        after: for each operator those that read what it writes.
+
+    Example:
+        >>> source, left = Tensor("source", (2,)), Tensor("left", (2,))
+        >>> a = Operator("a", "relu", ("source",), (left,))
+        >>> b = Operator("b", "add", ("source", "left"), (Tensor("sum", (2,)),))
+        >>> edges = OperatorGraph("net", (source,), (a, b), ("sum",)).edges
+        >>> edges.writer, edges.readers
+        ({'left': 0, 'sum': 1}, {'source': (0, 1), 'left': (1,), 'sum': ()})
+        >>> edges.before, edges.after
+        (((), (0,)), ((1,), ()))
+    """
+
+    index: Mapping[str, int]
+    writer: Mapping[str, int]
+    readers: Mapping[str, tuple[int, ...]]
+    before: tuple[tuple[int, ...], ...]
+    after: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, graph: OperatorGraph) -> Edges:
+        writer = {tensor.name: index for index, operator in enumerate(graph.operators) for tensor in operator.outputs}
+        readers: dict[str, list[int]] = {name: [] for name in graph.tensors}
+        before = []
+        for index, operator in enumerate(graph.operators):
+            for read in dict.fromkeys(operator.inputs):
+                readers[read].append(index)
+            before.append(tuple(sorted({writer[read] for read in operator.inputs if read in writer})))
+        return cls(
+            {operator.name: index for index, operator in enumerate(graph.operators)},
+            writer,
+            {name: tuple(found) for name, found in readers.items()},
+            tuple(before),
+            tuple(map(tuple, successors(before))),
+        )
 
 
 def _fits_a_line(name: str) -> bool:
@@ -136,53 +248,63 @@ def _fits_a_line(name: str) -> bool:
 
 
 def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[list[Tensor]]:
-    """The tensors that cross each boundary of consecutive groups of operators.
+    """Return the tensors that cross each boundary of consecutive groups of operators.
 
-    Boundary 0 lies before the first group, boundary k after group k-1; a tensor is handed from group to group
-    until its last reader has it, so it is listed at every boundary it crosses, once. The model's outputs live
-    to the last boundary.
+    Boundary 0 lies before the first group, boundary k after group k-1. A tensor is handed from group to group
+    until its last reader has it, so it is listed once at every boundary that it crosses. The model's outputs cross
+    every boundary behind their writer.
+
+    Args:
+        groups: names of operators; every operator of the graph is in one group.
 
     Returns:
         `len(groups) + 1` lists, each in the order in which the tensors are written.
 
     Raises:
         GraphError: an operator reads a tensor that a later group writes.
+
+    Example:
+        >>> source, left = Tensor("source", (2,)), Tensor("left", (2,))
+        >>> a = Operator("a", "relu", ("source",), (left,))
+        >>> b = Operator("b", "add", ("source", "left"), (Tensor("sum", (2,)),))
+        >>> graph = OperatorGraph("net", (source,), (a, b), ("sum",))
+        >>> [[tensor.name for tensor in boundary] for boundary in crossing_tensors(graph, [["a"], ["b"]])]
+        [['source'], ['source', 'left'], ['sum']]
     """
-    tensors = graph.tensors
-    group_of = {name: index for index, names in enumerate(groups) for name in names}
-    written = {tensor.name: 0 for tensor in graph.inputs}
-    last_read: dict[str, int] = {}
-    for operator in graph.operators:
-        group = group_of[operator.name]
-        for tensor in operator.outputs:
-            written[tensor.name] = group + 1
-    for operator in graph.operators:
-        group = group_of[operator.name]
+    edges, group = graph.edges, _group_of(graph, groups)
+    for index, operator in enumerate(graph.operators):
         for read in operator.inputs:
-            if written[read] > group + 1:
-                raise GraphError(f"operator {operator.name} of stage {group} reads {read}, which a later stage writes")
-            last_read[read] = max(last_read.get(read, 0), group)
-    last_read.update(dict.fromkeys(graph.outputs, len(groups)))
+            if group[edges.writer.get(read, index)] > group[index]:
+                raise GraphError(
+                    f"operator {operator.name} of stage {group[index]} reads {read}, which a later stage writes"
+                )
+    kept = set(graph.outputs)
     boundaries: list[list[Tensor]] = [[] for _ in range(len(groups) + 1)]
-    for name, first in written.items():
-        for boundary in range(first, last_read.get(name, -1) + 1):
-            boundaries[boundary].append(tensors[name])
+    for name, tensor in graph.tensors.items():
+        first = group[edges.writer[name]] + 1 if name in edges.writer else 0
+        last = len(groups) if name in kept else max((group[reader] for reader in edges.readers[name]), default=-1)
+        for boundary in range(first, last + 1):
+            boundaries[boundary].append(tensor)
     return boundaries
 
 
 def readers_of(graph: OperatorGraph) -> dict[str, tuple[str, ...]]:
-    """For each operator the operators that read what it writes, each once, in the graph's order."""
-    writer = {tensor.name: operator.name for operator in graph.operators for tensor in operator.outputs}
-    readers: dict[str, dict[str, None]] = {operator.name: {} for operator in graph.operators}
-    for operator in graph.operators:
-        for read in operator.inputs:
-            if read in writer:
-                readers[writer[read]][operator.name] = None
-    return {name: tuple(found) for name, found in readers.items()}
+    """Return for each operator the operators that read what it writes, each once, in the graph's order.
+
+    Example:
+        >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
+        >>> b = Operator("b", "relu", ("x",), (Tensor("y", (2,)),))
+        >>> readers_of(OperatorGraph("net", (), (a, b), ("y",)))
+        {'a': ('b',), 'b': ()}
+    """
+    names = [operator.name for operator in graph.operators]
+    return {
+        name: tuple(names[reader] for reader in found) for name, found in zip(names, graph.edges.after, strict=True)
+    }
 
 
 def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[int]:
-    """Bytes that operators hand on across each of the `len(groups) - 1` boundaries between groups.
+    """Return the bytes that operators hand on across each of the `len(groups) - 1` boundaries between groups.
 
     A tensor counts once at every boundary between its writer and its last reader, however many readers it has; the
     model's own inputs and outputs do not count. `groups` are in a legal order.
@@ -190,17 +312,30 @@ def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> li
     Objective (3) of Yin et al., SEC 2022, differs: their equations 9 and 10 count each edge, and only at the boundary
     in front of its reader's stage. A tensor with two readers in that stage counts twice there, and a tensor that skips
     a stage counts only in front of its reader. The count here is what devices move that hand tensors on in a chain.
+
+    Args:
+        groups: names of operators; every operator of the graph is in one group, and the groups are in a legal order.
+
+    Example:
+        >>> a = Operator("a", "input", (), (Tensor("x", (2,), "int8"),))
+        >>> b = Operator("b", "relu", ("x",), (Tensor("y", (3,), "int8"),))
+        >>> c = Operator("c", "concat", ("x", "y"), (Tensor("z", (5,), "int8"),))
+        >>> handed_on_bytes(OperatorGraph("net", (), (a, b, c), ("z",)), [["a"], ["b"], ["c"]])
+        [2, 5]
     """
-    group_of = {name: index for index, names in enumerate(groups) for name in names}
-    last_read: dict[str, int] = {}
-    for operator in graph.operators:
-        for read in operator.inputs:
-            last_read[read] = max(last_read.get(read, 0), group_of[operator.name])
+    edges, group = graph.edges, _group_of(graph, groups)
     change = [0] * (len(groups) + 1)
-    for operator in graph.operators:
-        written = group_of[operator.name]
+    for index, operator in enumerate(graph.operators):
         for tensor in operator.outputs:
-            size = tensor.bytes
-            change[written] += size
-            change[max(last_read.get(tensor.name, written), written)] -= size
+            last = max((group[reader] for reader in edges.readers[tensor.name]), default=group[index])
+            if last > group[index]:
+                size = tensor.bytes
+                change[group[index]] += size
+                change[last] -= size
     return list(accumulate(change))[: len(groups) - 1]
+
+
+def _group_of(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[int]:
+    """Return the group of each operator, in the graph's order."""
+    group_of = {name: group for group, names in enumerate(groups) for name in names}
+    return [group_of[operator.name] for operator in graph.operators]

@@ -1,6 +1,6 @@
 """Operator graphs that no frontend makes: from files, from networkx, and several graphs joined into one.
 
-A file holds an OperatorGraph as it is (key `operators`), or the nodes and edges that other tools write:
+A file holds either an OperatorGraph as it is (key `operators`), or nodes and edges, which other tools write:
 
     {"name": "net",
      "nodes": [{"name": "image", "op": "InputLayer", "output_shape": [1, 8, 8, 3]},
@@ -12,7 +12,6 @@ A file holds an OperatorGraph as it is (key `operators`), or the nodes and edges
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import operator
@@ -24,6 +23,7 @@ from typing import Any
 import msgspec
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.topology import find_cycle, topological_order
 from tvm_pipeline.errors import GraphError
 from tvm_pipeline.files import read_bytes
 
@@ -35,9 +35,9 @@ class Node(msgspec.Struct, frozen=True):
         name: unique in the graph.
         op: what it computes.
         param_bytes: bytes of its weights.
-        output_bytes: bytes of its output; may be left out where the shape is given, an element is then a byte.
+        output_bytes: bytes of its output; if it is left out, the shape is needed and an element counts as one byte.
         macs: multiply-accumulates.
-        output_shape: kept where it has as many elements as the output has bytes.
+        output_shape: kept if it has as many elements as the output has bytes; else the output is a flat tensor.
     """
 
     name: str
@@ -55,15 +55,25 @@ class _NodeFile(msgspec.Struct):
 
 
 def read_graph(path: Path | str) -> OperatorGraph:
-    """Reads an operator graph from a JSON file of either form; keys that it does not know are left alone.
+    """Read an operator graph from a JSON file of either form; unknown keys are ignored.
 
     Raises:
-        GraphError: the file cannot be read, or its graph is one that OperatorGraph or `graph_of_nodes` refuses; the
-            message names the file.
+        GraphError: the file cannot be read, or OperatorGraph or `graph_of_nodes` refuses its graph; the message names
+            the file.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        ...     nodes = [{"name": "image", "output_bytes": 192}, {"name": "conv", "output_bytes": 256, "macs": 6912}]
+        ...     _ = file.write(json.dumps({"name": "net", "nodes": nodes, "edges": [["image", "conv"]]}))
+        ...     file.flush()
+        ...     graph = read_graph(file.name)
+        >>> [(operator.name, operator.inputs, operator.output_bytes) for operator in graph.operators]
+        [('image', (), 192), ('conv', ('image',), 256)]
     """
     content = read_bytes(path, GraphError)
     try:
-        # Unlike msgspec's own reader, this one takes a NaN, so that the operator that has it can be named.
+        # msgspec's own reader refuses a NaN. This one accepts it, so that the message can name its operator.
         fields = json.loads(content)
         if isinstance(fields, dict) and "nodes" not in fields:
             return msgspec.convert(fields, OperatorGraph)
@@ -74,23 +84,33 @@ def read_graph(path: Path | str) -> OperatorGraph:
 
 
 def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int | str, int | str]]) -> OperatorGraph:
-    """The graph of `nodes`, an operator each, in the given order where that is topological, else as near as can be.
+    """Return the graph of `nodes`, with one operator for each.
 
-    Tensors are named after the operators that write them; those that no operator reads are the graph's outputs. It has
-    no inputs: what brings the input is an operator, too.
+    The operators keep the given order if it is topological; else the node of least index that is ready comes next.
+    Tensors are named after the operators that write them; those that no operator reads are the graph's outputs. The
+    graph has no inputs: an operator brings the input.
 
     Args:
-        edges: pairs of nodes, the second reads what the first writes; a node by its index or by its name. An edge that
-            is given twice counts once.
+        edges: pairs of nodes, where the second reads what the first writes. A node is given by its index or by its
+            name. An edge that is given twice counts once.
 
     Raises:
-        GraphError: there are no nodes, two have the same name, a size is negative or no whole number, an edge names no
-            node, or the graph is cyclic or in several parts.
+        GraphError: there are no nodes, two have the same name, a size is negative or not a whole number, an edge names
+            no node, or the graph is cyclic or in several parts.
+
+    Example:
+        >>> graph = graph_of_nodes("net", [Node("conv", output_bytes=256), Node("image", output_bytes=192)], [(1, 0)])
+        >>> [operator.name for operator in graph.operators], graph.outputs
+        (['image', 'conv'], ('conv',))
     """
     if not nodes:
         raise GraphError(f"graph {name} has no nodes; it needs at least one")
     before, after = _neighbours(name, nodes, edges)
-    order = _topological_order(name, nodes, before, after)
+    order = topological_order(before, after)
+    if len(order) < len(nodes):
+        cycle = [nodes[index].name for index in find_cycle(before, order)]
+        shown = [*cycle[:6], *([f"... ({len(cycle)} in all)"] if len(cycle) > 6 else []), cycle[0]]
+        raise GraphError(f"graph {name} is cyclic: {' -> '.join(shown)}; remove an edge of the cycle")
     _check_connected(name, nodes, before, after)
     operators = tuple(
         Operator(
@@ -107,16 +127,16 @@ def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int |
 
 
 def graph_from_networkx(digraph: Any, name: str | None = None) -> OperatorGraph:
-    """The operator graph of a networkx DiGraph, see `graph_of_nodes`; an edge leads from writer to reader.
+    """Return the operator graph of a networkx DiGraph (see `graph_of_nodes`); an edge leads from writer to reader.
 
     Args:
-        digraph: its nodes, whose keys become the operators' names, have the attributes of Node: `output_bytes`
-            (bytes), or `output_shape` of one-byte elements; and where they are not 0 `param_bytes` (bytes) and `macs`;
-            and `op`. Others are left alone.
-        name: of the graph; by default the one that networkx knows, else "networkx".
+        digraph: the keys of its nodes become the operators' names. A node has the attributes of Node: `output_bytes`
+            (bytes) or `output_shape` (of one-byte elements), and optionally `param_bytes` (bytes), `macs` and `op`.
+            Other attributes are ignored.
+        name: of the graph; by default the digraph's own name, else "networkx".
 
     Raises:
-        GraphError: the graph has no directions, or is one that `graph_of_nodes` refuses.
+        GraphError: the graph is not directed, or `graph_of_nodes` refuses it.
 
     Example:
         >>> import networkx
@@ -141,16 +161,24 @@ def graph_from_networkx(digraph: Any, name: str | None = None) -> OperatorGraph:
 
 
 def merge_graphs(graphs: Sequence[OperatorGraph], name: str) -> OperatorGraph:
-    """One graph of several models that run together, between a source and a sink that cost nothing.
+    """Return one graph of several models that run together, between a source and a sink that cost nothing.
 
-    Joined so, a scheduler of connected graphs spreads several models over one pipeline (co-compilation, Yin et al.,
+    A scheduler of connected graphs can then spread several models over one pipeline (co-compilation, Yin et al.,
     "Exact Memory- and Communication-aware Scheduling of DNNs on Pipelined Edge TPUs", SEC 2022). The operators that
-    read no other operator of their model read the source as well, and the sink reads every output of every model:
-    these, like the models' inputs, are those of the whole. Names get their graph's name in front, `net/conv`; of
-    graphs with equal names the second is `net#2`.
+    read no other operator of their model read the source as well, and the sink reads every output of every model. The
+    merged graph has the inputs and outputs of all models. Every name gets the name of its graph in front, as in
+    `net/conv`; if two graphs have the same name, the second is called `net#2`.
 
     Raises:
-        GraphError: there are no graphs, or their names lead to two operators of one name.
+        GraphError: there are no graphs, or the names lead to two operators of one name.
+
+    Example:
+        >>> net = graph_of_nodes("net", [Node("conv", output_bytes=256)], [])
+        >>> merged = merge_graphs([net, net], "two")
+        >>> [operator.name for operator in merged.operators]
+        ['source', 'net/conv', 'net#2/conv', 'sink']
+        >>> merged.outputs
+        ('net/conv', 'net#2/conv')
     """
     if not graphs:
         raise GraphError(f"graph {name}: there are no graphs to merge; give at least one")
@@ -181,7 +209,7 @@ def merge_graphs(graphs: Sequence[OperatorGraph], name: str) -> OperatorGraph:
 def _neighbours(
     name: str, nodes: Sequence[Node], edges: Iterable[tuple[int | str, int | str]]
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """For each node those that it reads, and those that read it: each once, in the order of the edges."""
+    """Return for each node the nodes that it reads and the nodes that read it, each once, in the order of the edges."""
     position = {node.name: index for index, node in enumerate(nodes)}
     if len(position) != len(nodes):
         twice = next(node.name for index, node in enumerate(nodes) if position[node.name] != index)
@@ -206,39 +234,6 @@ def _neighbours(
     return before, after
 
 
-def _topological_order(name: str, nodes: Sequence[Node], before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """Indices of the nodes, always the least that is ready next (Kahn's algorithm); raises GraphError for a cycle."""
-    missing = [len(sources) for sources in before]
-    ready = [index for index, count in enumerate(missing) if count == 0]
-    order: list[int] = []
-    while ready:
-        index = heapq.heappop(ready)
-        order.append(index)
-        for reader in after[index]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heapq.heappush(ready, reader)
-    if len(order) < len(nodes):
-        cycle = [nodes[index].name for index in _cycle(before, missing)]
-        shown = [*cycle[:6], *([f"... ({len(cycle)} in all)"] if len(cycle) > 6 else []), cycle[0]]
-        raise GraphError(f"graph {name} is cyclic: {' -> '.join(shown)}; remove an edge of the cycle")
-    return order
-
-
-def _cycle(before: list[list[int]], missing: list[int]) -> list[int]:
-    """A cycle among the nodes that still miss a source, in the direction of the edges."""
-    # Each of them has a source that misses one, too, so the way back never ends and must come round.
-    at = next(index for index, count in enumerate(missing) if count)
-    step: dict[int, int] = {}
-    while at not in step:
-        step[at] = next(source for source in before[at] if missing[source])
-        at = step[at]
-    cycle = [at]
-    while step[cycle[-1]] != at:
-        cycle.append(step[cycle[-1]])
-    return cycle[::-1]
-
-
 def _check_connected(name: str, nodes: Sequence[Node], before: list[list[int]], after: list[list[int]]) -> None:
     seen, waiting = {0}, [0]
     while waiting:
@@ -255,10 +250,10 @@ def _check_connected(name: str, nodes: Sequence[Node], before: list[list[int]], 
 
 
 def _output_shape(graph: str, node: Node) -> tuple[int, ...]:
-    """The shape of the node's output in elements of one byte."""
+    """Return the shape of the node's output in elements of one byte."""
     shape = None
     if node.output_shape is not None:
-        # In a networkx graph it may be anything; a number alone is a shape to numpy, too.
+        # An attribute of a networkx graph may be anything. numpy takes a single number for a shape as well.
         extents = node.output_shape if isinstance(node.output_shape, Iterable) else (node.output_shape,)
         shape = tuple(_whole(graph, node, "output_shape", extent) for extent in extents)
     if node.output_bytes is None:
@@ -270,7 +265,7 @@ def _output_shape(graph: str, node: Node) -> tuple[int, ...]:
 
 
 def _whole(graph: str, node: Node, what: str, figure: Any) -> int:
-    """The figure as an int; numpy's integers are taken, and floats such as 3.0."""
+    """Return the figure as an int; numpy's integers and floats such as 3.0 are accepted."""
     try:
         whole = operator.index(figure)
     except TypeError:

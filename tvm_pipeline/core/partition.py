@@ -1,0 +1,95 @@
+"""Which groups of operators are legal stages, whatever devices run them.
+
+A stage is closed under "between": no path leaves it and comes back. A partition is a sequence of such stages that holds
+every operator once, each stage behind those that it reads from. Whether the devices can take the stages is checked in
+`cost/evaluate.py`. Next: `plan.py`, which gives each stage its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tvm_pipeline.core.graph import OperatorGraph, Tensor, crossing_tensors
+from tvm_pipeline.errors import GraphError, PlanError
+
+
+def check_partition(graph: OperatorGraph, groups: Sequence[Sequence[str]]) -> list[list[Tensor]]:
+    """Return the tensors that cross each boundary between the groups (see `crossing_tensors`), if they are legal.
+
+    Args:
+        groups: the names of each stage's operators, the first stage first.
+
+    Raises:
+        PlanError: the groups do not hold every operator once, in a legal order; the message names the stage and the
+            operator.
+
+    Example:
+        >>> from tvm_pipeline.core.graph import Operator
+        >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
+        >>> b = Operator("b", "relu", ("x",), (Tensor("y", (2,)),))
+        >>> graph = OperatorGraph("net", (), (a, b), ("y",))
+        >>> [[tensor.name for tensor in boundary] for boundary in check_partition(graph, [["a"], ["b"]])]
+        [[], ['x'], ['y']]
+        >>> check_partition(graph, [["a"]])
+        Traceback (most recent call last):
+            ...
+        tvm_pipeline.errors.PlanError: operator b is in no stage (1 missing in all)
+    """
+    if not groups:
+        raise PlanError("the plan has no stages; it needs at least one")
+    known = graph.edges.index
+    seen: set[str] = set()
+    for stage, names in enumerate(groups):
+        if not names:
+            raise PlanError(f"stage {stage} has no operators")
+        for name in names:
+            if name not in known:
+                raise PlanError(f"stage {stage} names operator {name}, which {graph.name} does not have")
+            if name in seen:
+                raise PlanError(f"operator {name} stands twice in the plan, last in stage {stage}")
+            seen.add(name)
+    missing = [operator.name for operator in graph.operators if operator.name not in seen]
+    if missing:
+        raise PlanError(f"operator {missing[0]} is in no stage ({len(missing)} missing in all)")
+    try:
+        return crossing_tensors(graph, groups)
+    except GraphError as error:
+        raise PlanError(f"the stages form a cycle or stand in the wrong order: {error}") from error
+
+
+def check_stage(graph: OperatorGraph, operators: Iterable[str]) -> None:
+    """Check that operators can be one stage of some partition of the graph.
+
+    Raises:
+        PlanError: there are none, the graph does not have one, or a path leaves them and comes back.
+
+    Example:
+        >>> from tvm_pipeline.core.graph import Operator
+        >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
+        >>> b = Operator("b", "relu", ("x",), (Tensor("y", (2,)),))
+        >>> c = Operator("c", "relu", ("y",), (Tensor("z", (2,)),))
+        >>> graph = OperatorGraph("net", (), (a, b, c), ("z",))
+        >>> check_stage(graph, ["b", "c"])
+        >>> check_stage(graph, ["a", "c"])
+        Traceback (most recent call last):
+            ...
+        tvm_pipeline.errors.PlanError: no stage of net: a path leaves it and comes back at c
+    """
+    edges, names = graph.edges, set(operators)
+    if not names:
+        raise PlanError(f"a stage of {graph.name} holds no operators")
+    unknown = names.difference(edges.index)
+    if unknown:
+        raise PlanError(
+            f"the model {graph.name} has no operator {min(unknown)}; the plan is of another model or target"
+        )
+    inside = {edges.index[name] for name in names}
+    behind: set[int] = set()  # operators outside that a path from the stage leads to
+    for index in range(min(inside), max(inside) + 1):
+        sources = edges.before[index]
+        if index in inside:
+            if not behind.isdisjoint(sources):
+                name = graph.operators[index].name
+                raise PlanError(f"no stage of {graph.name}: a path leaves it and comes back at {name}")
+        elif not (behind.isdisjoint(sources) and inside.isdisjoint(sources)):
+            behind.add(index)
