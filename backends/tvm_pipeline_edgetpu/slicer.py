@@ -1,8 +1,9 @@
-"""A TFLite file cut into one sub-model for each stage of a plan.
+"""Cut a TFLite file into one sub-model for each stage of a plan.
 
-A stage keeps its operators, the tensors they touch and the constants those hold, byte for byte: the same kernels then
-give the same results as in the whole model. It takes in what it reads of other stages or of the model's inputs, and
-gives out what others read or the model gives; a tensor that skips stages goes to its reader by its name.
+A stage keeps its operators, the tensors that they touch and the constants in those, byte for byte. The same kernels
+then give the same results as in the whole model. The inputs of a stage are the tensors that it reads from other stages
+or from the model's inputs; its outputs are those that other stages read or that the model gives. A tensor that skips
+stages goes to its reader by its name.
 """
 
 from __future__ import annotations
@@ -16,18 +17,17 @@ import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline_edgetpu.model import TfliteModel, indices
 
-# The schema asks for it (`force_align: 16`), and flatbuffers' Python code does not do it by itself.
+# The schema demands it (`force_align: 16`), but flatbuffers' Python code does not do it.
 _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The sub-model of one stage: a whole .tflite file, with what goes in and out of it, in its order."""
+    """The sub-model of one stage: a whole .tflite file, with its inputs and outputs in the file's order."""
 
     content: bytes
     inputs: tuple[Tensor, ...]
@@ -35,22 +35,21 @@ class Slice:
 
 
 def slice_model(model: TfliteModel, stages: Sequence[Stage]) -> list[Slice]:
-    """Cuts the model into the sub-models of `stages`.
+    """Cut the model into the sub-models of `stages`.
 
-    Run one after another, with tensors handed on by name, they give every tensor exactly as the whole model does on
-    the same kernels. A model's output that is one of its inputs is in no slice.
+    If they run one after another and hand tensors on by name, they compute every tensor exactly as the whole model
+    does on the same kernels. A model's output that is one of its inputs is in no slice.
 
     Raises:
         PlanError: the stages do not hold every operator once, in a legal order.
     """
-    # The devices may be any: what they can hold is the plan's business.
-    names = dict.fromkeys(device for stage in stages for device in stage.devices)
-    check_stages(model.graph, Platform("any", tuple(map(Device, names)) or (Device("any"),)), tuple(stages))
+    # Whether the devices can hold the stages was checked with the plan.
+    check_partition(model.graph, [stage.operators for stage in stages])
     return [slice_operators(model, stage.operators) for stage in stages]
 
 
 def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
-    """The sub-model of one stage, or of any other operators; that none stands between them is the caller's business."""
+    """Return the sub-model of one stage, or of any other operators; the caller checks that none stands between them."""
     operators = frozenset(names)
     inputs, outputs = _ends(model.graph, operators)
     subgraph = model.parsed.subgraphs[0]
@@ -61,11 +60,11 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
     ]
     touched = {i for o in chosen for i in (*indices(o.inputs), *indices(o.outputs), *indices(o.intermediates))}
     tensors = sorted(touched - {-1})
-    place = {index: new for new, index in enumerate(tensors)} | {-1: -1}
-    # A constant may bear the name of a tensor that is computed.
+    position = {index: new for new, index in enumerate(tensors)} | {-1: -1}
+    # A constant may have the name of a tensor that is computed.
     computed = {*indices(subgraph.inputs), *(i for o in subgraph.operators for i in indices(o.outputs))}
-    by_name = {subgraph.tensors[index].name.decode(): place[index] for index in tensors if index in computed}
-    # Buffer 0 is the empty one, by the schema.
+    by_name = {subgraph.tensors[index].name.decode(): position[index] for index in tensors if index in computed}
+    # The schema demands that buffer 0 is empty.
     constants = sorted({0, *(subgraph.tensors[index].buffer for index in tensors if index not in computed)})
     codes = sorted({operator.opcodeIndex for operator in chosen})
     part = schema.ModelT(
@@ -82,7 +81,7 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
                 ],
                 inputs=[by_name[tensor.name] for tensor in inputs],
                 outputs=[by_name[tensor.name] for tensor in outputs],
-                operators=[_operator(operator, codes, place) for operator in chosen],
+                operators=[_operator(operator, codes, position) for operator in chosen],
             )
         ],
     )
@@ -90,39 +89,40 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
 
 
 def _ends(graph: OperatorGraph, operators: frozenset[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """What a stage takes in, and what it gives out: the model's own outputs first, in the model's order."""
-    inside = [operator for operator in graph.operators if operator.name in operators]
-    outside = [operator for operator in graph.operators if operator.name not in operators]
-    written = {tensor.name: tensor for operator in inside for tensor in operator.outputs}
-    read = {name for operator in inside for name in operator.inputs}
-    wanted = dict.fromkeys((*graph.outputs, *(name for operator in outside for name in operator.inputs)))
-    return (
-        tuple(tensor for name, tensor in graph.tensors.items() if name in read and name not in written),
-        tuple(written[name] for name in wanted if name in written),
+    """Return what a stage takes in and what it gives out: the model's own outputs first, in the model's order."""
+    edges = graph.edges
+    inside = {edges.index[name] for name in operators}
+    taken = (
+        tensor
+        for name, tensor in graph.tensors.items()
+        if edges.writer.get(name) not in inside and not inside.isdisjoint(edges.readers[name])
     )
+    read_outside = (name for o in graph.operators if o.name not in operators for name in o.inputs)
+    given = (name for name in dict.fromkeys((*graph.outputs, *read_outside)) if edges.writer.get(name) in inside)
+    return tuple(taken), tuple(graph.tensors[name] for name in given)
 
 
 def _tensor(tensor: Any, buffer: int) -> Any:
     changed = copy(tensor)
     changed.buffer = buffer
-    # Where it says -1, edgetpu_compiler refuses the file for its dynamic tensors.
+    # edgetpu_compiler takes a -1 in it for a dynamic tensor and refuses the file.
     changed.shapeSignature = None
     return changed
 
 
-def _operator(operator: Any, codes: list[int], place: dict[int, int]) -> Any:
+def _operator(operator: Any, codes: list[int], position: dict[int, int]) -> Any:
     changed = copy(operator)
     changed.opcodeIndex = codes.index(operator.opcodeIndex)
-    changed.inputs = [place[index] for index in indices(operator.inputs)]
-    changed.outputs = [place[index] for index in indices(operator.outputs)]
-    changed.intermediates = [place[index] for index in indices(operator.intermediates)] or None
-    # It points into the metadata, which stays behind.
+    changed.inputs = [position[index] for index in indices(operator.inputs)]
+    changed.outputs = [position[index] for index in indices(operator.outputs)]
+    changed.intermediates = [position[index] for index in indices(operator.intermediates)] or None
+    # It points into the metadata, which the slice does not have.
     changed.debugMetadataIndex = -1
     return changed
 
 
 class _AlignedBuffer:
-    """Takes the place of the schema's BufferT, which it packs as that does but for the alignment."""
+    """A stand-in for the schema's BufferT, which packs its data in the same way but aligned."""
 
     def __init__(self, data: Any) -> None:
         self.data = b"" if data is None else bytes(data)
@@ -140,7 +140,7 @@ class _AlignedBuffer:
 
 
 def packed(part: Any) -> bytes:
-    """The bytes of a schema's `ModelT`, whose buffers are replaced by aligned ones."""
+    """Return the bytes of a schema's `ModelT`; its buffers are replaced by aligned ones."""
     part.buffers = [_AlignedBuffer(buffer.data) for buffer in part.buffers]
     builder = flatbuffers.Builder(sum(len(buffer.data) for buffer in part.buffers) + 4096)
     builder.Finish(part.Pack(builder), b"TFL3")

@@ -144,7 +144,7 @@ def test_one_that_dies_while_it_loads_fails_the_pipeline_before_it_starts() -> N
 
 def test_what_is_no_stage_is_told_as_without_isolation() -> None:
     model, platform = chain(3), fake_platform("d0")
-    path = "a path leaves the stage and comes back at op2"
+    path = "a path leaves it and comes back at op2"
     with isolated(model, platform, ()) as compiled, pytest.raises(PlanError, match=path):
         _ = compiled.stage(["op0", "op2"], platform.devices[0]).inputs
 

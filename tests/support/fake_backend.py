@@ -21,9 +21,10 @@ import numpy.typing as npt
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port, Progress
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import PlanError, PlatformError
+from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.runtime import Pipeline, Result
 
 # An operator: arrays in the order of its inputs, to arrays in the order of its outputs.
@@ -125,19 +126,8 @@ class FakeModel:
         self.layouts, self.hooks, self.bind_errors = layouts or {}, hooks or {}, bind_errors or {}
 
     def stage(self, operators: Sequence[str], device: Device) -> FakeRunner:
+        check_stage(self.graph, operators)
         chosen = set(operators)
-        if not chosen <= self.functions.keys():
-            raise PlanError(f"{self.graph.name} has no operator {', '.join(chosen - self.functions.keys())}")
-        after: set[str] = set()  # tensors written inside, and what was made of them outside
-        returning: set[str] = set()
-        for operator in self.graph.operators:
-            made = {tensor.name for tensor in operator.outputs}
-            if operator.name in chosen:
-                if not returning.isdisjoint(operator.inputs):
-                    raise PlanError(f"a path leaves the stage and comes back at {operator.name}")
-                after |= made
-            elif not (after | returning).isdisjoint(operator.inputs):
-                returning |= made
         return FakeRunner(self, [o for o in self.graph.operators if o.name in chosen], device)
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:

@@ -10,9 +10,8 @@ import typer
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, read_plan
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
 from tvm_pipeline.memory.memory_graph import peak_bytes
@@ -99,7 +98,7 @@ def _read(
     else:
         graph = compile_source(source, shapes, None, tell).compiled.graph
     if chosen is not None:
-        check_stages(graph, Platform("any", tuple(map(Device, chosen.devices))), chosen.stages)
+        check_partition(graph, [stage.operators for stage in chosen.stages])
     return graph, chosen
 
 

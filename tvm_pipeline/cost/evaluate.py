@@ -22,12 +22,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, crossing_tensors, handed_on_bytes, readers_of
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, handed_on_bytes, readers_of
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
 from tvm_pipeline.errors import GraphError, PlanError, PlatformError
 from tvm_pipeline.memory import stage_memory
+from tvm_pipeline.core.partition import check_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,26 +178,10 @@ def check_stages(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, 
     Raises:
         PlanError: the stages do not hold every operator once, in a legal order, on devices that exist.
     """
-    if not stages:
-        raise PlanError("the plan has no stages; it needs at least one")
-    known = {operator.name for operator in graph.operators}
-    seen: set[str] = set()
     for index, stage in enumerate(stages):
-        if not stage.operators or not stage.devices:
+        if not stage.devices:
             raise PlanError(f"stage {index} has no operators or no devices")
-        for name in stage.operators:
-            if name not in known:
-                raise PlanError(f"stage {index} names operator {name}, which {graph.name} does not have")
-            if name in seen:
-                raise PlanError(f"operator {name} stands twice in the plan, last in stage {index}")
-            seen.add(name)
-    missing = [operator.name for operator in graph.operators if operator.name not in seen]
-    if missing:
-        raise PlanError(f"operator {missing[0]} is in no stage ({len(missing)} missing in all)")
-    try:
-        boundaries = crossing_tensors(graph, [stage.operators for stage in stages])
-    except GraphError as error:
-        raise PlanError(f"the stages form a cycle or stand in the wrong order: {error}") from error
+    boundaries = check_partition(graph, [stage.operators for stage in stages])
     _check_devices(graph, platform, stages)
     return boundaries
 

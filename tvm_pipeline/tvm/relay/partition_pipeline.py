@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import tvm
 from tvm import relay
 
-from tvm_pipeline.core.graph import crossing_tensors
+from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.errors import GraphError, PlanError
+from tvm_pipeline.errors import PlanError
 from tvm_pipeline.tvm.relay.extraction import Analysis, analyse
 
 # One tensor of `main`: a call, and which field of its result (0 where it is no tuple).
@@ -55,7 +55,7 @@ class _Stage:
 
 
 def _partition(mod: tvm.IRModule, plan: Plan, analysis: Analysis) -> tvm.IRModule:
-    _check_fit(plan, analysis)
+    check_partition(analysis.graph, [stage.operators for stage in plan.stages])
     index_of = {call: index for index, call in enumerate(analysis.calls)}
     stages = []
     for stage in plan.stages:
@@ -95,22 +95,6 @@ def _partition(mod: tvm.IRModule, plan: Plan, analysis: Analysis) -> tvm.IRModul
     body = values[0] if not isinstance(main.checked_type.ret_type, relay.TupleType) else relay.Tuple(values)
     made["main"] = relay.Function(main.params, body, main.ret_type, main.type_params, main.attrs)
     return relay.transform.InferType()(made)
-
-
-def _check_fit(plan: Plan, analysis: Analysis) -> None:
-    planned = [name for stage in plan.stages for name in stage.operators]
-    known = {operator.name for operator in analysis.graph.operators}
-    for name in planned:
-        if name not in known:
-            raise PlanError(f"the plan names operator {name}, which the module does not have")
-    if len(planned) != len(set(planned)) or len(planned) != len(known):
-        raise PlanError(f"the plan holds {len(planned)} operators, the module {len(known)}; each must stand in it once")
-    if not all(stage.operators for stage in plan.stages):
-        raise PlanError("a stage of the plan holds no operators")
-    try:
-        crossing_tensors(analysis.graph, [stage.operators for stage in plan.stages])
-    except GraphError as error:
-        raise PlanError(f"the stages form a cycle or stand in the wrong order: {error}") from error
 
 
 def _fields(expr: relay.Expr) -> list[Value]:

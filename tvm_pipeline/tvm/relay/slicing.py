@@ -18,6 +18,7 @@ from typing import Any
 
 from tvm_pipeline.backends.contract import Port
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.memory.arena import Lifetime, exact_layout, plan_arena
 from tvm_pipeline.tvm.alignment import Alignment, Entry
@@ -115,7 +116,7 @@ def slice_graph(
         PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or two wanted
             tensors cannot be told apart.
     """
-    _check_legal(graph, set(operators))
+    check_stage(graph, operators)
     chosen = _Selection(library, alignment, operators)
     exports = _exports(chosen, graph, set(operators))
     for entry, _ in exports.values():
@@ -141,26 +142,6 @@ def _least_memory_order(chosen: _Selection, exports: Mapping[str, tuple[Entry, E
     # As `_with_storage` has it: an output that is also shown under another shape lives in the arena.
     shown = {chosen.origin((kernel, 0))[0] for kernel in kernels if library.is_reshape(kernel)}
     return kernel_order(kernels, library.is_reshape, written & shown, written - shown)
-
-
-def _check_legal(graph: OperatorGraph, operators: set[str]) -> None:
-    if not operators:
-        raise PlanError(f"a stage of {graph.name} holds no operators")
-    unknown = operators - {operator.name for operator in graph.operators}
-    if unknown:
-        raise PlanError(
-            f"the compiled model {graph.name} has no operator {min(unknown)}; the plan is of another model or target"
-        )
-    written: set[str] = set()
-    beyond: set[str] = set()  # tensors made outside from what the slice writes
-    for operator in graph.operators:
-        outputs = {tensor.name for tensor in operator.outputs}
-        if operator.name in operators:
-            if not beyond.isdisjoint(operator.inputs):
-                raise PlanError(f"no stage of {graph.name}: a path leaves it and comes back at {operator.name}")
-            written |= outputs
-        elif not (written.isdisjoint(operator.inputs) and beyond.isdisjoint(operator.inputs)):
-            beyond |= outputs
 
 
 def _exports(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> dict[str, tuple[Entry, Entry]]:
