@@ -1,10 +1,10 @@
-"""Which stage every operator stands in, as booleans for CP-SAT: the part that every exact model of ours shares.
+"""The stage of every operator, as booleans for CP-SAT: the part that all exact models share.
 
 `before[v][b]` says that operator v stands in a stage in front of boundary b. It rises with b, and on an edge u -> v
-`before[v][b]` implies `before[u][b]`: so the stages are nested downsets, and all such chains are in the space. (Integer
-stage variables, the way of the published model, were measured 10 to 100 times slower.)
+`before[v][b]` implies `before[u][b]`. So the first stages are always downsets, and every chain of nested downsets is in
+the search space. (Integer stage variables, as in the published model, were measured 10 to 100 times slower.)
 
-Next: `cp_bytes.py` (the lexicographic problem) and `cp_seconds.py` (devices, links and time).
+Next: `least_bytes.py` (the lexicographic problem) and `least_seconds.py` (devices, links and time).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.topology import Neighbours
 from tvm_pipeline.solvers.cpsat import library
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     Expression: TypeAlias = cp_model.LinearExpr | int
     Terms: TypeAlias = list[tuple[cp_model.IntVar, int]]
 
-# An ancestor matrix of so many operators has 16 million entries; beyond that, weaker bounds are used.
+# An ancestor matrix of so many operators has 16 million entries. Larger graphs get weaker bounds.
 MOST_FOR_ANCESTORS = 4000
 
 
@@ -37,9 +38,9 @@ class Flow:
     """Tensors that travel together: they have one writer and the same readers.
 
     Attributes:
-        writer: the operator that writes them, by its place in the graph; None for inputs of the model.
-        readers: the operators that read them; one that comes before another reader is left out where that is known.
-        kept: whether they are outputs of the model, and live to the end.
+        writer: index of the operator that writes them; None for inputs of the model.
+        readers: the operators that read them; one that comes before another reader is left out if that is known.
+        kept: whether they are outputs of the model, which live to the end.
     """
 
     writer: int | None
@@ -50,17 +51,17 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dag:
-    """A graph by the places of its operators, with what can be known of it before any search.
+    """A graph of operator indices, with what is known of it before any search.
 
     Attributes:
-        sources: the operators that each reads from.
-        leader: operators of one leader must share a stage (the rule `children_together`).
-        upstream_bytes, downstream_bytes: parameters of an operator with all it needs, and with all that need it; a
-            lower bound of them for very large graphs.
+        sources: for each operator those that it reads from.
+        leader: operators with the same leader must share a stage (the rule `children_together`).
+        upstream_bytes, downstream_bytes: parameters of an operator and all that it needs, and of an operator and all
+            that need it; a lower bound of them for very large graphs.
     """
 
     graph: OperatorGraph
-    sources: list[list[int]]
+    sources: Neighbours
     leader: list[int]
     flows: tuple[Flow, ...]
     param_bytes: list[int]
@@ -71,7 +72,7 @@ class Dag:
         return len(self.sources)
 
     def windows(self, stages: int, most_bytes: int) -> list[tuple[int, int]]:
-        """The first and the last stage each operator can stand in where no stage holds more than `most_bytes`."""
+        """Return the first and the last stage that each operator can be in if no stage has more than `most_bytes`."""
         if most_bytes <= 0:
             return [(0, stages - 1)] * len(self)
         first = np.maximum(-(-self.upstream_bytes // most_bytes) - 1, 0)
@@ -82,68 +83,66 @@ class Dag:
 
 
 def dag_of(graph: OperatorGraph, children_together: bool) -> Dag:
-    """What the models need of a graph; O(V^2) bits of memory for up to MOST_FOR_ANCESTORS operators, else O(V+E)."""
-    writer = {tensor.name: place for place, operator in enumerate(graph.operators) for tensor in operator.outputs}
-    sources = [sorted({writer[read] for read in operator.inputs if read in writer}) for operator in graph.operators]
-    held = [operator.param_bytes for operator in graph.operators]
+    """Return what the models need of a graph.
+
+    It takes O(V^2) bits of memory for up to MOST_FOR_ANCESTORS operators, else O(V+E).
+    """
+    sources = graph.edges.before
+    param_bytes = [operator.param_bytes for operator in graph.operators]
     ancestors = _ancestors(sources) if len(graph) <= MOST_FOR_ANCESTORS else None
     if ancestors is not None:
-        weights = np.array(held, np.int64)
+        weights = np.array(param_bytes, np.int64)
         upstream, downstream = ancestors @ weights, ancestors.T @ weights
     else:
-        upstream, downstream = _heaviest_paths(sources, held)
+        upstream, downstream = _heaviest_paths(sources, param_bytes)
     leader = _leaders(sources) if children_together else list(range(len(graph)))
-    return Dag(graph, sources, leader, _flows(graph, writer, ancestors), held, upstream, downstream)
+    return Dag(graph, sources, leader, _flows(graph, ancestors), param_bytes, upstream, downstream)
 
 
-def _ancestors(sources: list[list[int]]) -> npt.NDArray[np.bool_]:
-    """Row v: the operators that v needs, and v itself."""
+def _ancestors(sources: Neighbours) -> npt.NDArray[np.bool_]:
+    """Return a matrix whose row v marks the operators that v needs, and v itself."""
     table = np.eye(len(sources), dtype=bool)
-    for place, found in enumerate(sources):
+    for index, found in enumerate(sources):
         for source in found:
-            table[place] |= table[source]
+            table[index] |= table[source]
     return table
 
 
-def _heaviest_paths(sources: list[list[int]], held: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    up, down = np.array(held, np.int64), np.array(held, np.int64)
-    for place, found in enumerate(sources):
-        up[place] += max((up[source] for source in found), default=0)
-    for place in reversed(range(len(sources))):
-        for source in sources[place]:
-            down[source] = max(down[source], held[source] + down[place])
+def _heaviest_paths(sources: Neighbours, param_bytes: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    up, down = np.array(param_bytes, np.int64), np.array(param_bytes, np.int64)
+    for index, found in enumerate(sources):
+        up[index] += max((up[source] for source in found), default=0)
+    for index in reversed(range(len(sources))):
+        for source in sources[index]:
+            down[source] = max(down[source], param_bytes[source] + down[index])
     return up, down
 
 
-def _leaders(sources: list[list[int]]) -> list[int]:
-    """Union-find over the readers of each operator."""
+def _leaders(sources: Neighbours) -> list[int]:
+    """Return the leader of each operator, by union-find over the readers of each operator."""
     leader = list(range(len(sources)))
 
-    def find(place: int) -> int:
-        while leader[place] != place:
-            leader[place] = place = leader[leader[place]]
-        return place
+    def find(index: int) -> int:
+        while leader[index] != index:
+            leader[index] = index = leader[leader[index]]
+        return index
 
     first_reader: dict[int, int] = {}
-    for place, found in enumerate(sources):
+    for index, found in enumerate(sources):
         for source in found:
-            leader[find(place)] = find(first_reader.setdefault(source, place))
-    return [find(place) for place in range(len(sources))]
+            leader[find(index)] = find(first_reader.setdefault(source, index))
+    return [find(index) for index in range(len(sources))]
 
 
-def _flows(graph: OperatorGraph, writer: dict[str, int], ancestors: npt.NDArray[np.bool_] | None) -> tuple[Flow, ...]:
-    readers: dict[str, list[int]] = {}
-    for place, operator in enumerate(graph.operators):
-        for read in dict.fromkeys(operator.inputs):
-            readers.setdefault(read, []).append(place)
-    outputs = set(graph.outputs)
+def _flows(graph: OperatorGraph, ancestors: npt.NDArray[np.bool_] | None) -> tuple[Flow, ...]:
+    edges, outputs = graph.edges, set(graph.outputs)
     sizes: dict[tuple[int | None, tuple[int, ...], bool], int] = {}
     for name, tensor in graph.tensors.items():
-        places = readers.get(name, [])
+        readers = edges.readers[name]
         if ancestors is not None:
-            places = [r for r in places if not any(r != other and ancestors[other, r] for other in places)]
-        if tensor.bytes and (places or name in outputs):
-            key = writer.get(name), tuple(places), name in outputs
+            readers = tuple(r for r in readers if not any(r != other and ancestors[other, r] for other in readers))
+        if tensor.bytes and (readers or name in outputs):
+            key = edges.writer.get(name), readers, name in outputs
             sizes[key] = sizes.get(key, 0) + tensor.bytes
     return tuple(Flow(*key, size) for key, size in sizes.items())
 
@@ -157,13 +156,13 @@ class Staging:
         self.model, self.dag, self.stages = model, dag, stages
         self.true, self.false = model.new_constant(1), model.new_constant(0)
         self.before: list[list[cp_model.IntVar]] = [[] for _ in range(len(dag))]
-        for place, leader in enumerate(dag.leader):
+        for index, leader in enumerate(dag.leader):
             if not self.before[leader]:
                 self.before[leader] = self._row(*(windows[leader] if windows else (0, stages - 1)))
-            self.before[place] = self.before[leader]
-        for place, found in enumerate(dag.sources):
+            self.before[index] = self.before[leader]
+        for index, found in enumerate(dag.sources):
             for source in found:
-                for after, needed in zip(self.before[place], self.before[source], strict=True):
+                for after, needed in zip(self.before[index], self.before[source], strict=True):
                     if after is not needed and needed is not self.true and after is not self.false:
                         model.add_implication(after, needed)
 
@@ -176,23 +175,23 @@ class Staging:
         return [*[self.false] * (first + 1), *free, *[self.true] * (self.stages - last)][: self.stages + 1]
 
     def prefix(self, boundary: int, weights: Sequence[int]) -> Expression:
-        """The sum of the weights of all operators in front of the boundary."""
-        row = ((self.before[place][boundary], weight) for place, weight in enumerate(weights) if weight)
+        """Return the sum of the weights of all operators in front of the boundary."""
+        row = ((self.before[index][boundary], weight) for index, weight in enumerate(weights) if weight)
         return weighted([(literal, weight) for literal, weight in row if literal is not self.false])
 
     def stage(self, stage: int, weights: Sequence[int]) -> Expression:
-        """The sum of the weights of the operators of a stage."""
+        """Return the sum of the weights of the operators of a stage."""
         return self.prefix(stage + 1, weights) - self.prefix(stage, weights)
 
     def fill(self, stage: int, only_if: Sequence[cp_model.IntVar] = ()) -> None:
-        """The stage has an operator; or has one if all literals of `only_if` hold."""
+        """Demand that the stage has an operator if all literals of `only_if` hold."""
         inside = self.stage(stage, [1] * len(self.dag))
         self.model.add(inside >= 1).only_enforce_if(*only_if)
 
     def crossing(self, boundary: int, flows: Sequence[Flow]) -> Terms:
-        """A literal for each flow that may cross the boundary, with its bytes: true if it does.
+        """Return a literal for each flow that may cross the boundary, with its bytes: true if it crosses.
 
-        It may also be true if it does not; whatever is minimized or limited makes it false.
+        The literal of a flow that does not cross may be true, too; an objective or a limit makes it false.
         """
         terms = [(self._crosses(boundary, flow), flow.bytes) for flow in flows]
         return [(literal, size) for literal, size in terms if literal is not self.false]
@@ -208,21 +207,21 @@ class Staging:
         if any(literal is self.false for literal in waiting):
             return written
         if written is self.true and len(waiting) == 1:
-            return ~waiting[0]  # type: ignore[return-value]  # a negated literal serves as well
+            return ~waiting[0]  # type: ignore[return-value]  # a negated literal works as well
         crosses = self.model.new_bool_var("")
         for literal in waiting:
             self.model.add_bool_or(crosses, ~written, literal)
         return crosses
 
     def hint(self, stage_of: Sequence[int]) -> None:
-        """Begins the search at this assignment of operators to stages."""
+        """Start the search at this assignment of operators to stages."""
         for leader in set(self.dag.leader):
             for boundary, literal in enumerate(self.before[leader]):
                 if literal is not self.true and literal is not self.false:
                     self.model.add_hint(literal, stage_of[leader] < boundary)
 
     def groups(self, solver: cp_model.CpSolver) -> list[tuple[str, ...]]:
-        """The operators of each stage of a solution, in the graph's order."""
+        """Return the operators of each stage of a solution, in the graph's order."""
         stages: list[list[str]] = [[] for _ in range(self.stages)]
         for operator, row in zip(self.dag.graph.operators, self.before, strict=True):
             stages[self.stages - sum(map(solver.boolean_value, row))].append(operator.name)
@@ -230,12 +229,12 @@ class Staging:
 
 
 def stage_of(graph: OperatorGraph, stages: Sequence[Stage]) -> list[int]:
-    """The stage of every operator, in the graph's order."""
+    """Return the stage of every operator, in the graph's order."""
     found = {name: index for index, stage in enumerate(stages) for name in stage.operators}
     return [found[operator.name] for operator in graph.operators]
 
 
 def weighted(terms: Terms) -> Expression:
-    """The sum of weight times literal."""
+    """Return the sum of weight times literal."""
     total: Expression = library().LinearExpr.weighted_sum([t for t, _ in terms], [w for _, w in terms])
     return total

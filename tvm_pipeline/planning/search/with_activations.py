@@ -101,31 +101,28 @@ def _check_operators(problem: Problem) -> None:
 
 
 def least_needs(graph: OperatorGraph) -> Floats:
-    """N+1 x N+1: bytes of activations that operators i to j-1 need in every order; infinite where i >= j.
+    """Return an N+1 x N+1 matrix: bytes of activations that operators i to j-1 need in every order.
 
-    All inputs of the segment, and besides either its outputs, or what one of its operators reads and writes.
+    A segment needs all its inputs, and with them at least its outputs, and at least what any one of its operators reads
+    and writes. Entries with i >= j are infinite.
     """
     count, tensors = len(graph), graph.tensors
-    writer = {tensor.name: place for place, operator in enumerate(graph.operators) for tensor in operator.outputs}
-    readers: dict[str, list[int]] = {name: [] for name in tensors}
-    for place, operator in enumerate(graph.operators):
-        for read in dict.fromkeys(operator.inputs):
-            readers[read].append(place)
+    writer, readers = graph.edges.writer, graph.edges.readers
     own = np.array(
         [sum(tensors[t].bytes for t in dict.fromkeys(o.inputs)) + o.output_bytes for o in graph.operators], float
     )
     kept = set(graph.outputs)
     need = np.full((count + 1, count + 1), np.inf)
     alive: list[str] = [tensor.name for tensor in graph.inputs]
-    written = np.zeros(count + 1)  # by place of the cut: bytes alive there that were written after the cut i
-    for name, place in writer.items():
-        last = count if name in kept else max(readers[name], default=place)
-        written[place + 1 : last + 1] += tensors[name].bytes
+    written = np.zeros(count + 1)  # for each cut: bytes alive there that were written after the cut i
+    for name, index in writer.items():
+        last = count if name in kept else max(readers[name], default=index)
+        written[index + 1 : last + 1] += tensors[name].bytes
     for start in range(count):
         received, besides, leaving = np.zeros(count + 1), own.copy(), written.copy()
         for name in alive:
             size = tensors[name].bytes
-            later = [place for place in readers[name] if place >= start]
+            later = [reader for reader in readers[name] if reader >= start]
             if later:
                 received[later[0] + 1 :] += size
                 besides[later] -= size
@@ -134,7 +131,7 @@ def least_needs(graph: OperatorGraph) -> Floats:
                 leaving[start : last + 1] -= size
         most = np.maximum.accumulate(besides[start:])
         need[start, start + 1 :] = received[start + 1 :] + np.maximum(most, leaving[start + 1 :])
-        alive = [name for name in alive if name in kept or any(place > start for place in readers[name])]
+        alive = [name for name in alive if name in kept or any(reader > start for reader in readers[name])]
         alive += [
             tensor.name for tensor in graph.operators[start].outputs if tensor.name in kept or readers[tensor.name]
         ]
