@@ -272,19 +272,28 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
         [['source'], ['source', 'left'], ['sum']]
     """
     edges, group = graph.edges, _group_of(graph, groups)
-    for index, operator in enumerate(graph.operators):
-        for read in operator.inputs:
-            if group[edges.writer.get(read, index)] > group[index]:
+    for index, sources in enumerate(edges.before):
+        for source in sources:
+            if group[source] > group[index]:
+                reader, written = graph.operators[index], {tensor.name for tensor in graph.operators[source].outputs}
+                read = next(name for name in reader.inputs if name in written)
                 raise GraphError(
-                    f"operator {operator.name} of stage {group[index]} reads {read}, which a later stage writes"
+                    f"operator {reader.name} of stage {group[index]} reads {read}, which a later stage writes"
                 )
-    kept = set(graph.outputs)
+    kept, writer = set(graph.outputs), edges.writer
     boundaries: list[list[Tensor]] = [[] for _ in range(len(groups) + 1)]
-    for name, tensor in graph.tensors.items():
-        first = group[edges.writer[name]] + 1 if name in edges.writer else 0
-        last = len(groups) if name in kept else max((group[reader] for reader in edges.readers[name]), default=-1)
-        for boundary in range(first, last + 1):
-            boundaries[boundary].append(tensor)
+    for name, readers in edges.readers.items():
+        if name in kept:
+            last = len(groups)
+        elif readers:
+            last = max([group[reader] for reader in readers])
+        else:
+            continue
+        first = group[writer[name]] + 1 if name in writer else 0
+        if first <= last:
+            tensor = graph.tensors[name]
+            for boundary in range(first, last + 1):
+                boundaries[boundary].append(tensor)
     return boundaries
 
 
