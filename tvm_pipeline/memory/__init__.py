@@ -1,6 +1,19 @@
 """The order of a stage's operators that needs least memory, and where its buffers then lie.
 
-The names below are what others use; `graph.py` says what they mean.
+The names below are what others use; `memory_graph.py` says what they mean.
+
+memory_graph.py   buffers, the bytes alive at each step of an order, and the check of an order
+orders.py         orders that cost no search
+minimum_peak.py   the one entry to all methods that order a graph
+exact_order.py    the order with the least peak, proven
+order_search.py   its compiled search
+regions.py        the parts of a graph that can be ordered one by one
+serenity.py       a published scheduler, to compare with
+stage_memory.py   the activations that a stage of a plan needs
+arena.py          where the buffers of an order lie
+rewriting.py      graphs rewritten so that they need less
+traffic.py        the bytes that an order moves between on-chip memory and the memory behind it
+traffic_order.py  the order that moves the least
 """
 
 from tvm_pipeline.memory.memory_graph import (

@@ -1,7 +1,8 @@
-"""Where the buffers of an order live: one arena, each tensor at an offset, none over another that is alive with it.
+"""Where the buffers of an order lie: one arena, each tensor at an offset, no two that are alive together overlapping.
 
-Greedy by size is nearly always as small as can be after a good order; where it takes more than is alive at once,
-`exact_layout` asks CP-SAT. `check_layout` believes neither. Next: `minimalloc.py`, to compare with another allocator.
+After a good order, the greedy layout by size is nearly always as small as possible. If it takes more than is alive at
+the same time, `exact_layout` asks CP-SAT. `check_layout` checks the result of either. Next: `research/minimalloc.py`,
+to compare with another allocator.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Literal
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.memory.memory_graph import MemoryGraph, check_order
 
-ALIGNMENT = 64  # what TVM allocates for, and compiled kernels assume
+ALIGNMENT = 64  # TVM allocates with it, and compiled kernels rely on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Layout:
     Attributes:
         offsets: in bytes, one for each tensor.
         bound_bytes: no arena for these tensors is smaller.
-        status: `optimal` where the two are equal.
+        status: `optimal` if the two are equal.
     """
 
     offsets: tuple[int, ...]
@@ -51,16 +52,16 @@ class Layout:
 
 
 def lifetimes(graph: MemoryGraph, order: Sequence[int]) -> tuple[list[Lifetime], list[int]]:
-    """The tensors to lay out when the operators run in `order`, and which of them each buffer lives in.
+    """Return the tensors to lay out when the operators run in `order`, and which of them each buffer lies in.
 
-    A buffer of several producers lives from the first of them on. One that an operator writes in place lives in the
-    tensor that it overwrites, which keeps the size of the larger one. After the buffers come the workspaces.
+    A buffer with several producers is alive from the first of them on. A buffer that an operator writes in place lies
+    in the tensor that it overwrites, which keeps the size of the larger one. The workspaces come after the buffers.
 
     Returns:
         The tensors, and for every buffer of the graph the index of its tensor, -1 for an input that nobody reads.
 
     Raises:
-        GraphError: `order` is none that `check_order` takes.
+        GraphError: `check_order` refuses `order`.
     """
     check_order(graph, order)
     step = {index: position for position, index in enumerate(order)}
@@ -70,26 +71,26 @@ def lifetimes(graph: MemoryGraph, order: Sequence[int]) -> tuple[list[Lifetime],
         last = max((step[index] for index in (*buffer.producers, *buffer.consumers)), default=-1)
         spans.append(Lifetime(first, len(order) - 1 if buffer.pinned else last, buffer.bytes, buffer.name))
     tensors: list[Lifetime] = []
-    place = [-1] * len(spans)
+    tensor_of = [-1] * len(spans)
     for index in sorted(range(len(spans)), key=lambda b: spans[b].first):
         span = spans[index]
         if span.last < span.first:
             continue
         below = _overwritten(graph, order, spans, index)
         if below is None:
-            place[index] = len(tensors)
+            tensor_of[index] = len(tensors)
             tensors.append(span)
         else:
-            place[index] = place[below]
-            tensors[place[index]] = replace(tensors[place[index]], last=span.last)
+            tensor_of[index] = tensor_of[below]
+            tensors[tensor_of[index]] = replace(tensors[tensor_of[index]], last=span.last)
     for index, size in enumerate(graph.workspace_bytes):
         if size:
             tensors.append(Lifetime(step[index], step[index], size, f"workspace of {graph.operators[index]}"))
-    return tensors, place
+    return tensors, tensor_of
 
 
 def _overwritten(graph: MemoryGraph, order: Sequence[int], spans: Sequence[Lifetime], index: int) -> int | None:
-    """The buffer whose place this one takes: of those that may be overwritten as they die, the smallest that does."""
+    """Return the buffer that this one overwrites: the smallest of those that may be overwritten and die then."""
     span, buffer = spans[index], graph.buffers[index]
     if not buffer.producers or not graph.in_place:
         return None
@@ -102,7 +103,7 @@ def _overwritten(graph: MemoryGraph, order: Sequence[int], spans: Sequence[Lifet
 
 
 def most_alive(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
-    """The bytes alive at the fullest step, each tensor a multiple of `alignment`: no arena is smaller."""
+    """Return the peak of the bytes alive, with each tensor a multiple of `alignment`: no arena is smaller."""
     change = [0] * (max((tensor.last for tensor in tensors), default=0) + 2)
     for tensor, size in zip(tensors, _sizes(tensors, alignment), strict=True):
         change[tensor.first] += size
@@ -111,12 +112,12 @@ def most_alive(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
 
 
 def plan_arena(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
-    """The offset of each tensor, a multiple of `alignment`, and the bytes of the arena: greedy by size.
+    """Return the offset of each tensor, a multiple of `alignment`, and the bytes of the arena, greedily by size.
 
-    The largest tensor first, each at the lowest offset where no tensor stands that is alive at the same time (Pisarchyk
-    and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). Tensors of equal size are taken from
-    the first step on, and again from the last step back; the smaller arena is the answer. So a chain whose tensors only
-    shrink, or only grow, takes no more than is alive at once.
+    The largest tensor comes first. Each tensor gets the lowest offset that is free of tensors alive at the same time
+    (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). Tensors of equal size are
+    taken once from the first step on and once from the last step back, and the smaller arena is the answer. Therefore
+    a chain whose tensors only shrink, or only grow, takes no more than is alive at the same time.
     """
     sizes = _sizes(tensors, alignment)
     forward = sorted(range(len(sizes)), key=lambda i: (-sizes[i], tensors[i].first))
@@ -130,7 +131,7 @@ def _sizes(tensors: Sequence[Lifetime], alignment: int) -> list[int]:
 
 
 def _place(tensors: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
-    """Each tensor of `order` at the lowest offset that is free while it lives."""
+    """Put each tensor of `order` at the lowest offset that is free while it is alive."""
     offsets = [0] * len(tensors)
     placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, lifetime), by offset
     for index in order:
@@ -147,10 +148,10 @@ def _place(tensors: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[in
 
 
 def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_limit_s: float = 10) -> Layout:
-    """The smallest arena, or the best one found in `time_limit_s` with how small it could be.
+    """Return the smallest arena, or the best one found in `time_limit_s` with a lower bound.
 
-    Where the greedy one takes no more than `most_alive`, it is the answer; else rectangles of steps by bytes are packed
-    by CP-SAT, beginning at the greedy layout. Offsets are multiples of `alignment`.
+    If the greedy arena takes no more than `most_alive`, it is the answer. Else CP-SAT packs rectangles of steps by
+    bytes, starting at the greedy layout. Offsets are multiples of `alignment`.
 
     Raises:
         OptionError: ortools is needed, and not installed.
@@ -165,8 +166,8 @@ def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_l
 def _packed(
     tensors: Sequence[Lifetime], sizes: Sequence[int], offsets: list[int], arena: int, bound: int, time_limit_s: float
 ) -> tuple[list[int], int, int]:
-    """Better offsets where CP-SAT finds some, with their arena and the bound that it proves."""
-    # A second until ortools is imported, which few layouts need.
+    """Return the best offsets that CP-SAT finds, with their arena and the bound that it proves."""
+    # The import of ortools takes a second, and few layouts need it.
     from tvm_pipeline.solvers.cpsat import library, search
 
     unit = math.gcd(*sizes)
@@ -195,9 +196,9 @@ def _packed(
 
 
 def check_layout(tensors: Sequence[Lifetime], offsets: Sequence[int], arena_bytes: int) -> None:
-    """Raises PlanError unless every tensor lies within the arena, and none over another that is alive with it.
+    """Raise PlanError unless every tensor lies within the arena and no two that are alive together overlap.
 
-    The message names the tensors. Every pair is looked at, which is slow and leaves little to be wrong.
+    The message names the tensors. The check compares every pair, which is slow but simple enough to trust.
     """
     if len(offsets) != len(tensors):
         raise PlanError(f"the layout has {len(offsets)} offsets for {len(tensors)} tensors; give one for each")

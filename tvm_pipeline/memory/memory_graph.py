@@ -1,15 +1,15 @@
-"""What an order of operators costs in memory: buffers, who writes and who reads them, and the bytes alive at each step.
+"""The memory that an order of operators needs: buffers, their writers and readers, and the bytes alive at each step.
 
-A MemoryGraph is an OperatorGraph seen by an allocator. It says only what matters to it, so that graphs from Relay, from
-a .tflite file and from a rewriting look alike. Next: `orders.py` (orders that cost no search), `exact.py` (the order
-that needs least), `layout.py` (where in an arena the buffers of an order lie).
+A MemoryGraph is an OperatorGraph as an allocator sees it. It holds only what an allocator needs, so that graphs from
+Relay, from a .tflite file and from a rewriting have one form. Next: `orders.py` (orders that cost no search),
+`exact_order.py` (the order with the least peak), `arena.py` (where in an arena the buffers of an order lie).
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ from tvm_pipeline.errors import GraphError
 
 INT64_MAX = (1 << 63) - 1
 
-# Kinds each of whose output elements depends on the input element at its place alone, as Keras, Relay and TFLite name
-# them, in lower case; those of the last line only rename a shape.
+# The kinds that compute each output element from the input element at the same position alone, as Keras, Relay and
+# TFLite name them, in lower case. Those of the last line only change the shape.
 ELEMENTWISE = """
     abs activation add batchnormalization batch_norm bias_add cast clip customscalelayer divide elu erf exp gelu
     hard_swish hardswish leaky_relu leakyrelu log logistic maximum minimum mul multiply negative power prelu relu relu6
@@ -30,16 +30,16 @@ ELEMENTWISE = """
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Bytes that are alive from the operator that first writes them to the one that reads them last.
+    """Bytes that are alive from the operator that first writes them to the operator that reads them last.
 
-    A buffer of no bytes is a way to say that one operator must come after another.
+    A buffer of 0 bytes expresses that one operator must come after another.
 
     Attributes:
         producers: indices of the operators that write it; none for an input of the graph, which is alive from the
-            start. Several write parts or sums of one buffer in any order: an accumulation, or a concatenation whose
-            parts are written where they belong.
-        consumers: indices of the operators that read it, after all producers. Where there are none, it dies as its
-            last producer ends; an input that nobody reads takes no room at all.
+            start. Several producers write parts or sums of one buffer in any order: an accumulation, or a concatenation
+            whose parts are written where they belong.
+        consumers: indices of the operators that read it, after all producers. A buffer without consumers dies when its
+            last producer ends; an input without consumers takes no memory.
         pinned: whether it stays alive to the end, as an output of the graph does.
     """
 
@@ -55,10 +55,11 @@ class MemoryGraph:
     """Operators in a topological order (the "program order") and the buffers between them.
 
     Attributes:
-        operators: their names; everywhere else an operator is its index here.
-        workspace_bytes: what each operator needs besides while it runs; left out, nothing.
-        in_place: for each operator the indices of the buffers that it may overwrite with its output. It does where one
-            of them dies as it runs, is not pinned and is at least as large; else the output gets a place of its own.
+        operators: their names; elsewhere an operator is named by its index in this tuple.
+        workspace_bytes: what each operator needs in addition while it runs; empty if no operator needs any.
+        in_place: for each operator the indices of the buffers that it may overwrite with its output. It overwrites one
+            that dies while the operator runs, is not pinned and is at least as large; else the output gets memory of
+            its own.
 
     Raises GraphError when a buffer is read before it is written (a cycle, or a wrong order), a size is negative,
     unknown or all of them together more than an int64 holds, or an operator is to overwrite what it does not read.
@@ -135,47 +136,43 @@ def memory_graph(
     pin_outputs: bool = True,
     in_place: bool = False,
 ) -> MemoryGraph:
-    """The buffers of a graph, or of one stage: one for every tensor that its operators read or write.
+    """Return the buffers of a graph, or of one stage: one for every tensor that its operators read or write.
 
     Args:
-        operators: names of the stage's operators, in any order; tensors that others write are its inputs, those that
-            others read its outputs, as are the graph's own. All operators by default.
+        operators: names of the stage's operators, in any order; all operators by default. The stage's inputs are the
+            tensors that other operators write. Its outputs are the tensors that other operators read, and the outputs
+            of the graph.
         pin_inputs: inputs stay alive to the end, as those of a graph executor do; else they die after their last use.
-        pin_outputs: outputs stay alive to the end; else they die as what writes or reads them last has run.
-        in_place: elementwise operators may overwrite an input of as many elements.
+        pin_outputs: outputs stay alive to the end; else they die after the last operator that writes or reads them.
+        in_place: elementwise operators may overwrite an input with the same number of elements.
 
     Raises:
         GraphError: an operator is not in the graph, or its sizes are ones that MemoryGraph refuses.
     """
-    inside = {part.name for part in graph.operators} if operators is None else set(operators)
-    members = [part for part in graph.operators if part.name in inside]
-    if len(members) < len(inside):
-        missing = min(inside.difference(part.name for part in members))
-        raise GraphError(f"graph {graph.name} has no operator {missing}; name operators of this graph")
-    tensors = graph.tensors
-    writers = {tensor.name: index for index, part in enumerate(members) for tensor in part.outputs}
+    edges, tensors = graph.edges, graph.tensors
+    names = edges.index.keys() if operators is None else set(operators)
+    if missing := names - edges.index.keys():
+        raise GraphError(f"graph {graph.name} has no operator {min(missing)}; name operators of this graph")
+    chosen = sorted(edges.index[name] for name in names)
+    members = [graph.operators[index] for index in chosen]
+    own = {index: position for position, index in enumerate(chosen)}  # position in the stage of each of its operators
     given = [tensor.name for tensor in graph.inputs] if operators is None else []
-    readers: dict[str, list[int]] = {name: [] for name in (*given, *writers)}
-    for index, part in enumerate(members):
-        for read in dict.fromkeys(part.inputs):
-            readers.setdefault(read, []).append(index)
-    leaving = {*graph.outputs, *(read for part in graph.operators if part.name not in inside for read in part.inputs)}
-    buffers = tuple(
-        Buffer(
-            name,
-            tensors[name].bytes,
-            (writers[name],) if name in writers else (),
-            tuple(users),
-            (pin_outputs and name in leaving) or (pin_inputs and name not in writers),
-        )
-        for name, users in readers.items()
-    )
-    position = {name: index for index, name in enumerate(readers)}
+    written = [tensor.name for part in members for tensor in part.outputs]
+    touched = dict.fromkeys((*given, *written, *(read for part in members for read in part.inputs)))
+    kept = set(graph.outputs)
+    buffers = []
+    for name in touched:
+        producer = own.get(edges.writer.get(name, -1))
+        consumers = tuple(own[reader] for reader in edges.readers[name] if reader in own)
+        leaves = name in kept or len(consumers) < len(edges.readers[name])
+        pinned = (pin_outputs and leaves) or (pin_inputs and producer is None)
+        buffers.append(Buffer(name, tensors[name].bytes, () if producer is None else (producer,), consumers, pinned))
+    position = {name: index for index, name in enumerate(touched)}
     marks = tuple(_overwritable(part, tensors, position) for part in members) if in_place else ()
-    return MemoryGraph(graph.name, tuple(part.name for part in members), buffers, (), marks)
+    return MemoryGraph(graph.name, tuple(part.name for part in members), tuple(buffers), (), marks)
 
 
-def _overwritable(part: Operator, tensors: dict[str, Tensor], position: dict[str, int]) -> tuple[int, ...]:
+def _overwritable(part: Operator, tensors: Mapping[str, Tensor], position: dict[str, int]) -> tuple[int, ...]:
     kinds = (kind.rpartition(".")[2].lower() for kind in part.kind.split("+"))
     if len(part.outputs) != 1 or not set(kinds) <= set(ELEMENTWISE.split()):
         return ()
@@ -184,7 +181,7 @@ def _overwritable(part: Operator, tensors: dict[str, Tensor], position: dict[str
 
 
 def predecessors(graph: MemoryGraph) -> list[set[int]]:
-    """For each operator those that must run before it: the producers of what it reads."""
+    """Return for each operator those that must run before it: the producers of what it reads."""
     before: list[set[int]] = [set() for _ in graph.operators]
     for buffer in graph.buffers:
         for consumer in buffer.consumers:
@@ -193,7 +190,7 @@ def predecessors(graph: MemoryGraph) -> list[set[int]]:
 
 
 def check_order(graph: MemoryGraph, order: Sequence[int]) -> None:
-    """Raises GraphError unless `order` holds every operator once, each after those whose output it reads."""
+    """Raise GraphError unless `order` holds every operator once, each after those whose output it reads."""
     if sorted(order) != list(range(len(graph))):
         raise GraphError(f"graph {graph.name}: an order holds each of 0 to {len(graph) - 1} once, not {list(order)}")
     done: set[int] = set()
@@ -209,10 +206,12 @@ def check_order(graph: MemoryGraph, order: Sequence[int]) -> None:
 
 
 def footprint(graph: MemoryGraph, order: Sequence[int]) -> list[int]:
-    """Bytes alive while each operator of `order` runs: what lives before it, what it writes, and its workspace.
+    """Return the bytes alive while each operator of `order` runs.
+
+    They are the buffers that are alive before it, those that it writes, and its workspace.
 
     Raises:
-        GraphError: `order` is none that `check_order` takes.
+        GraphError: `check_order` refuses `order`.
     """
     check_order(graph, order)
     reads, writes = _reads_and_writes(graph)
@@ -240,7 +239,13 @@ def footprint(graph: MemoryGraph, order: Sequence[int]) -> list[int]:
 
 
 def peak_bytes(graph: MemoryGraph, order: Sequence[int]) -> int:
-    """The most bytes that are alive at once when the operators run in `order`; raises as `footprint` does."""
+    """Return the most bytes that are alive at the same time when the operators run in `order`.
+
+    This is the judge of an order: it takes time in proportion to the operators and buffers, and searches nothing.
+
+    Raises:
+        GraphError: `check_order` refuses `order`.
+    """
     return max(footprint(graph, order), default=_bytes_at_start(graph))
 
 

@@ -1,4 +1,4 @@
-"""One entry to all methods that order a memory graph."""
+"""The one entry to all methods that order a memory graph; `exact_order.py` and `serenity.py` are the searches."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _FREE: dict[str, Callable[[MemoryGraph], Sequence[int]]] = {
 
 
 def minimum_peak(graph: MemoryGraph, method: Method = "exact", time_limit_s: float | None = 60.0) -> Ordering:
-    """An order of the graph's operators whose peak of bytes alive is low, by a method of the reader's choice.
+    """Return an order of the graph's operators with a low peak of bytes alive, found by the chosen method.
 
     Args:
-        method: `exact` proves its order to need least, see `exact.py`; `serenity` is the published scheduler; the
-            others cost no search, and their bound is what the largest operator needs.
-        time_limit_s: after which the best order found is the answer, with a bound; None for as long as it takes.
+        method: `exact` proves that no order needs less (see `exact_order.py`); `serenity` is the published scheduler;
+            the others cost no search, and their bound is what the largest operator needs.
+        time_limit_s: after this time the best order found is the answer, with a bound; None for no limit.
 
     Raises:
         OptionError: there is no such method.

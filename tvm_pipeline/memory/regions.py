@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_pipeline.core.topology import successors
 from tvm_pipeline.memory.memory_graph import MemoryGraph, predecessors
 from tvm_pipeline.memory.order_search import BITS, Region
-from tvm_pipeline.memory.orders import successors
 
 NEVER = 1 << 40  # more operators than any buffer has
 

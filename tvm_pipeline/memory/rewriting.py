@@ -15,7 +15,7 @@ exact search. Relay modules are really rewritten by `tvm_pipeline/relay/rewritin
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal, TypeAlias, TypeVar
@@ -166,14 +166,14 @@ def _kinds(operator: Operator) -> list[str]:
     return [kind.rpartition(".")[2].lower().replace("_", "") for kind in operator.kind.split("+")]
 
 
-def _is_concatenation(operator: Operator, tensors: dict[str, Tensor]) -> bool:
+def _is_concatenation(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
     if not set(_kinds(operator)) <= CONCATENATIONS or len(operator.inputs) < 2 or len(operator.outputs) != 1:
         return False
     made, reads = operator.outputs[0].shape, [tensors[name].shape for name in operator.inputs]
     return all(shape[:-1] == made[:-1] for shape in reads) and sum(shape[-1] for shape in reads) == made[-1] > 0
 
 
-def _is_sum(operator: Operator, tensors: dict[str, Tensor]) -> bool:
+def _is_sum(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
     first, *rest = _kinds(operator)
     if first not in SUMS or not set(rest) <= {"add", "relu", "relu6"} or len(operator.outputs) != 1:
         return False
@@ -182,7 +182,7 @@ def _is_sum(operator: Operator, tensors: dict[str, Tensor]) -> bool:
     return same and len(operator.inputs) > 1
 
 
-def _is_convolution(operator: Operator, tensors: dict[str, Tensor]) -> bool:
+def _is_convolution(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
     """Whether each output element is a sum over all channels of what it reads, and then maybe an elementwise function.
 
     A convolution in groups, which some sources call by the same name, has fewer multiplications than that.
@@ -192,7 +192,7 @@ def _is_convolution(operator: Operator, tensors: dict[str, Tensor]) -> bool:
     return first in CONVOLUTIONS and set(rest) <= BY_ELEMENT and not 0 < operator.macs < least
 
 
-def _is_by_channel(operator: Operator, tensors: dict[str, Tensor]) -> bool:
+def _is_by_channel(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
     kinds, made, read = set(_kinds(operator)), operator.outputs[0].shape, tensors[operator.inputs[0]].shape
     if kinds <= BY_ELEMENT:
         return made == read

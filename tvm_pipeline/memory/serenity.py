@@ -12,8 +12,9 @@ import time
 from itertools import accumulate
 from typing import TypeAlias
 
+from tvm_pipeline.core.topology import successors
 from tvm_pipeline.memory.memory_graph import MemoryGraph, footprint, predecessors
-from tvm_pipeline.memory.orders import Ordering, kahn_order, successors
+from tvm_pipeline.memory.orders import Ordering, kahn_order
 from tvm_pipeline.memory.regions import split
 
 # The paper limits the seconds of a step and does not say to how many; a number of schedules is the same everywhere.

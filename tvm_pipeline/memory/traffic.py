@@ -1,19 +1,20 @@
-"""What an order moves between a small on-chip memory and the memory behind it.
+"""The bytes that an order moves between a small on-chip memory and the memory behind it.
 
-Minimum peak is not minimum traffic: where not all fits, what counts is how soon a tensor is wanted again. Here an order
-is judged with Belady's rule; next: `traffic_order.py`, which looks for the order that moves least.
+The order with the least peak is not the order with the least traffic: if not everything fits, it matters how soon a
+tensor is needed again. This module judges an order with Belady's rule. Next: `traffic_order.py`, which searches for the
+order that moves the least.
 
-The model, for a memory graph of buffers that are on chip as a whole or not at all:
+The model, for a memory graph whose buffers are on chip as a whole or not at all:
 
-- The graph's inputs begin off chip; pinned buffers (outputs) must be off chip at the end. Weights are counted where
-  they are buffers of the graph: an input with one reader each.
-- While an operator runs, all that it reads and writes is on chip, with its workspace. What is missing is loaded. A
-  buffer that several operators write is loaded again like one that is read; nothing is written in place.
-- To make room, buffers are evicted: one that is not off chip, too, is written there. One that no operator needs any
-  more is dropped free, an output is written once.
-- An operator that needs more than the whole chip streams: it takes all of it, so that everything else leaves; what
-  it reads and was not on chip passes once, what it writes is written through, and the chip is empty afterwards. So
-  every capacity above 0 can be judged; `Traffic.streamed` says which operators a capacity is too small for.
+- The graph's inputs start off chip; pinned buffers (outputs) must be off chip at the end. Weights count if they are
+  buffers of the graph: inputs with one reader each.
+- While an operator runs, everything that it reads and writes is on chip, with its workspace. Missing buffers are
+  loaded. A buffer that several operators write is loaded again like one that is read; nothing is written in place.
+- If the capacity does not suffice, buffers are evicted. A buffer without a copy off chip is written there first. A
+  buffer that no operator needs any more is dropped at no cost; an output is written once.
+- An operator that needs more than the whole chip streams. It takes the whole chip, so that everything else leaves. The
+  buffers that it reads and that were not on chip pass once, those that it writes are written through, and the chip is
+  empty afterwards. So every capacity above 0 can be judged; `Traffic.streamed` names the operators that stream.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ class Traffic:
 
 
 def traffic(graph: MemoryGraph, order: Sequence[int], capacity_bytes: int) -> Traffic:
-    """What `order` moves where the chip holds `capacity_bytes`, evicting what is wanted again last.
+    """Return what `order` moves on a chip of `capacity_bytes` that evicts the buffer whose next use is the latest.
 
-    Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966. With
-    buffers of unequal sizes, of which some must be written back, his rule is no longer optimal: the benchmark
-    `memory_traffic.py` says how often. Of buffers wanted at the same time, one that is off chip already goes first.
+    Belady, "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966. If buffers
+    have different sizes and some must be written back, his rule is not optimal; the benchmark `memory_traffic.py`
+    measures how often. If two buffers have the same next use, one with a copy off chip is evicted first.
 
     Raises:
-        GraphError: `order` is none that `check_order` takes.
+        GraphError: `check_order` refuses `order`.
         OptionError: `capacity_bytes` is not positive.
     """
     check_order(graph, order)
@@ -71,11 +72,11 @@ class Uses(NamedTuple):
     """A memory graph as arrays, for the loops.
 
     Attributes:
-        start: operator i uses the buffers `buffer[start[i] : start[i + 1]]`, those that it reads first.
-        writes: whether it writes that buffer.
-        size, users, given, kept: of each buffer: bytes, how many operators use it, whether it is an input, and
+        start: operator i uses the buffers `buffer[start[i] : start[i + 1]]`, first those that it reads.
+        writes: for each of these uses, whether it writes the buffer.
+        size, users, given, kept: for each buffer its bytes, how many operators use it, whether it is an input, and
             whether it is pinned.
-        need, workspace: bytes of all that an operator uses, and of its workspace alone.
+        need, workspace: for each operator the bytes of all that it uses, and of its workspace alone.
     """
 
     start: Array
@@ -90,44 +91,44 @@ class Uses(NamedTuple):
 
 
 def uses_of(graph: MemoryGraph, capacity_bytes: int) -> Uses:
-    """Raises OptionError unless the capacity is positive."""
+    """Return the graph as arrays; raise OptionError unless the capacity is positive."""
     if capacity_bytes <= 0:
         raise OptionError(f"an on-chip memory of {capacity_bytes} bytes holds nothing; give a capacity above 0")
     rows: list[list[tuple[bool, int]]] = [[] for _ in graph.operators]
-    for place, buffer in enumerate(graph.buffers):
+    for position, buffer in enumerate(graph.buffers):
         for index in buffer.consumers:
-            rows[index].append((False, place))
+            rows[index].append((False, position))
         for index in buffer.producers:
-            rows[index].append((True, place))
+            rows[index].append((True, position))
     workspace = np.array(graph.workspace_bytes or [0] * len(graph), np.int64)
     flat = [use for row in rows for use in sorted(row)]
     return Uses(
         np.cumsum([0, *map(len, rows)]),
-        np.array([place for _, place in flat], np.int64),
+        np.array([position for _, position in flat], np.int64),
         np.array([write for write, _ in flat], np.bool_),
         np.array([buffer.bytes for buffer in graph.buffers], np.int64),
         np.array([len(buffer.producers) + len(buffer.consumers) for buffer in graph.buffers], np.int64),
         np.array([not buffer.producers for buffer in graph.buffers], np.bool_),
         np.array([buffer.pinned for buffer in graph.buffers], np.bool_),
-        workspace + [sum(graph.buffers[place].bytes for _, place in row) for row in rows],
+        workspace + [sum(graph.buffers[position].bytes for _, position in row) for row in rows],
         workspace,
     )
 
 
 @hot
 def belady(order: Array, uses: Uses, capacity: int) -> tuple[int, int]:
-    """Bytes loaded and stored by an order, which must be a legal one."""
+    """Return the bytes that an order loads and stores; the order must be legal."""
     start, buffer, size = uses.start, uses.buffer, uses.size
     never = len(order)
-    wanted = np.full(len(size), never)  # the step that uses a buffer next
-    after = np.empty(len(buffer), np.int64)  # the same, as it is once this use is over
+    next_use = np.full(len(size), never)  # for each buffer the step that uses it next
+    after = np.empty(len(buffer), np.int64)  # the same, for each use, after it
     for step in range(never - 1, -1, -1):
         for use in range(start[order[step]], start[order[step] + 1]):
-            after[use] = wanted[buffer[use]]
-            wanted[buffer[use]] = step
-    begun, behind = uses.given.copy(), uses.given.copy()  # whether it was written, and whether it is off chip, too
+            after[use] = next_use[buffer[use]]
+            next_use[buffer[use]] = step
+    begun, off_chip = uses.given.copy(), uses.given.copy()  # whether it was written; has a copy off chip
     on_chip = np.zeros(len(size), np.bool_)
-    held, loaded, stored = 0, 0, 0
+    on_chip_bytes, loaded, stored = 0, 0, 0
     for step in range(never):
         index = order[step]
         streams = uses.need[index] > capacity
@@ -137,31 +138,31 @@ def belady(order: Array, uses: Uses, capacity: int) -> tuple[int, int]:
                 missing += size[buffer[use]]
                 if begun[buffer[use]]:
                     loaded += size[buffer[use]]
-        while not streams and held + missing > capacity:
+        while not streams and on_chip_bytes + missing > capacity:
             gone = -1
-            for place in range(len(size)):
-                if on_chip[place] and wanted[place] > step:
-                    later = gone < 0 or wanted[place] > wanted[gone]
-                    if later or (wanted[place] == wanted[gone] and behind[place] and not behind[gone]):
-                        gone = place
-            if not behind[gone]:
+            for position in range(len(size)):
+                if on_chip[position] and next_use[position] > step:
+                    later = gone < 0 or next_use[position] > next_use[gone]
+                    if later or (next_use[position] == next_use[gone] and off_chip[position] and not off_chip[gone]):
+                        gone = position
+            if not off_chip[gone]:
                 stored += size[gone]
-            behind[gone], on_chip[gone] = True, False
-            held -= size[gone]
+            off_chip[gone], on_chip[gone] = True, False
+            on_chip_bytes -= size[gone]
         for use in range(start[index], start[index + 1]):
-            place = buffer[use]
-            wanted[place], begun[place] = after[use], True
-            behind[place] = behind[place] and not uses.writes[use]
-            if not on_chip[place]:
-                held += size[place]
-            on_chip[place] = True
-        # What nobody wants any more leaves; all does, after an operator that took the whole chip.
+            position = buffer[use]
+            next_use[position], begun[position] = after[use], True
+            off_chip[position] = off_chip[position] and not uses.writes[use]
+            if not on_chip[position]:
+                on_chip_bytes += size[position]
+            on_chip[position] = True
+        # Buffers that are never used again leave; after an operator that took the whole chip, all buffers leave.
         for other in range(len(size) if streams else start[index + 1] - start[index]):
-            place = other if streams else buffer[start[index] + other]
-            if on_chip[place] and (streams or wanted[place] == never):
-                if not behind[place] and (uses.kept[place] or wanted[place] < never):
-                    stored += size[place]
-                    behind[place] = True
-                on_chip[place] = False
-                held -= size[place]
+            position = other if streams else buffer[start[index] + other]
+            if on_chip[position] and (streams or next_use[position] == never):
+                if not off_chip[position] and (uses.kept[position] or next_use[position] < never):
+                    stored += size[position]
+                    off_chip[position] = True
+                on_chip[position] = False
+                on_chip_bytes -= size[position]
     return loaded, stored

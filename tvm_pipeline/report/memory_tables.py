@@ -16,7 +16,7 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.cost.evaluate import param_bytes_of
 from tvm_pipeline.memory.arena import Lifetime, lifetimes
 from tvm_pipeline.memory.memory_graph import footprint, peak_bytes
-from tvm_pipeline.memory.stage_memory import Comparison, fullest, least_peak, listed_peak
+from tvm_pipeline.memory.stage_memory import Comparison, least_peak, listed_peak, peak_operators
 from tvm_pipeline.report.drawing import CUT, INK, PALE, new_figure, save_figure
 from tvm_pipeline.report.tables import TextTable, percent, size
 
@@ -40,7 +40,7 @@ def orders_table(comparisons: Sequence[Comparison]) -> TextTable:
 def fullest_table(found: Comparison) -> TextTable:
     """The operators at the peak of the best order, and the tensors alive there, the largest first."""
     order = found.least.order
-    operators = fullest(found.graph, order)
+    operators = peak_operators(found.graph, order)
     rows = []
     for index in operators[:SHOWN]:
         for place, tensor in enumerate(alive_at(found, order, index)):
