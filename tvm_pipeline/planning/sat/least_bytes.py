@@ -11,19 +11,18 @@ Next: `cp_sat.py`, which calls this, and `cp_staging.py`, the booleans.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.core.graph import readers_of
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, Status
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of, weighted
+from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.cpsat import library, search
 
 if TYPE_CHECKING:
@@ -215,44 +214,27 @@ class _Bytes:
 
 
 def even_prefixes(problem: Problem, stages: int) -> list[tuple[str, ...]] | None:
-    """The graph's own order in `stages` consecutive groups, the fullest as empty of parameters as can be.
+    """Return the graph's own order in `stages` consecutive groups, the largest with as few parameters as possible.
 
-    None where `children_together` leaves too few places to cut.
+    None if `children_together` leaves too few cuts.
     """
     graph = problem.graph
-    held = list(accumulate((operator.param_bytes for operator in graph.operators), initial=0))
-    places = [0, *_legal_cuts(problem), len(graph)]
-    sums = [held[place] for place in places]
-    if len(places) <= stages:
+    sums = list(accumulate((operator.param_bytes for operator in graph.operators), initial=0))
+    cuts = [0, *_legal_cuts(problem), len(graph)]
+    ends = even_split([sums[cut] for cut in cuts], stages)
+    if not ends:
         return None
-
-    def cuts(most: int) -> list[int] | None:
-        """Greedy: each group takes all it can, but leaves one place for each of the groups to come."""
-        chosen = [0]
-        for group in range(1, stages + 1):
-            end = bisect_right(sums, sums[chosen[-1]] + most) - 1
-            end = min(end, len(places) - 1 - (stages - group))
-            if end <= chosen[-1]:
-                return None
-            chosen.append(end)
-        return chosen if chosen[-1] == len(places) - 1 else None
-
-    low, high = 0, sums[-1]
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if cuts(middle) else (middle + 1, high)
     names = [operator.name for operator in graph.operators]
-    return [tuple(names[places[a] : places[b]]) for a, b in pairwise(cuts(low) or ())]
+    return [tuple(names[cuts[a] : cuts[b]]) for a, b in pairwise([0, *ends])]
 
 
 def _legal_cuts(problem: Problem) -> list[int]:
-    """Where the order may be cut: with `children_together` not between readers of one operator."""
-    place = {operator.name: index for index, operator in enumerate(problem.graph.operators)}
-    split = [0] * (len(place) + 1)
+    """Return where the order may be cut: with `children_together` not between readers of one operator."""
+    count = len(problem.graph)
+    split = [0] * (count + 1)
     if problem.children_together:
-        for readers in readers_of(problem.graph).values():
-            places = [place[reader] for reader in readers]
-            if places:
-                split[min(places) + 1] += 1
-                split[max(places) + 1] -= 1
-    return [cut for cut, open_at in enumerate(accumulate(split)) if 0 < cut < len(place) and open_at == 0]
+        for readers in problem.graph.edges.after:
+            if readers:
+                split[readers[0] + 1] += 1
+                split[readers[-1] + 1] -= 1
+    return [cut for cut, open_at in enumerate(accumulate(split)) if 0 < cut < count and open_at == 0]

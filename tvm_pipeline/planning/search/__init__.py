@@ -1,6 +1,7 @@
 """Exact searches by dynamic programming over the cuts of a graph.
 
 cuts.py                 where a graph may be cut: its downsets, or the prefixes of one order
+even_split.py           consecutive groups whose largest is as small as possible
 space.py                the pipelines that a search considers
 cost_tables.py          the costs of stages as arrays over cuts
 dynamic_programming.py  the schedulers chain, ideals and hybrid

@@ -33,6 +33,7 @@ from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.search.cuts import Cuts, Integers
+from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.hot import hot
 
 NEVER = np.iinfo(np.int64).max // 4
@@ -189,17 +190,7 @@ def _even_prefixes(space: _Space) -> list[int]:
         if start < end:
             order.extend(_path(space, start, end))
     path = np.array(order, np.int64)
-    if len(path) - 1 < space.stages:
-        return []
-    held = space.held[path]
-    low, high = space.least_memory, space.total
-    while low < high:
-        middle = (low + high) // 2
-        if _fill(held, space.stages, middle) is None:
-            low = middle + 1
-        else:
-            high = middle
-    filled = _fill(held, space.stages, high) or []
+    filled = even_split(space.held[path].tolist(), space.stages)
     return [int(path[position]) for position in filled] if filled and path[filled[-1]] == last else []
 
 
@@ -213,19 +204,6 @@ def _path(space: _Space, start: int, end: int) -> list[int]:
         if len(path) > 4096:
             break
     return path
-
-
-def _fill(held: Integers, stages: int, most: int) -> list[int] | None:
-    """Each stage as full as `most` allows, leaving a cut for each stage to come; None where that is not enough."""
-    ends: list[int] = []
-    at = 0
-    for stage in range(stages):
-        furthest = min(int(np.searchsorted(held, held[at] + most, side="right")) - 1, len(held) - stages + stage)
-        if furthest <= at:
-            return None
-        ends.append(furthest)
-        at = furthest
-    return ends if at == len(held) - 1 else None
 
 
 def _held(space: _Space, chosen: list[int]) -> Integers:
