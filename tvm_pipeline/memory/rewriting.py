@@ -1,15 +1,15 @@
-"""Graphs rewritten so that they need less memory and compute the same: concatenations and sums done in parts.
+"""Rewrite graphs so that they need less memory and compute the same: concatenations and sums are done in parts.
 
     conv(concat(x, y))       ->  z  = conv_x(x);  z += conv_y(y)            channel-wise, the partial sums in one buffer
     depthwise(concat(x, y))  ->  z[: x] = depthwise_x(x);  z[x :] = depthwise_y(y)    kernel-wise, the parts in place
     concat(x, y), x + y      ->  z[: x] = x, z[x :] = y;  z = x, z += y                  elsewhere
 
-The first two are the identity graph rewriting of SERENITY (Ahn et al., "Ordering Chaos", MLSys 2020, section 3.3). What
-looks at each channel by itself (ReLU, pooling, a depthwise convolution) may stand between concatenation and
-convolution: it is done in parts, too. In every case several operators write one buffer in any order, and each input
-may die as soon as its own part is done. In float32 the parts, run one after the other where the operator stood, take
-no more memory than it did; an integer sum is carried in int32, of which that cannot be said: so `rewrite` asks the
-exact search. Relay modules are really rewritten by `tvm_pipeline/relay/rewriting.py`.
+The first two are the identity graph rewriting of SERENITY (Ahn et al., "Ordering Chaos", MLSys 2020, section 3.3).
+Operators that compute each channel by itself (ReLU, pooling, a depthwise convolution) may stand between concatenation
+and convolution; they are done in parts, too. In every case several operators write one buffer in any order, and each
+input may die as soon as its own part is done. In float32, the parts take no more memory than the operator if they run
+one after the other in its position. An integer sum is carried in int32 and may take more, so `rewrite` asks the exact
+search. `tvm_pipeline/tvm/relay/rewriting.py` does the same to Relay modules.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Rewriting:
     """A memory graph that was rewritten.
 
     Attributes:
-        graph: the new graph; where nothing is gained it is the one given.
+        graph: the new graph; the given one if nothing is gained.
         operators: names of the concatenations and sums that are done in parts.
-        ordering: the order of the new graph that needs least, as far as the search came.
+        ordering: the order of the new graph that needs least, or the best one that the search found.
     """
 
     graph: MemoryGraph
@@ -65,18 +65,18 @@ def rewrite(
     *,
     time_limit_s: float | None = 10.0,
 ) -> Rewriting:
-    """Does those concatenations and sums in parts that the least peak asks for, and no others.
+    """Do those concatenations and sums in parts that the least peak requires, and no others.
 
-    `fewest` says how they are found. Where every rewriting costs no memory (float32) no graph with some of them needs
-    less than the answer; where one may (int32 sums) another choice could.
+    `fewest` says how they are found. If no rewriting costs memory (float32), no choice of them needs less than the
+    answer. If one may cost memory (int32 sums), another choice could need less.
 
     Args:
         memory: the graph, or a stage of it, as `memory_graph` makes it.
         candidates: names among those of `rewritable`; all of them by default.
-        time_limit_s: for each call of the exact search; a peak that is then unproven counts as it is.
+        time_limit_s: for each call of the exact search; a peak that is then unproven is used as it is.
 
     Raises:
-        GraphError: `memory` is of another graph, or a candidate is none.
+        GraphError: `memory` is of another graph, or a candidate is not `rewritable`.
     """
     names = [*rewritable(graph, memory)] if candidates is None else list(dict.fromkeys(candidates))
     found: dict[tuple[str, ...], Rewriting] = {}
@@ -90,28 +90,29 @@ def rewrite(
 
 
 def fewest(candidates: Sequence[_T], peak: Callable[[Sequence[_T]], int]) -> list[_T]:
-    """The candidates that the least peak asks for; none where the peak of all is not below that of none.
+    """Return the candidates that the least peak requires; none if rewriting all of them does not lower the peak.
 
-    All are taken at once, since one alone often gains nothing while an equal peak stands elsewhere. Then those that can
-    be left out without raising the peak again are, by halves: QuickXplain (Junker, AAAI 2004). If no candidate ever
-    raises the peak, what is left cannot do without one of its own; else it is a greedy answer.
+    The search starts from all candidates, since a single one often gains nothing while an equal peak stands elsewhere.
+    Then it leaves out, by halves, candidates without which the peak stays the same: QuickXplain (Junker, AAAI 2004). If
+    no candidate ever raises the peak, every candidate of the answer is needed; else the answer is a greedy one.
 
     Args:
-        peak: bytes where some of the candidates, in their order, are rewritten. It is asked of the answer, too.
+        peak: returns the bytes if some of the candidates, in their order, are rewritten. It is called for the answer,
+            too.
     """
 
     @cache
-    def asked(some: frozenset[_T]) -> int:
-        return peak([each for each in candidates if each in some])
+    def peak_with(some: frozenset[_T]) -> int:
+        return peak([candidate for candidate in candidates if candidate in some])
 
-    without, least = asked(frozenset()), asked(frozenset(candidates))
+    without, least = peak_with(frozenset()), peak_with(frozenset(candidates))
     if least >= without:
         return []
 
     def needed(maybe: Sequence[_T], others: Sequence[_T]) -> Sequence[_T]:
-        """Those of `maybe` without which, beside `others`, the peak is higher."""
+        """Return those of `maybe` that are needed in addition to `others` for the least peak."""
         nonlocal least
-        below = asked(frozenset(others))
+        below = peak_with(frozenset(others))
         if below <= least:
             least = below
             return []
@@ -125,10 +126,10 @@ def fewest(candidates: Sequence[_T], peak: Callable[[Sequence[_T]], int]) -> lis
 
 
 def rewritable(graph: OperatorGraph, memory: MemoryGraph) -> dict[str, How]:
-    """The concatenations and sums that can be done in parts, by name.
+    """Return the concatenations and sums that can be done in parts, by name.
 
-    A concatenation is `partitioned` if all that read it can read its inputs instead. It is `piecewise`, as every sum
-    is, if its inputs are copied (or added) one by one. Channels are the last axis.
+    A concatenation is `partitioned` if all its readers can read its inputs instead. Else it is `piecewise`, like every
+    sum: its inputs are copied (or added) one by one. Channels are the last axis.
     """
     readers = _Readers(graph, memory)
     inside = set(memory.operators)
@@ -142,9 +143,9 @@ def rewritable(graph: OperatorGraph, memory: MemoryGraph) -> dict[str, How]:
 
 
 def rewritten(graph: OperatorGraph, memory: MemoryGraph, chosen: Collection[str]) -> MemoryGraph:
-    """`memory` with the operators `chosen` done in parts, whatever that costs.
+    """Return `memory` with the operators `chosen` done in parts, even if that costs memory.
 
-    The parts of `conv` are called `conv[0]`, `conv[1]` and so on. An integer sum is one of int32, and
+    The parts of `conv` are called `conv[0]`, `conv[1]` and so on. An integer sum is computed in int32, and
     `conv[requantize]` makes the output of it.
 
     Raises:
@@ -183,9 +184,9 @@ def _is_sum(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _is_convolution(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether each output element is a sum over all channels of what it reads, and then maybe an elementwise function.
+    """Return whether each output element is a sum over all input channels, followed by at most elementwise functions.
 
-    A convolution in groups, which some sources call by the same name, has fewer multiplications than that.
+    A convolution in groups, which has the same name in some sources, has fewer multiplications than that.
     """
     first, *rest = _kinds(operator)
     least = math.prod(operator.outputs[0].shape) * tensors[operator.inputs[0]].shape[-1]
@@ -201,23 +202,18 @@ def _is_by_channel(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
 
 
 class _Readers:
-    """Who reads which tensor, and whether it could read the tensor in parts."""
+    """The readers of each tensor, and whether they could read it in parts."""
 
     def __init__(self, graph: OperatorGraph, memory: MemoryGraph) -> None:
-        self.tensors = graph.tensors
-        inside = set(memory.operators)
-        self.leaving = set(graph.outputs)
-        self.of: dict[str, list[Operator]] = {}
-        for operator in graph.operators:
-            for name in dict.fromkeys(operator.inputs):
-                self.of.setdefault(name, []).append(operator)
-                if operator.name not in inside:
-                    self.leaving.add(name)
+        self.graph, self.tensors = graph, graph.tensors
+        self.outputs, self.inside = set(graph.outputs), set(memory.operators)
 
     def take_parts(self, tensor: str) -> bool:
-        """Whether nobody wants the tensor whole."""
-        readers = self.of.get(tensor, [])
-        return bool(readers) and tensor not in self.leaving and all(map(self._takes_parts, readers))
+        """Return whether the tensor has readers, all in the memory graph, that can read it in parts."""
+        if tensor in self.outputs:
+            return False
+        readers = [self.graph.operators[index] for index in self.graph.edges.readers[tensor]]
+        return bool(readers) and all(part.name in self.inside and self._takes_parts(part) for part in readers)
 
     def _takes_parts(self, operator: Operator) -> bool:
         if _is_concatenation(operator, self.tensors):
@@ -240,14 +236,14 @@ class _Made:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A buffer that holds so many of the channels of a tensor."""
+    """A buffer with some of the channels of a tensor."""
 
     buffer: _Made
     channels: int
 
 
 class _Rewriter:
-    """Writes a memory graph down again, operator by operator, with some of them in parts."""
+    """Builds a memory graph anew, operator by operator, with some of them in parts."""
 
     def __init__(self, graph: OperatorGraph, memory: MemoryGraph) -> None:
         self.graph, self.memory, self.readers = graph, memory, _Readers(graph, memory)
@@ -256,7 +252,7 @@ class _Rewriter:
         self.workspace: list[int] = []
         self.overwrites: list[list[_Made]] = []
         self.buffers: list[_Made] = []
-        self.holds: dict[str, list[_Part]] = {}
+        self.parts: dict[str, list[_Part]] = {}  # for each tensor the buffers that it lies in
 
     def run(self, chosen: set[str]) -> MemoryGraph:
         for buffer in self.memory.buffers:
@@ -265,7 +261,7 @@ class _Rewriter:
         by_name = {operator.name: operator for operator in self.graph.operators}
         for index, name in enumerate(self.memory.operators):
             self.operator(index, by_name[name], name in chosen)
-        position = {id(made): place for place, made in enumerate(self.buffers)}
+        position = {id(made): index for index, made in enumerate(self.buffers)}
         buffers = (Buffer(m.name, m.bytes, tuple(m.producers), tuple(m.consumers), m.pinned) for m in self.buffers)
         workspace = tuple(self.workspace) if self.memory.workspace_bytes else ()
         marks = tuple(tuple(position[id(made)] for made in marked) for marked in self.overwrites)
@@ -273,18 +269,18 @@ class _Rewriter:
         return MemoryGraph(self.memory.name, tuple(self.operators), tuple(buffers), workspace, in_place)
 
     def operator(self, index: int, operator: Operator, chosen: bool) -> None:
-        reads = [part for name in operator.inputs for part in self.holds[name]]
+        reads = [part for name in operator.inputs for part in self.parts[name]]
         if not (chosen or (len(operator.inputs) == 1 and len(reads) > 1)):
             made = [self.whole(tensor) for tensor in operator.outputs]
             marked = {self.memory.buffers[b].name for b in self.memory.in_place[index]} if self.memory.in_place else ()
-            overwrites = [part.buffer for name in marked for part in self.holds[name]]
+            overwrites = [part.buffer for name in marked for part in self.parts[name]]
             self.add(index, "", [part.buffer for part in reads], made, overwrites)
             return
         tensor = operator.outputs[0]
         apart = self.readers.take_parts(tensor.name)
         adds = _is_sum if chosen else _is_convolution
         if chosen and apart and _is_concatenation(operator, self.readers.tensors):
-            self.holds[tensor.name] = reads  # whoever reads it reads them
+            self.parts[tensor.name] = reads  # its readers read the parts
         elif adds(operator, self.readers.tensors):
             self.summed(index, reads, tensor)
         elif apart:
@@ -300,23 +296,23 @@ class _Rewriter:
             self.add(index, "[requantize]", [total], [self.whole(tensor)], [total])
 
     def in_parts(self, index: int, reads: list[_Part], made: _Made) -> None:
-        for place, part in enumerate(reads):
-            self.add(index, f"[{place}]", [part.buffer], [made], [part.buffer])
+        for number, part in enumerate(reads):
+            self.add(index, f"[{number}]", [part.buffer], [made], [part.buffer])
 
     def by_channel(self, index: int, reads: list[_Part], tensor: Tensor) -> None:
-        """One buffer for each part."""
+        """Add one operator and one buffer for each part."""
         channels = sum(part.channels for part in reads)
         size = self.old[tensor.name].bytes // channels
         parts = []
-        for place, part in enumerate(reads):
-            made = self.buffer(f"{tensor.name}[{place}]", size * part.channels)
-            self.add(index, f"[{place}]", [part.buffer], [made], [part.buffer])
+        for number, part in enumerate(reads):
+            made = self.buffer(f"{tensor.name}[{number}]", size * part.channels)
+            self.add(index, f"[{number}]", [part.buffer], [made], [part.buffer])
             parts.append(_Part(made, part.channels * tensor.shape[-1] // channels))
-        self.holds[tensor.name] = parts
+        self.parts[tensor.name] = parts
 
     def whole(self, tensor: Tensor) -> _Made:
         made = self.buffer(tensor.name, self.old[tensor.name].bytes, self.old[tensor.name].pinned)
-        self.holds[tensor.name] = [_Part(made, tensor.shape[-1] if tensor.shape else 1)]
+        self.parts[tensor.name] = [_Part(made, tensor.shape[-1] if tensor.shape else 1)]
         return made
 
     def buffer(self, name: str, size: int, pinned: bool = False) -> _Made:
@@ -326,7 +322,7 @@ class _Rewriter:
     def add(
         self, index: int, suffix: str, reads: list[_Made], writes: list[_Made], overwrites: Iterable[_Made]
     ) -> None:
-        """An operator in the place of operator `index`; it overwrites where that one may."""
+        """Add an operator in the position of operator `index`; it may overwrite buffers only if that one may."""
         here = len(self.operators)
         self.operators.append(self.memory.operators[index] + suffix)
         self.workspace.append(self.memory.workspace_bytes[index] if self.memory.workspace_bytes else 0)
