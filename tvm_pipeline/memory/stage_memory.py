@@ -88,7 +88,7 @@ def activation_bytes(graph: OperatorGraph, operators: Iterable[str], capacity_by
     The second answer comes from a search with a time limit (see `least_peak`), so this is for planners, not for judges.
     """
     members = frozenset(operators)
-    listed = listed_peak(graph, members)
+    listed = _listed_peak(graph, members)
     return listed if listed <= capacity_bytes else _least_peak(graph, members).peak_bytes
 
 
@@ -138,7 +138,12 @@ def compare(name: str, graph: OperatorGraph, operators: Iterable[str] | None = N
     return Comparison(name, memory, program_order(memory), kahn_order(memory), minimum_peak(memory))
 
 
-# Planners ask a thousand times, mostly for stages that they asked for before.
+# Planners ask a thousand times, mostly for stages that they asked for before. A judge does not use these.
+@lru_cache(maxsize=4096)
+def _listed_peak(graph: OperatorGraph, operators: frozenset[str]) -> int:
+    return listed_peak(graph, operators)
+
+
 @lru_cache(maxsize=4096)
 def _least_peak(graph: OperatorGraph, operators: frozenset[str]) -> Ordering:
     return minimum_peak(stage_graph(graph, operators), time_limit_s=TIME_LIMIT_S)

@@ -1,4 +1,7 @@
-"""PartitionPipeline: a plan becomes a Relay module of stage functions."""
+"""PartitionPipeline: a pass that turns a Relay module and a plan into a module of stage functions.
+
+Next: `extraction.py`, which makes the operator graph that a plan is made for.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ Value = tuple[relay.Expr, int]
 
 
 def PartitionPipeline(plan: Plan, params: Collection[str] = ()) -> tvm.transform.Pass:  # noqa: N802
-    """A pass that makes one global function of each stage of `plan`, and a `main` that calls them in order.
+    """Return a pass that makes one global function of each stage of `plan`, and a `main` that calls them in order.
 
-    Each carries the attributes `device` and `pipeline_stage`, and `Inline`, by which a plain `relay.build` takes
-    the module and computes the same. Any legal cut will do: several tensors may cross, and may skip stages.
+    Each function has the attributes `device` and `pipeline_stage`, and `Inline`, so that a plain `relay.build` accepts
+    the module and computes the same. Any legal cut is possible: several tensors may cross, and may skip stages.
 
         before: fn main(%data) { %0 = conv(%data); %1 = pool(%0); add(%0, %1) }
         after:  fn stage_0(%data) { conv(%data) }                        device="cpu0"
@@ -98,7 +101,7 @@ def _partition(mod: tvm.IRModule, plan: Plan, analysis: Analysis) -> tvm.IRModul
 
 
 def _fields(expr: relay.Expr) -> list[Value]:
-    """The tensors that an expression stands for, each as the call (or variable) that gives it."""
+    """Return the tensors of an expression, each as the call (or variable) that gives it."""
     if isinstance(expr, relay.Tuple):
         return [value for part in expr.fields for value in _fields(part)]
     if isinstance(expr, relay.TupleGetItem):
@@ -114,7 +117,7 @@ def _type(value: Value) -> relay.Type:
 
 
 def _root_owner(value: Value, index_of: dict[relay.Call, int], analysis: Analysis, owner: dict[int, _Stage]) -> _Stage:
-    """The stage that computes a result of `main`, behind whatever glue stands in front of it."""
+    """Return the stage that computes a result of `main`, whatever glue follows the computation."""
     expr = value[0]
     while isinstance(expr, relay.Call) and analysis.kernels[index_of[expr]].is_glue:
         expr = _fields(expr.args[0])[0][0]
@@ -124,7 +127,7 @@ def _root_owner(value: Value, index_of: dict[relay.Call, int], analysis: Analysi
 
 
 def _take(expr: relay.Expr, part: _Stage, index_of: dict[relay.Call, int], analysis: Analysis) -> None:
-    """Takes glue into the stage that needs it, as far back as glue goes."""
+    """Take glue into the stage that needs it, back to the first call that is not glue."""
     while isinstance(expr, relay.Call):
         kernel = index_of[expr]
         if kernel in part.kernels or not analysis.kernels[kernel].is_glue:
@@ -141,7 +144,7 @@ def _outside(value: Value, part: _Stage, index_of: dict[relay.Call, int]) -> boo
 
 
 def _function(part: _Stage, number: int, index_of: dict[relay.Call, int], analysis: Analysis) -> relay.Function:
-    """The stage as a Relay function of its imports."""
+    """Return the stage as a Relay function of its imports."""
     rebuilt: dict[relay.Expr, relay.Expr] = {}
 
     def tensor(value: Value) -> relay.Expr:
@@ -176,7 +179,7 @@ def _function(part: _Stage, number: int, index_of: dict[relay.Call, int], analys
 
 
 def _copy(op: relay.Expr) -> relay.Expr:
-    """A fused function with variables of its own: two stages may need the same glue, and no variable binds twice."""
+    """Return a copy with fresh variables: two stages may need the same glue, and no variable may be bound twice."""
     if not isinstance(op, relay.Function):
         return op
     fresh = {parameter: relay.Var(parameter.name_hint, parameter.checked_type) for parameter in op.params}

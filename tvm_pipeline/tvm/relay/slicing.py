@@ -1,7 +1,7 @@
-"""Some operators of a compiled library become a runnable stage: compile once, cut anywhere.
+"""Make some operators of a compiled library a runnable stage: compile once, cut anywhere.
 
-A slice is the part of the library's graph JSON that computes them, with the tensors it reads from outside as
-inputs and those wanted outside as outputs. Nothing is compiled and no parameter is copied:
+A slice is the part of the library's graph JSON that computes these operators. Its inputs are the tensors that it reads
+from outside, its outputs the tensors that are read outside. Nothing is compiled and no parameter is copied:
 
     whole:  data -> conv_0 -> pool_1 -> conv_2 -> add_3(conv_2, pool_1) -> softmax_4
     slice {conv_2, add_3}:  pool_1 -> conv_2 -> add_3(conv_2, pool_1)
@@ -32,13 +32,13 @@ class SliceGraph:
     """A slice as data, before an executor exists.
 
     Attributes:
-        inputs, outputs: what crosses, in the order in which a run is given it.
-        head_shapes: the shape under which each output is computed; its port may show another.
+        inputs, outputs: the tensors that cross, in the order in which a run takes them.
+        head_shapes: the shape under which each output is computed; its port may have another.
         copied: outputs (by index) that must be copied out of their entry instead of being written in place.
         params: name of the library's parameter for each entry that is, or shows, one.
         shapes, dtypes: of every entry.
-        offsets: place in the arena of each activation; `activation_bytes` is the arena's size, and
-            `unordered_bytes` what it would be in the library's order.
+        offsets: position in the arena of each activation; `activation_bytes` is the arena's size, and
+            `unordered_bytes` its size in the library's order.
         operator_nodes: for each node that runs a kernel, the operator whose time it counts to.
     """
 
@@ -57,7 +57,7 @@ class SliceGraph:
 
 
 class _Selection:
-    """Collects the kernels of a slice: those of its operators, and the glue they and the outputs need."""
+    """Collects the kernels of a slice: those of its operators, and the glue that they and the outputs need."""
 
     def __init__(self, library: Library, alignment: Alignment, operators: Sequence[str]) -> None:
         self.library, self.alignment = library, alignment
@@ -69,7 +69,7 @@ class _Selection:
                 self.need(entry)
 
     def need(self, entry: Entry) -> None:
-        """Takes in the glue behind `entry`, or makes it an input."""
+        """Take in the glue behind `entry`, or make it an input."""
         kernel, _ = entry
         if kernel in self.kernels:
             return
@@ -83,7 +83,7 @@ class _Selection:
         self.imports.setdefault((origin, shape), len(self.imports))
 
     def inside(self, entry: Entry) -> bool:
-        """Whether the bytes of `entry` are computed here, rather than read from an input."""
+        """Return whether the bytes of `entry` are computed here rather than read from an input."""
         kernel, _ = entry
         if kernel < 0 or kernel in self.own:
             return kernel >= 0
@@ -92,7 +92,7 @@ class _Selection:
         return not self.library.is_reshape(kernel) or self.inside(self.library.kernels[kernel].reads[0])
 
     def origin(self, entry: Entry) -> tuple[Entry, tuple[int, ...]]:
-        """The entry whose bytes `entry` shows under a shape of its own, and that shape."""
+        """Return the entry whose bytes `entry` shows under a shape of its own, and that shape."""
         shape = self.library.entry_shape(entry)
         while entry[0] >= 0 and self.library.is_reshape(entry[0]):
             entry = self.library.kernels[entry[0]].reads[0]
@@ -106,15 +106,16 @@ def slice_graph(
     operators: Sequence[str],
     memory_ordered: bool = False,
 ) -> SliceGraph:
-    """Cuts `operators` out of the library's graph.
+    """Cut `operators` out of the library's graph.
 
     Args:
-        memory_ordered: the kernels run in the order that needs the least memory, and their results lie as close as
-            can be, where the arena is smaller for it; else in the library's order, laid out greedily.
+        memory_ordered: the kernels run in the order that needs the least memory, and their results are packed as
+            closely as possible, if that makes the arena smaller; else they run in the library's order and are laid out
+            greedily.
 
     Raises:
-        PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or two wanted
-            tensors cannot be told apart.
+        PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or a tensor that
+            crosses has no name.
     """
     check_stage(graph, operators)
     chosen = _Selection(library, alignment, operators)
@@ -139,23 +140,24 @@ def _least_memory_order(chosen: _Selection, exports: Mapping[str, tuple[Entry, E
     library = chosen.library
     kernels = {kernel: library.kernels[kernel] for kernel in sorted(chosen.kernels)}
     written = {origin for _, origin in exports.values()}
-    # As `_with_storage` has it: an output that is also shown under another shape lives in the arena.
+    # As in `_with_storage`: an output that is also shown under another shape lies in the arena.
     shown = {chosen.origin((kernel, 0))[0] for kernel in kernels if library.is_reshape(kernel)}
     return kernel_order(kernels, library.is_reshape, written & shown, written - shown)
 
 
 def _exports(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> dict[str, tuple[Entry, Entry]]:
-    """For each tensor wanted outside: the entry that shows it and the entry whose bytes it shares."""
+    """Return for each tensor that is read outside the entry that shows it and the entry whose bytes it shares."""
     heads = dict(zip(graph.outputs, chosen.library.heads, strict=True))
     written: dict[str | None, Entry] = {}
     for kernel in sorted(chosen.own):
         for index, value in enumerate(chosen.alignment.values[kernel]):
             written.setdefault(chosen.alignment.names.get(value), (kernel, index))
-    read_outside = {read for operator in graph.operators if operator.name not in operators for read in operator.inputs}
+    edges = graph.edges
+    inside = {edges.index[name] for name in operators}
     exports: dict[str, tuple[Entry, Entry]] = {}
     for operator in graph.operators:
         for tensor in operator.outputs if operator.name in operators else ():
-            if tensor.name in heads or tensor.name in read_outside:
+            if tensor.name in heads or not inside.issuperset(edges.readers[tensor.name]):
                 entry = heads[tensor.name] if tensor.name in heads else written[tensor.name]
                 exports[tensor.name] = entry, chosen.origin(entry)[0]
     return exports
@@ -194,7 +196,7 @@ class _Assembly:
         return self._with_storage(heads, tuple(outputs), operator_nodes)
 
     def _owners(self) -> dict[int, str]:
-        """The operator of each kernel; glue counts to the one that it stands before in the library, or to the last."""
+        """Return the operator of each kernel; glue counts to the operator behind it in the library, or to the last."""
         owner = {k: name for name in self.operators for k in self.chosen.alignment.kernels[name]}
         behind = owner[max(owner)]
         for kernel in sorted(self.chosen.kernels, reverse=True):
@@ -263,10 +265,10 @@ class _Assembly:
         self, heads: list[tuple[int, int]], outputs: tuple[Port, ...], operator_nodes: list[tuple[int, str]]
     ) -> SliceGraph:
         imported = {self.rows[node] for node in range(len(self.input_ports))}
-        exported = {self.rows[node] + index: place for place, (node, index) in enumerate(heads)}
+        exported = {self.rows[node] + index: position for position, (node, index) in enumerate(heads)}
         # An output that is also shown under another shape cannot be redirected: its other readers would not follow.
         shown = set(self.same_bytes.values())
-        copied = {place: entry for entry, place in exported.items() if entry in shown}
+        copied = {position: entry for entry, position in exported.items() if entry in shown}
         written: dict[int, int] = {}
         last: dict[int, int] = {}
         for step, node in enumerate(self.nodes):
@@ -279,7 +281,7 @@ class _Assembly:
             last[entry] = len(self.nodes)
         outside = imported | (exported.keys() - set(copied.values())) | self.params.keys() | self.same_bytes.keys()
         kept = [entry for entry in range(len(self.shapes)) if entry not in outside]
-        places, arena_bytes = self.lay_out(
+        starts, arena_bytes = self.lay_out(
             [
                 Lifetime(
                     written[entry],
@@ -289,7 +291,7 @@ class _Assembly:
                 for entry in kept
             ]
         )
-        offsets = dict(zip(kept, places, strict=True))
+        offsets = dict(zip(kept, starts, strict=True))
         for entry, below in self.same_bytes.items():
             if below in self.params:
                 self.params[entry] = self.params[below]
