@@ -23,12 +23,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, handed_on_bytes, readers_of
+from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
 from tvm_pipeline.errors import GraphError, PlanError, PlatformError
 from tvm_pipeline.memory import stage_memory
-from tvm_pipeline.core.partition import check_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _check_activations(problem: Problem, stages: tuple[Stage, ...]) -> None:
             if name not in stage.devices:
                 continue
             try:
-                peak = stage_memory.ordered_peak(graph, stage.operators)
+                peak = stage_memory.order_peak(graph, stage.operators)
             except GraphError as error:
                 raise PlanError(f"stage {index} cannot run in its order: {error}") from error
             if param_bytes + peak > capacity:

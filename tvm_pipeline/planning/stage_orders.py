@@ -48,7 +48,7 @@ def _fitting(problem: Problem, stages: tuple[Stage, ...], index: int) -> Stage:
     if not capacities:
         return stage
     name = min(capacities, key=capacities.__getitem__)
-    if stage_memory.ordered_peak(graph, stage.operators) <= capacities[name]:
+    if stage_memory.order_peak(graph, stage.operators) <= capacities[name]:
         return stage
     best = stage_memory.least_peak(graph, stage.operators)
     if best.peak_bytes > capacities[name]:
