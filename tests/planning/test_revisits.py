@@ -103,7 +103,7 @@ def test_both_devices_come_again_in_four_stages() -> None:
     [{"objective": "latency"}, {"objective": "energy"}, {"max_latency_s": 1.0}, {"objective": "memory,communication"}],
 )
 def test_it_is_for_throughput_without_a_limit(figures: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match="scheduler revisits does not plan (for objective|under `max_latency_s`)"):
+    with pytest.raises(OptionError, match=r"scheduler revisits does not plan (for objective|under `max_latency_s`)"):
         planning.plan(network(ENDS, **figures), "revisits")
 
 
