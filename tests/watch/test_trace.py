@@ -14,7 +14,8 @@ from tests.watch.watched import watching
 from tvm_pipeline.core.plan import Problem, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.cost.simulate import Bar, simulate
+from tvm_pipeline.core.statistics import Bar, Sample
+from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.watch import chrome_trace, stage_bars
 
 # What the format asks of an event of each phase, beside `ph`, `pid`, `tid`, `name` and `ts`.
@@ -45,14 +46,14 @@ def test_a_run_is_drawn_as_it_was_recorded():
     assert list(found) == ["stage 0 on d0", "stage 1 on d1", "stage 1 on d2"]
     for (stage, device), label in zip([(0, "d0"), (1, "d1"), (1, "d2")], found, strict=True):
         timed = [t for r in watched.records if (r.stage, r.device) == (stage, device) for t in r.timed]
-        for name, column in (("transfer", 1), ("compute", 2)):
-            drawn_us = sum(event["dur"] for event in found[label] if event["name"] == name)
-            assert drawn_us == pytest.approx(1e6 * sum(t[column] for t in timed), abs=len(timed))
+        for part in ("transfer", "compute"):
+            drawn_us = sum(event["dur"] for event in found[label] if event["name"] == part)
+            assert drawn_us == pytest.approx(1e6 * sum(getattr(t, f"{part}_s") for t in timed), abs=len(timed))
         assert sum(event["cat"] == "frame" for event in found[label]) == len(timed)
 
 
 def test_only_what_ended_in_the_window():
-    samples = [(0.5, 0.1, 0.4, frame, float(frame)) for frame in range(1, 6)]
+    samples = [Sample(0.5, 0.1, 0.4, frame, float(frame)) for frame in range(1, 6)]
     assert stage_bars(0, "d0", samples, since_s=3.0) == [
         Bar(0, "d0", frame, pytest.approx(frame - 0.5), 0.1, 0.4) for frame in (4, 5)
     ]

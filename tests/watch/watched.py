@@ -8,8 +8,7 @@ from typing import Any
 
 from tests.support.fake_backend import busy, chain_model, fake_platform, make_plan, numbers
 from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.statistics import RunStatistics, StageRecord
-from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.core.statistics import Bar, RunStatistics, Sample, StageRecord
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.watch import Snapshot, stage_bars
 
@@ -23,11 +22,11 @@ class TimedRecord(StageRecord):
 
     def __init__(self, stage: int, device: str) -> None:
         super().__init__(stage, device)
-        self.timed: list[tuple[float, float, float, int, float]] = []
+        self.timed: list[Sample] = []
 
     def add(self, *parts: Any) -> None:
         wait_s, transfer_s, compute_s, *_ = parts
-        self.timed.append((wait_s, transfer_s, compute_s, self.frames, time.perf_counter()))
+        self.timed.append(Sample(wait_s, transfer_s, compute_s, self.frames, time.perf_counter()))
         super().add(*parts)
 
 

@@ -1,7 +1,10 @@
-"""What a run measured. The names are those of a plan's prediction, so that the two stand side by side.
+"""The figures that a run measures. Their names are those of a plan's prediction, so that the two can be compared.
 
-Only the steady state counts: the first frames, which fill the pipeline, and those that are still inside when
-the last was submitted are left out. Samples are kept in windows of bounded length, so a run may take weeks.
+Only the steady state counts: the first frames, which fill the pipeline, and the frames that are still inside when the
+last one was submitted are left out. Samples are kept in windows of bounded length, so a run may last for weeks.
+
+A `Sample` is one frame in one stage as a worker records it; a `Bar` is the same frame on a time axis, for charts and
+traces. Both are used for real runs and for simulated ones. Read next: `runtime/worker.py`, which records the samples.
 """
 
 from __future__ import annotations
@@ -9,18 +12,55 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 WINDOW = 4096  # samples kept
 
-Sample = TypeVar("Sample")
+SampleT = TypeVar("SampleT")
+
+
+class Sample(NamedTuple):
+    """One frame in one stage on one device, as its worker records it.
+
+    Attributes:
+        wait_s: seconds that the worker waited for the frame.
+        transfer_s: seconds of receiving the frame's tensors and of sending its results.
+        compute_s: seconds of computing.
+        frame: index of the frame.
+        done_s: clock time at which the worker was done with it.
+    """
+
+    wait_s: float
+    transfer_s: float
+    compute_s: float
+    frame: int
+    done_s: float
+
+
+NO_SAMPLE = Sample(0.0, 0.0, 0.0, -1, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One frame in one stage on one device, on a time axis: it receives its tensors, then computes."""
+
+    stage: int
+    device: str
+    frame: int
+    start_s: float
+    transfer_s: float
+    compute_s: float
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.transfer_s + self.compute_s
 
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """One stage on one device, a frame: median seconds of each part, and the share of time it stood idle."""
+    """One stage on one device: median seconds per frame of each part, and the share of time it was idle."""
 
     stage: int
     device: str
@@ -33,7 +73,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Throughput and end-to-end latency in steady state; None where too few frames came out to say."""
+    """Throughput and end-to-end latency in steady state; None if too few frames came out to tell."""
 
     frames: int
     throughput_fps: float | None
@@ -46,24 +86,21 @@ class RunStatistics:
 
 @dataclass(slots=True)
 class StageRecord:
-    """What one worker writes down, frame by frame.
-
-    Attributes:
-        samples: seconds of waiting, of receiving and sending, and of computing; then which frame, and when it was done.
-    """
+    """The record of one worker: how many frames it has done, and a sample of each of the latest."""
 
     stage: int
     device: str
     frames: int = 0
-    samples: deque[tuple[float, float, float, int, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    samples: deque[Sample] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def add(self, wait_s: float, transfer_s: float, compute_s: float, frame: int, done_s: float) -> None:
         self.frames += 1
         # One append: other threads read whole samples.
-        self.samples.append((wait_s, transfer_s, compute_s, frame, done_s))
+        self.samples.append(Sample(wait_s, transfer_s, compute_s, frame, done_s))
 
     def summary(self, skip: int) -> StageStatistics:
-        samples = _filled(self.samples, self.frames, skip, least=1) or [(0.0, 0.0, 0.0, -1, 0.0)]
+        """Return the statistics without the first `skip` frames."""
+        samples = _filled(self.samples, self.frames, skip, least=1) or [NO_SAMPLE]
         figures = np.fromiter(chain.from_iterable(samples), float)  # thrice as fast as np.array of tuples
         wait, transfer, compute, _, _ = figures.reshape(-1, 5).T
         whole = float(wait.sum() + transfer.sum() + compute.sum())
@@ -80,7 +117,7 @@ class StageRecord:
 
 @dataclass(slots=True)
 class RunRecord:
-    """What the pipeline writes down: when each frame went in and came out."""
+    """The record of a pipeline: when each frame entered and when it was done."""
 
     frames: int = 0
     samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -90,7 +127,7 @@ class RunRecord:
         self.samples.append((entered_s, done_s))
 
     def summary(self, skip: int, last_entry_s: float, stages: tuple[StageStatistics, ...]) -> RunStatistics:
-        """The steady state: without the first `skip` frames and what came out after the last one went in."""
+        """Return the statistics without the first `skip` frames and those that came out after the last one entered."""
         samples = _filled(self.samples, self.frames, skip, least=2)
         if not samples:
             return RunStatistics(self.frames, None, None, None, None, None, stages)
@@ -103,8 +140,8 @@ class RunRecord:
         return RunStatistics(self.frames, fps, p50, p90, p99, longest, stages)
 
 
-def _filled(samples: deque[Sample], frames: int, skip: int, least: int) -> list[Sample]:
-    """The samples without those of the first `skip` frames, as far as `least` remain."""
+def _filled(samples: deque[SampleT], frames: int, skip: int, least: int) -> list[SampleT]:
+    """Return the samples without those of the first `skip` frames, but at least `least` of them."""
     kept = list(samples)
-    forgotten = frames - len(kept)  # those that the window lost were the first
+    forgotten = frames - len(kept)  # the window loses the oldest samples
     return kept[max(0, min(skip - forgotten, len(kept) - least)) :]

@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from itertools import accumulate, count, islice, pairwise, repeat
 
 from tvm_pipeline.core.plan import Problem, Stage, frames_inside
-from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
+from tvm_pipeline.core.statistics import Bar, RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
-from tvm_pipeline.cost.evaluate import check_stages, evaluate
+from tvm_pipeline.cost.evaluate import busy_factor, check_stages, evaluate
 from tvm_pipeline.errors import OptionError, ProfileError
 
 # When each frame arrives, in seconds: all of them at once, so that the source is never empty.
@@ -57,22 +57,6 @@ def _period_s(rate_fps: float) -> float:
     if not 0 < rate_fps < math.inf:
         raise OptionError(f"frames cannot arrive at {rate_fps:g} a second; give a rate above 0")
     return 1 / rate_fps
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One frame in one stage on one device: it receives its tensors, then computes."""
-
-    stage: int
-    device: str
-    frame: int
-    start_s: float
-    transfer_s: float
-    compute_s: float
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.transfer_s + self.compute_s
 
 
 @dataclass(frozen=True, slots=True)

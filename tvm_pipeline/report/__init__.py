@@ -9,7 +9,7 @@ markdown.py  all of it in one file, with how to do it again
 Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported when the first is drawn.
 """
 
-from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.core.statistics import Bar
 from tvm_pipeline.report.drawing import draw_graph
 from tvm_pipeline.report.gantt import draw_gantt, schedule
 from tvm_pipeline.report.markdown import write_report

@@ -12,6 +12,8 @@ from pathlib import Path
 from tvm_pipeline.core.plan import Plan, describe
 from tvm_pipeline.cost.evaluate import Evaluation, StageCost
 from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.core.statistics import Bar
+from tvm_pipeline.planning import describe
 from tvm_pipeline.report.drawing import INK, PALETTE, new_figure, save_figure
 from tvm_pipeline.report.tables import duration, fps
 

@@ -126,12 +126,14 @@ def _seen(record: StageRecord) -> Seen | None:
     warm = samples[max(0, COLD_FRAMES - forgotten) :]
     if len(warm) < LEAST_SAMPLES:
         return None
-    since_s = warm[-1][4] - WINDOW_S
-    latest = warm[min(bisect_left(warm, since_s, key=lambda sample: sample[4]), len(warm) - LEAST_SAMPLES) :]
-    waited_s, worked_s = sum(s[0] for s in latest), sum(s[1] + s[2] for s in latest)
+    since_s = warm[-1].done_s - WINDOW_S
+    first = bisect_left(warm, since_s, key=lambda sample: sample.done_s)
+    latest = warm[min(first, len(warm) - LEAST_SAMPLES) :]
+    waited_s = sum(sample.wait_s for sample in latest)
+    worked_s = sum(sample.transfer_s + sample.compute_s for sample in latest)
     some = latest[:: 1 + len(latest) // MOST_SAMPLES]
     busy = worked_s / max(waited_s + worked_s, 1e-12)
-    return Seen(median(s[2] for s in some), median(s[1] for s in some), busy)
+    return Seen(median(s.compute_s for s in some), median(s.transfer_s for s in some), busy)
 
 
 class CoreLoad:

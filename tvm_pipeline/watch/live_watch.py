@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tvm_pipeline.core.statistics import RunStatistics
-from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.core.statistics import Bar, RunStatistics
 from tvm_pipeline.runtime.live_pipeline import LivePipeline
 from tvm_pipeline.watch.snapshot import Snapshot
 from tvm_pipeline.watch.trace import stage_bars

@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.statistics import RunStatistics
-from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.core.statistics import Bar, RunStatistics
 
 
 @dataclass(frozen=True, slots=True)

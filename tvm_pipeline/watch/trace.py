@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.core.statistics import Bar, Sample
 
 Event = dict[str, Any]
 
@@ -21,19 +21,20 @@ Event = dict[str, Any]
 def stage_bars(
     stage: int,
     device: str,
-    samples: Sequence[tuple[float, float, float, int, float]],
+    samples: Sequence[Sample],
     since_s: float = -math.inf,
 ) -> list[Bar]:
-    """The bars of one stage on one device that ended after `since_s`.
+    """Return the bars of one stage on one device that ended after `since_s`.
 
     Args:
-        samples: (wait_s, transfer_s, compute_s, frame, done_s) of each frame, in the order in which they were done.
+        samples: one of each frame, in the order in which the frames were done.
     """
     bars = []
-    for _, transfer_s, compute_s, frame, done_s in reversed(samples):
-        if done_s <= since_s:
+    for sample in reversed(samples):
+        if sample.done_s <= since_s:
             break
-        bars.append(Bar(stage, device, frame, done_s - transfer_s - compute_s, transfer_s, compute_s))
+        start_s = sample.done_s - sample.transfer_s - sample.compute_s
+        bars.append(Bar(stage, device, sample.frame, start_s, sample.transfer_s, sample.compute_s))
     return bars[::-1]
 
 
