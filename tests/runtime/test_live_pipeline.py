@@ -16,7 +16,9 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineClosedError, StageError
+from tvm_pipeline.planning import describe
 from tvm_pipeline.runtime import LivePipeline
+from tvm_pipeline.runtime.frame_stream import Tagged
 
 OPERATORS = 6
 
@@ -105,6 +107,35 @@ def test_who_submits_and_takes_in_one_thread_outlives_a_failure_too():
         check(results, 40)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_tags_stay_with_their_frames_over_switches_and_failures(seed):
+    """A tag comes back with the result of its own frame, also if that ran again on another device."""
+    random = np.random.default_rng(seed)
+    hooks = {
+        (f"op{random.integers(OPERATORS)}", n): raise_at(int(random.integers(0, 60)), OSError()) for n in ("d0", "d1")
+    }
+    with live(chain_model(OPERATORS, hooks=hooks), "d0", "d1", "d2", "d3") as pipeline:
+        results = []
+        for result in pipeline.map(Tagged(number(value), ("frame", value)) for value in range(300)):
+            results.append(result)
+            if len(results) % 20 == 0:
+                pipeline.switch(random_plan(pipeline.problem, random), "for the test")
+        check(results, 300)
+        assert [result.tag for result in results] == [("frame", value) for value in range(300)]
+        assert {event.kind for event in pipeline.events} >= {"switch", "failure"}
+
+
+def test_a_switch_says_its_plan_as_reports_do():
+    with live(chain_model(OPERATORS), "d0", "d1", "d2") as pipeline:
+        names = [operator.name for operator in pipeline.problem.graph.operators]
+        stages = Stage(("d0", "d1"), tuple(names[:3])), Stage(("d2",), tuple(names[3:]))
+        plan = judged(pipeline.problem, Plan("chain", "by hand", "throughput", stages, Prediction()))
+        assert pipeline.switch(plan, "for the test")
+        assert pipeline.events[-1].plan == "d0 + d1 | d2"
+        assert f"({pipeline.events[-1].plan})" in describe(plan)
+        check(pipeline.map(numbers(5)), 5)
+
+
 def test_without_a_device_left_the_failure_is_told_after_the_results_before():
     model = chain_model(OPERATORS, hooks={("op3", "d0"): raise_at(4, OSError("burnt"))})
     with live(model, "d0") as pipeline:
@@ -172,21 +203,6 @@ def test_before_the_start_no_plan_is_exchanged():
     assert not pipeline.switch(pipeline.plan, "too early")
     with pipeline:
         check(pipeline.map(numbers(5)), 5)
-
-
-@pytest.mark.parametrize("served_s", [0.0, 0.5])
-def test_a_cool_down_doubles_only_where_a_device_did_not_serve_well_meanwhile(served_s, monkeypatch):
-    now_s = [0.0]
-    pipeline = live(chain_model(OPERATORS), "d0", "d1", cool_down_s=0.4)
-    monkeypatch.setattr("tvm_pipeline.runtime.live_pipeline.time.perf_counter", lambda: now_s[0])
-    pipeline._leave_out("d0")
-    now_s[0] = 0.39
-    assert [device.name for device in pipeline.problem.platform.devices] == ["d1"]
-    now_s[0] = 0.4 + served_s
-    assert len(pipeline.problem.platform.devices) == 2
-    pipeline._leave_out("d0")
-    now_s[0] += 0.41
-    assert len(pipeline.problem.platform.devices) == (2 if served_s else 1)
 
 
 def test_after_the_end_nothing_goes_in():

@@ -16,7 +16,7 @@ import typer
 
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.service.common import JsonOption, MaxLatencyOption, MinThroughputOption, say
-from tvm_pipeline.service.feeds import Progress, lives
+from tvm_pipeline.service.feeds import Progress, is_live
 from tvm_pipeline.service.file import Asked
 from tvm_pipeline.service.running import run
 from tvm_pipeline.service.settings import Settings
@@ -142,7 +142,7 @@ def command(
     except OptionError as error:
         raise asked.located(error) from error
     except Exception as error:
-        if worker is None or not may_fare_better(error, progress, any(map(lives, settings.source))):
+        if worker is None or not may_fare_better(error, progress, any(map(is_live, settings.source))):
             raise
         if not isinstance(error, PipelineError):
             traceback.print_exc()

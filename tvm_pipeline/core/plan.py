@@ -276,6 +276,11 @@ def _number(text: str) -> Any:
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 
+def shown_stages(stages: Sequence[Stage]) -> str:
+    """Return the devices of a plan in a few words: `cpu0 | cpu1` is a pipeline, `cpu0 + cpu1` are replicas."""
+    return " | ".join(" + ".join(stage.devices) for stage in stages)
+
+
 def is_lexicographic(objective: Objective) -> bool:
     """Whether the objective counts bytes: memory, DRAM overflow and communication in some order."""
     return "communication" in objective
@@ -309,7 +314,7 @@ def margin(plan: Plan, other: Plan) -> float | None:
 
 def describe(plan: Plan) -> str:
     """Return a plan in a few words: `cpu0 | cpu1` is a pipeline, `cpu0 + cpu1` are replicas."""
-    return f"{plan.scheduler} ({' | '.join(' + '.join(stage.devices) for stage in plan.stages)})"
+    return f"{plan.scheduler} ({shown_stages(plan.stages)})"
 
 
 @dataclass(frozen=True, slots=True)

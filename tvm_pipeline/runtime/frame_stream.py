@@ -1,4 +1,7 @@
-"""What every running pipeline offers on top of submitting a frame and taking a result: `map`, `results`, `with`."""
+"""The interface of a running pipeline: frames in, results out, and `map`, `results` and `with` on top of these.
+
+Read next: pipeline.py, which runs one plan; live_pipeline.py, which exchanges plans.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import PipelineClosedError, StageError
@@ -18,11 +21,26 @@ Stream = TypeVar("Stream", bound="FrameStream")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came out for one frame: its index, the model's outputs by name, and the seconds it was inside."""
+    """The result of one frame.
+
+    Attributes:
+        frame: its index.
+        outputs: the model's outputs by name.
+        latency_s: seconds that the frame was inside.
+        tag: whatever the frame was submitted with.
+    """
 
     frame: int
     outputs: dict[str, Array]
     latency_s: float
+    tag: Any = None
+
+
+class Tagged(NamedTuple):
+    """The inputs of a frame for `map`, and a tag that comes back with its result."""
+
+    inputs: Inputs
+    tag: Any
 
 
 class FrameStream(ABC):
@@ -30,37 +48,37 @@ class FrameStream(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Starts the threads; raises PipelineClosedError where that was done before, StageError where it fails."""
+        """Start the threads; raise PipelineClosedError if that was done before, StageError if it fails."""
 
     @abstractmethod
-    def submit(self, inputs: Inputs, timeout_s: float | None = None) -> int:
-        """Copies one frame's inputs in and returns its index."""
+    def submit(self, inputs: Inputs, timeout_s: float | None = None, *, tag: Any = None) -> int:
+        """Copy one frame's inputs in and return its index; `tag` comes back with its result."""
 
     @abstractmethod
     def result(self, timeout_s: float | None = None) -> Result:
-        """The next frame's result, in the order of submission."""
+        """Return the next frame's result, in the order of submission."""
 
     @abstractmethod
     def drain(self) -> None:
-        """Takes no more frames; those inside come out, and then the threads end."""
+        """Take no more frames; those inside come out, and then the threads end."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends every thread after the frame it is at; frames inside are dropped. Safe to call twice."""
+        """End every thread after its current frame; frames inside are dropped. It may be called twice."""
 
     @property
     @abstractmethod
     def state(self) -> str:
-        """new, running, drained, stopped or failed."""
+        """Return the state: new, running, drained, stopped or failed."""
 
     @abstractmethod
     def refuse(self, what: str) -> NoReturn:
-        """Says why nothing goes in or comes out any more: StageError where one failed, else PipelineClosedError."""
+        """Raise the reason why nothing goes in or comes out any more: StageError if a stage failed, else PipelineClosedError."""
 
     def results(self, timeout_s: float | None = None) -> Iterator[Result]:
-        """Every result until the pipeline is drained; call `drain` (or submit from another thread) before.
+        """Yield every result until the pipeline is drained; call `drain` (or submit from another thread) before.
 
-        Raises what `result` does; being drained ends it.
+        Raises what `result` raises, except that a drained pipeline ends the iteration.
         """
         while True:
             try:
@@ -70,13 +88,14 @@ class FrameStream(ABC):
                     return
                 raise
 
-    def map(self, frames: Iterable[Inputs], timeout_s: float | None = None) -> Iterator[Result]:
-        """Runs every frame and yields the results in order; ends when `frames` does, and stops the pipeline.
+    def map(self, frames: Iterable[Inputs | Tagged], timeout_s: float | None = None) -> Iterator[Result]:
+        """Run every frame and yield the results in order; end when `frames` ends, and stop the pipeline.
 
-        `frames` is read from another thread. What it raises is raised here, after the results of the frames before.
-        Who leaves early waits until `frames` gave the item it is at, a second at most.
+        Another thread reads `frames`; an item is a frame's inputs, or these with a tag. An exception of `frames` is
+        raised here, after the results of the frames before it. A caller that leaves early waits until `frames` has
+        given its current item, at most for a second.
 
-        Raises what `submit` and `result` do.
+        Raises what `submit` and `result` raise.
         """
         if self.state != "running":
             self.refuse("cannot map")
@@ -84,11 +103,12 @@ class FrameStream(ABC):
 
         def feed() -> None:
             try:
-                for inputs in frames:
+                for frame in frames:
+                    inputs, tag = frame if isinstance(frame, Tagged) else (frame, None)
                     try:
-                        self.submit(inputs)
+                        self.submit(inputs, tag=tag)
                     except (PipelineClosedError, StageError):
-                        return  # the reader of the results hears of it
+                        return  # `result` raises the same to the reader
             except BaseException as error:
                 failure.append(error)
             finally:
@@ -100,7 +120,7 @@ class FrameStream(ABC):
             yield from self.results(timeout_s)
         finally:
             self.stop()
-            feeder.join(1.0)  # a camera that stalls may keep it; it then meets a pipeline that is closed
+            feeder.join(1.0)  # a camera that stalls may hold it up; it ends later, because the pipeline is closed
         if failure:
             raise failure[0]
 

@@ -1,25 +1,25 @@
-"""A pipeline whose plan may change while it runs: re-planned when devices slow down, and when one fails.
+"""A pipeline whose plan may change while it runs: because devices slow down, or because one fails.
 
 A running plan is a Pipeline; a change of plan makes a second one. Frames that are inside finish where they are, new
-ones take the new plan, and results are taken from the old one until it is empty: order holds, nothing is lost and
-nothing stops. Where a device fails, what its pipeline still held is put into the next one.
+frames take the new plan, and results are taken from the old pipeline until it is empty. So order holds, no frame is
+lost and nothing stops. If a device fails, the unfinished frames of its pipeline are put into the next one.
 
-Next: `adaptation.py` and `hill_climb.py`, which say when another plan is worth a change; `planning.py`, which finds it.
+Read next: `generations.py`, which holds the pipelines during an exchange; `quarantine.py`, which keeps failed devices
+out; `adaptation.py` and `hill_climb.py`, which say when another plan is worth a change; `replanning.py`, which finds it.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NoReturn
 
-from tvm_pipeline.backends.contract import Array, CompiledModel
-from tvm_pipeline.core.plan import Plan, Problem, frames_inside
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.core.plan import Plan, Problem, frames_inside, shown_stages
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.errors import (
     NoPlanError,
@@ -30,8 +30,10 @@ from tvm_pipeline.errors import (
     StageError,
 )
 from tvm_pipeline.runtime.events import Event
-from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result
+from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
+from tvm_pipeline.runtime.generations import Generation, Generations
 from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.quarantine import Quarantine
 from tvm_pipeline.runtime.replanning import (
     LimitWatch,
     gain,
@@ -45,20 +47,8 @@ from tvm_pipeline.runtime.strategy import TICK_S, Strategy
 from tvm_pipeline.runtime.worker import Threads
 
 KEPT_EVENTS = 1000
-KEPT_PLANS = 8  # whose records are kept for a trace
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Generation:
-    """One plan's pipeline: its frame 0 is frame `base` of the whole."""
-
-    pipeline: Pipeline
-    base: int
-    taking: threading.Lock = field(default_factory=threading.Lock)  # held by whoever takes its results
-    early: deque[Result] = field(default_factory=deque)  # taken already, by whom waited for it to end
-    over: bool = False
 
 
 class LivePipeline(FrameStream):
@@ -94,17 +84,14 @@ class LivePipeline(FrameStream):
         self.plan, self.version = plan, 0
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._compiled, self._problem, self._in_flight = compiled, timed(problem), in_flight
-        self._adaptation, self._watchdog_s, self._cool_down_s = adaptation, watchdog_s, cool_down_s
+        self._adaptation, self._watchdog_s = adaptation, watchdog_s
         self._on_event = on_event
         self._limits = LimitWatch()
-        self._out: dict[str, tuple[float, float]] = {}  # devices that failed: until when they are out, and how long
-        self._looked_s = 0.0
+        self._quarantine = Quarantine(cool_down_s)
         self._threads = Threads()
         self._changing = threading.RLock()  # held while a plan is being exchanged
-        self._lock = threading.Lock()  # over the generations
-        self._generations: deque[_Generation] = deque([_Generation(self._pipeline(plan), 0)])
+        self._generations = Generations(self._pipeline(plan))
         self._record = RunRecord()
-        self._retired: deque[tuple[int, list[StageRecord]]] = deque(maxlen=KEPT_PLANS)
         self.frames = 0  # results taken
         self.last_result_s = 0.0
         self.began_s = self._last_entry_s = 0.0
@@ -114,13 +101,13 @@ class LivePipeline(FrameStream):
 
     def start(self) -> None:
         self.began_s = self.last_result_s = time.perf_counter()
-        self._generations[-1].pipeline.start()
+        self._generations.newest.pipeline.start()
         self._tell("start", "it was given", 0)
         self._watcher.start()
 
     @property
     def state(self) -> str:
-        return self._generations[-1].pipeline.state
+        return self._generations.newest.pipeline.state
 
     @property
     def given(self) -> Problem:
@@ -133,44 +120,42 @@ class LivePipeline(FrameStream):
         return self._adaptation.scaled(self._able()) if self._adaptation else self._able()
 
     def _able(self) -> Problem:
-        """The problem without the devices that are left out; raises PlatformError where none remains."""
-        now_s = time.perf_counter()
-        return without(self._problem, {name for name, (until_s, _) in self._out.items() if until_s > now_s})
+        """Return the problem without the devices that are left out; raise PlatformError if none remains."""
+        return without(self._problem, self._quarantine.out())
 
-    def submit(self, inputs: Inputs, timeout_s: float | None = None) -> int:
-        """Copies one frame's inputs in and returns its index; waits while the pipeline is full.
+    def submit(self, inputs: Inputs, timeout_s: float | None = None, *, tag: Any = None) -> int:
+        """Copy one frame's inputs in and return its index; wait while the pipeline is full.
 
-        Raises what `Pipeline.submit` does; a StageError only where nothing can run the frames any more.
+        Raises what `Pipeline.submit` raises; a StageError only if nothing can run the frames any more.
         """
         while True:
-            generation = self._generations[-1]
+            generation = self._generations.newest
             try:
-                frame = generation.pipeline.submit(inputs, timeout_s)
+                frame = generation.pipeline.submit(inputs, timeout_s, tag=tag)
             except StageError as error:
                 self._outlive(generation, error)
             except PipelineClosedError:
-                with self._changing, self._lock:  # a change of plan may be on
-                    if self._generations[-1] is generation:
+                with self._changing:  # a plan may be being exchanged
+                    if self._generations.newest is generation:
                         raise
             else:
                 self._last_entry_s = time.perf_counter()
                 return generation.base + frame
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """The next frame's result, in the order of submission, whichever plan it ran on.
+        """Return the next frame's result, in the order of submission, whichever plan it ran on.
 
-        Raises what `Pipeline.result` does; a StageError only where nothing can run the frames any more.
+        Raises what `Pipeline.result` raises; a StageError only if nothing can run the frames any more.
         """
         while True:
-            generation = self._generations[0]
+            generation = self._generations.oldest
             try:
-                with generation.taking:
-                    result = generation.early.popleft() if generation.early else generation.pipeline.result(timeout_s)
+                result = generation.result(timeout_s)
             except StageError as error:
-                if not (generation.over and self._retire(generation)):
+                if not (generation.over and self._generations.retire(generation)):
                     self._outlive(generation, error)
             except PipelineClosedError:
-                if not self._retire(generation):
+                if not self._generations.retire(generation):
                     raise
             else:
                 self.last_result_s = done_s = time.perf_counter()
@@ -181,28 +166,28 @@ class LivePipeline(FrameStream):
     def drain(self) -> None:
         with self._changing:
             self._closing = True
-            self._generations[-1].pipeline.drain()
+            self._generations.newest.pipeline.drain()
 
     def stop(self) -> None:
         self._ended.set()
         with self._changing:
-            for generation in list(self._generations):
+            for generation in self._generations:
                 generation.pipeline.stop()
             self._threads.close()
         if self._watcher.ident is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
 
     def refuse(self, what: str) -> NoReturn:
-        self._generations[-1].pipeline.refuse(what)
+        self._generations.newest.pipeline.refuse(what)
 
     def statistics(self) -> RunStatistics:
         """Of the whole run, with the stages of the plan that runs now."""
-        stages = self._generations[-1].pipeline.stage_statistics()
+        stages = self._generations.newest.pipeline.stage_statistics()
         return self._record.summary(0, self._last_entry_s, stages)
 
     def reset_statistics(self) -> None:
         self._record = RunRecord()
-        self._generations[-1].pipeline.reset_statistics()
+        self._generations.newest.pipeline.reset_statistics()
 
     def latencies_s(self) -> list[float]:
         """Of the last frames that came out, the newest last."""
@@ -210,18 +195,17 @@ class LivePipeline(FrameStream):
 
     def waiting(self) -> list[int]:
         """How many frames wait in front of each stage of the plan that runs."""
-        return self._generations[-1].pipeline.waiting()
+        return self._generations.newest.pipeline.waiting()
 
     @property
     def in_flight(self) -> int:
         """Frames inside."""
-        newest = self._generations[-1]
+        newest = self._generations.newest
         return newest.base + newest.pipeline.submitted - self.frames
 
     def records(self) -> list[tuple[int, list[StageRecord]]]:
-        """What the stages wrote down, by plan, the newest last: the frame that is their frame 0, and a record each."""
-        with self._lock:
-            return [*self._retired, *((g.base, g.pipeline.records()) for g in self._generations)]
+        """Return the records of the stages by plan, the newest last: the number of its first frame, and a record each."""
+        return self._generations.records()
 
     @property
     def factors(self) -> dict[str, float]:
@@ -237,21 +221,15 @@ class LivePipeline(FrameStream):
             if self.state != "running":
                 return False
             try:
-                pipeline = self._pipeline(plan, after=self._generations[-1].pipeline)
+                pipeline = self._pipeline(plan, after=self._generations.newest.pipeline)
                 pipeline.start()
             except PipelineError as error:
                 if isinstance(error, StageError):
                     self._leave_out(error.device)
                 self._tell("refusal", f"{reason}, but it cannot be started: {error}", -1, plan)
                 return False
-            with self._lock:
-                old = self._generations[-1]
-                running = old.pipeline.state == "running"
-                if running:
-                    old.pipeline.drain()
-                    base = old.base + old.pipeline.submitted
-                    self._generations.append(_Generation(pipeline, base))
-            if not running:
+            base = self._generations.hand_over(pipeline)
+            if base is None:
                 pipeline.stop()
                 return False
             self._now(plan, "switch", reason, base)
@@ -286,47 +264,27 @@ class LivePipeline(FrameStream):
         inside, platform, threads = max(least_slots, slots), self._problem.platform, self._threads
         return Pipeline(self._compiled, plan, platform, in_flight=inside, threads=threads, after=after)
 
-    def _retire(self, generation: _Generation) -> bool:
-        """Whether results go on after the generation, which has none any more."""
-        with self._lock:
-            if len(self._generations) == 1 or self._generations[0] is not generation:
-                return self._generations[0] is not generation
-            self._generations.popleft()
-            self._retired.append((generation.base, generation.pipeline.records()))
-        generation.pipeline.stop()
-        return True
+    def _outlive(self, generation: Generation, failure: StageError) -> None:
+        """Put the unfinished frames of a failed pipeline into a new one on other devices.
 
-    def _outlive(self, generation: _Generation, failure: StageError) -> None:
-        """Puts what a failed pipeline held into a new one on other devices; raises the error where there are none."""
+        Raises the failure, with the frame's number in the whole run, if no device or plan is left.
+        """
         cause = failure.__cause__ or failure
         error = StageError(failure.stage, failure.device, generation.base + failure.frame, cause)
         with self._changing, generation.taking:
             if generation.over:
                 return
-            while True:  # what came before the failed frame still comes out
-                try:
-                    generation.early.append(generation.pipeline.result())
-                except (StageError, PipelineClosedError):
-                    break
+            generation.finish()  # the frames before the failed one still come out
             self._leave_out(error.device)
             self._tell("failure", str(error), -1)
-            held = generation.pipeline.held(generation.pipeline.delivered)
-            pipeline, plan = self._survivor(held, error, cause)
-            base = generation.base + generation.pipeline.delivered
-            with self._lock:
-                place = self._generations.index(generation)
-                last = place == len(self._generations) - 1
-                if self._closing or not last:
-                    pipeline.drain()
-                self._generations.insert(place + 1, _Generation(pipeline, base))
-                generation.over = True
-            if last:
-                self._now(plan, "switch", f"device {error.device} failed; {len(held)} frames run again", base)
+            unfinished = generation.pipeline.unfinished()
+            pipeline, plan = self._survivor(unfinished, error, cause)
+            base = self._generations.replace(generation, pipeline, closing=self._closing)
+            if base is not None:
+                self._now(plan, "switch", f"device {error.device} failed; {len(unfinished)} frames run again", base)
 
-    def _survivor(
-        self, held: Sequence[Mapping[str, Array]], error: StageError, cause: BaseException
-    ) -> tuple[Pipeline, Plan]:
-        """A started pipeline on the devices that are left, with these frames inside."""
+    def _survivor(self, frames: Sequence[Tagged], error: StageError, cause: BaseException) -> tuple[Pipeline, Plan]:
+        """Return a started pipeline on the devices that are left, with these frames inside, and its plan."""
         while True:
             try:
                 plan = nearest_plan(self.problem)
@@ -334,10 +292,10 @@ class LivePipeline(FrameStream):
                 raise error from cause
             pipeline: Pipeline | None = None
             try:
-                pipeline = self._pipeline(plan, len(held))
+                pipeline = self._pipeline(plan, len(frames))
                 pipeline.start()
-                for inputs in held:
-                    pipeline.submit(inputs)
+                for inputs, tag in frames:
+                    pipeline.submit(inputs, tag=tag)
                 return pipeline, plan
             except StageError as again:  # a stage in a process of its own may fail while it is made
                 if pipeline is not None:
@@ -347,10 +305,7 @@ class LivePipeline(FrameStream):
 
     def _leave_out(self, label: str) -> None:
         device = next(device.name for device in self._problem.platform.devices if device.label == label)
-        now_s = time.perf_counter()
-        until_s, before_s = self._out.get(device, (-math.inf, 0.0))
-        out_s = 2 * before_s if now_s - until_s < before_s else self._cool_down_s
-        self._out[device] = now_s + out_s, out_s
+        self._quarantine.leave_out(device)
 
     def _now(self, plan: Plan, kind: str, reason: str, base: int) -> None:
         self.version += 1
@@ -363,7 +318,7 @@ class LivePipeline(FrameStream):
             self._adaptation.begin(self._problem, plan)
 
     def _tell(self, kind: str, reason: str, frame: int, plan: Plan | None = None) -> None:
-        shown = " | ".join("+".join(stage.devices) for stage in (plan or self.plan).stages)
+        shown = shown_stages((plan or self.plan).stages)
         event = Event(time.perf_counter() - self.began_s, kind, reason, self.version, frame, shown)
         self.events.append(event)
         _log.info("%s: %s (plan %d: %s)", kind, reason, self.version, shown)
@@ -376,7 +331,7 @@ class LivePipeline(FrameStream):
         said = ""
         while not self._ended.wait(TICK_S):
             if self._watchdog_s is not None:
-                for generation in list(self._generations):
+                for generation in self._generations:
                     generation.pipeline.overdue(self._watchdog_s)
             if not self._changing.acquire(blocking=False):
                 continue  # another plan is on its way, and may wait for what only this thread can end
@@ -391,14 +346,13 @@ class LivePipeline(FrameStream):
 
     def _improve(self) -> None:
         """Changes to a better plan where there is one: by the slow-downs, or because a device may serve again."""
-        before_s, self._looked_s = self._looked_s, time.perf_counter()
-        back = [name for name, (until_s, _) in self._out.items() if before_s < until_s <= self._looked_s]
+        back = self._quarantine.returned()
         for name in back:
             self._tell("return", f"device {name} may serve again", -1)
         if self._closing or self.state != "running":
             return
         if self._adaptation:
-            proposal = self._adaptation.look(self._generations[-1].pipeline.records(), self._able())
+            proposal = self._adaptation.look(self._generations.newest.pipeline.records(), self._able())
             if proposal:
                 self.switch(*proposal)
         if back:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Mapping
 from queue import Empty, SimpleQueue
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from tvm_pipeline.errors import (
     PipelineTimeoutError,
     StageError,
 )
-from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result
+from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Threads, Worker
 
@@ -134,11 +134,12 @@ class Pipeline(FrameStream):
             self.stop()
             raise
 
-    def submit(self, inputs: Inputs, timeout_s: float | None = None) -> int:
-        """Copies one frame's inputs in and returns its index; waits while the pipeline is full.
+    def submit(self, inputs: Inputs, timeout_s: float | None = None, *, tag: Any = None) -> int:
+        """Copy one frame's inputs in and return its index; wait while the pipeline is full.
 
         Args:
             inputs: arrays by input name, or the one array of a model with one input.
+            tag: comes back as `Result.tag`; it is not copied.
 
         Raises:
             ModelError: an input is missing, or has another shape, or its numbers do not fit the input's type.
@@ -157,6 +158,7 @@ class Pipeline(FrameStream):
                 self._free.put(slot)
                 self.refuse(what)
             slot.frame = frame = self._submitted
+            slot.tag = tag
             self._submitted += 1
             slot.entered_s = self._last_entry_s = time.perf_counter()
             self._queues[0].put(slot)
@@ -179,7 +181,8 @@ class Pipeline(FrameStream):
             self._early[slot.frame] = slot
         slot = self._early.pop(self._delivered)
         outputs = {name: self._output(slot, name) for name in self._graph.outputs}
-        result = Result(slot.frame, outputs, slot.done_s - slot.entered_s)
+        result = Result(slot.frame, outputs, slot.done_s - slot.entered_s, slot.tag)
+        slot.tag = None  # a picture would stay in memory until the slot is used again
         self._record.add(slot.entered_s, slot.done_s)
         self._delivered += 1
         self._free.put(slot)
@@ -192,13 +195,15 @@ class Pipeline(FrameStream):
                 self._state = "drained"
                 self._close_entrance()
 
-    def held(self, first: int) -> list[Mapping[str, Array]]:
-        """The inputs of every frame from `first` on that went in and whose result was not taken, in order.
+    def unfinished(self) -> list[Tagged]:
+        """Return inputs and tag of every frame that went in and whose result was not taken, in order.
 
-        Of a pipeline that takes no frames any more; its slots keep them until it is collected.
+        Only for a pipeline that takes no frames any more; its slots keep them until it is collected.
         """
-        waiting = {slot.frame: slot for slot in self._slots if slot.frame >= first}
-        return [{name: waiting[frame].buffers[name] for name in self._inputs} for frame in sorted(waiting)]
+        waiting = {slot.frame: slot for slot in self._slots if slot.frame >= self._delivered}
+        return [
+            Tagged({name: slot.buffers[name] for name in self._inputs}, slot.tag) for _, slot in sorted(waiting.items())
+        ]
 
     def overdue(self, limit_s: float) -> None:
         """Declares failed what a worker is at for longer than `limit_s`.

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import OperatorGraph
@@ -27,12 +28,14 @@ class Slot:
 
     Attributes:
         frame: index of the frame that it carries.
+        tag: whatever the caller wants back with the frame's result.
         entered_s, done_s: clock times of its submission and of the end of its last stage.
     """
 
     number: int
     buffers: dict[str, Array]
     frame: int = -1
+    tag: Any = None
     entered_s: float = 0.0
     done_s: float = 0.0
 

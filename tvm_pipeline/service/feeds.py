@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_pipeline.service.common import video_room
 from tvm_pipeline.service.records import last_line
 
 DECODING_FPS = 10.0  # slower than any file is decoded, to know how long skipping frames may take
@@ -86,20 +87,15 @@ class Sources:
         for source in self.live:
             source.close()
 
-    def of(self, frame: Any) -> str:
-        """The source that gave the frame."""
-        return str(getattr(frame, "source", self.name))
-
     def done(self, frame: Any) -> None:
         """Its result came out, and is written."""
-        name = self.of(frame)
-        counts = self.progress[name]
-        counts[:] = frame.index + self.every.get(name, 1), counts[1] + 1
+        counts = self.progress[frame.source]
+        counts[:] = frame.index + self.every.get(frame.source, 1), counts[1] + 1
 
 
-def lives(spec: str) -> bool:
-    """Whether a source films on by itself, so that one that waits grows old."""
-    return spec.lower().startswith(("camera:", "/dev/video", "rtsp://", "rtmp://", "udp://"))
+def is_live(spec: str) -> bool:
+    """Return whether a source films by itself, so that a frame that waits grows old."""
+    return bool(video_room().source_kind(spec).live)
 
 
 @contextmanager
@@ -113,7 +109,7 @@ def opened_sources(
 ) -> Iterator[Sources]:
     """With a policy, or where it lives or is one of several, a source is read ahead; else it is read as it comes."""
     with ExitStack() as stack:
-        if len(specs) == 1 and policies[0] is None and not lives(specs[0]):
+        if len(specs) == 1 and policies[0] is None and not is_live(specs[0]):
             only = stack.enter_context(video.open_source(specs[0]))
             counts = progress(only.name, 1)
             _skip(only, int(counts[0]))
@@ -122,19 +118,18 @@ def opened_sources(
             return
         live, counted, every = [], {}, {}
         for spec, text in zip(specs, policies, strict=True):
-            policy = video.parse_policy(text or ("latest" if lives(spec) else "block"))
+            policy = video.parse_policy(text or ("latest" if is_live(spec) else "block"))
             name = video.decoding.without_password(spec)
             counted[name], every[name] = progress(name, policy.every), policy.every
             skipped = int(counted[name][0])
-            patience_s = stall_s if lives(spec) else stall_s + skipped / DECODING_FPS
+            patience_s = stall_s if is_live(spec) else stall_s + skipped / DECODING_FPS
             opening = partial(_opened_at, video, skipped, 0.8 * stall_s) if skipped else None
-            live.append(stack.enter_context(video.LiveSource(spec, policy, open=opening, stall_s=patience_s)))
-        begins = {name: int(counts[0]) for name, counts in counted.items()}
-        merged = (replace(frame, index=frame.index + begins[frame.source]) for frame in video.merge(live))
+            source = video.LiveSource(spec, policy, open=opening, stall_s=patience_s, first_index=skipped)
+            live.append(stack.enter_context(source))
         yield Sources(
             ", ".join(source.name for source in live),
             live[0].fps,
-            islice(merged, _left(limit, *counted.values())),
+            islice(video.merge(live), _left(limit, *counted.values())),
             lambda: sum(source.statistics().damaged for source in live),
             tuple(live),
             counted,

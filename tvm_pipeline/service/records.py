@@ -82,13 +82,13 @@ def _tail(path: Path) -> tuple[bytes, int]:
     return whole, size - len(tail) + len(whole)
 
 
-def line_json(seen: Any, source: str, stand_ins: Iterable[str] = (), model: str = "") -> dict[str, Any]:
+def line_json(seen: Any, stand_ins: Iterable[str] = (), model: str = "") -> dict[str, Any]:
     """One frame's line: what a decoder found, else the size and the highest place of each output."""
     line = {"frame": seen.frame.index, "time_s": seen.frame.time_s, "latency_s": seen.result.latency_s}
     if model:
         line["model"] = model
-    line["source"] = source
-    if hasattr(seen.frame, "age_s"):
+    line["source"] = seen.frame.source
+    if seen.frame.age_s is not None:
         line["age_s"] = seen.frame.age_s
     if stand_ins:
         line["stand_ins"] = list(stand_ins)

@@ -237,8 +237,7 @@ def writing(video: Any, models: list[Model], settings: Settings, lasting: bool) 
         def write(model: Model, seen: Any) -> None:
             with lock:
                 if lines:
-                    source = model.sources.of(seen.frame)
-                    lines.write(line_json(seen, source, model.bundle.platform.stand_ins, model.label))
+                    lines.write(line_json(seen, model.bundle.platform.stand_ins, model.label))
                 if file:
                     file.write(video.draw(seen.frame.image, seen.annotations))
                 model.sources.done(seen.frame)

@@ -89,7 +89,7 @@ class Settings:
         twice = {spec for spec in self.source if self.source.count(spec) > 1}
         if self.models == 1 and twice:
             raise OptionError("--source names one source twice")
-        if cameras := [spec for spec in twice if spec.startswith(("camera:", "/dev/"))]:
+        if cameras := [spec for spec in twice if video_room().source_kind(spec).exclusive]:
             raise OptionError(f"--source names {cameras[0]} twice; a camera can be opened once only")
         each("--decoder", self.decoder, self.models, "models")
         each("--plan", self.plan, self.models, "models")

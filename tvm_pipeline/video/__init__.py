@@ -1,29 +1,41 @@
-"""Frames in, frames out: where pictures come from, how a model wants them, and where results go.
+"""Frames in, results out: where pictures come from, what a model takes of them, and where results go.
 
-This room decodes, resizes and encodes (all by PyAV, that is FFmpeg) and only stream.py knows of pipelines.
-Read next: sources.py (a file, a camera, a URL -> frames), live.py (several of them that stall, come back and
-may be late), preprocessing.py (a frame -> the tensor of a model, and the way back), sinks.py (results -> JSON
-lines, or a video with the results drawn on it).
+This room decodes, resizes and encodes (all by PyAV, that is FFmpeg). Only analysis.py uses pipelines.
+
+sources.py        Source: an open source of frames, and Frame
+kinds.py          the table of the kinds of sources: file, camera, address and so on
+decoding.py       compressed video becomes pictures; what happens to damaged video
+live_source.py    LiveSource: a source that stalls, comes back and may be late; several of them at once
+policies.py       which frames of a live source are dropped, and how it is opened again
+preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame
+analysis.py       a source through a running pipeline
+sinks.py          results become JSON lines, or a video with the results drawn on it
 """
 
 from __future__ import annotations
 
 from tvm_pipeline.video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
+from tvm_pipeline.video.decoding import Picture
+from tvm_pipeline.video.kinds import KINDS, Kind, Opening, open_source, source_kind
 from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics, merge
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
 from tvm_pipeline.video.sinks import Annotation, JsonLines, VideoFile, draw
-from tvm_pipeline.video.sources import Frame, Source, open_source
+from tvm_pipeline.video.sources import Frame, Source
 
 __all__ = [
+    "KINDS",
     "Analysed",
     "Annotation",
     "Decoder",
     "Frame",
     "JsonLines",
+    "Kind",
     "LiveFrame",
     "LiveSource",
     "LiveStatistics",
+    "Opening",
+    "Picture",
     "Policy",
     "Preprocessing",
     "Reconnect",
@@ -38,5 +50,6 @@ __all__ = [
     "parse_policy",
     "preprocess",
     "preprocessing_for",
+    "source_kind",
     "stream",
 ]

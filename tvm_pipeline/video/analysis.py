@@ -1,10 +1,13 @@
-"""A source through a running pipeline: pictures in, annotated pictures out, in order."""
+"""A source through a running pipeline: pictures in, annotated pictures out, in order.
+
+Each frame travels through the pipeline as the tag of its tensor, so that it meets its own result whatever happens on
+the way. Read next: `runtime/frame_stream.py` (what a running pipeline offers), sinks.py (where results go).
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +19,14 @@ from tvm_pipeline.backends.contract import aligned_empty
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Result
-from tvm_pipeline.runtime.frame_stream import FrameStream
+from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
 from tvm_pipeline.video.sinks import Annotation
 from tvm_pipeline.video.sources import Frame
 
 Outputs = Mapping[str, NDArray[Any]]
 
-# Turns the model's outputs into what is drawn; the transform leads from the model's input back to the picture.
+# Turns the model's outputs into annotations; the transform leads from the model's input back to the picture.
 Decoder = Callable[[Outputs, Transform], Sequence[Annotation]]
 
 FrameT = TypeVar("FrameT", bound=Frame)  # live sources give a LiveFrame, which knows where it is from
@@ -31,7 +34,7 @@ FrameT = TypeVar("FrameT", bound=Frame)  # live sources give a LiveFrame, which 
 
 @dataclass(frozen=True, slots=True)
 class Analysed(Generic[FrameT]):
-    """A frame, of the kind that the source gives, with what the model found on it."""
+    """A frame of the source with the model's result for it."""
 
     frame: FrameT
     result: Result
@@ -45,19 +48,18 @@ def stream(
     decode: Decoder | None = None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Analysed[FrameT]]:
-    """Runs every frame of `source`; ends when it ends, or with the frames inside once `stopped()` says so.
+    """Run every frame of `source`; end when it ends, or with the frames inside once `stopped()` is true.
 
-    `source` is one Source or LiveSource, or several of these by `merge`; it is asked in another thread.
-    `stopped` is asked at each frame: close live sources as well, since they may give none for long.
+    `source` is one Source or LiveSource, or several of these by `merge`; another thread iterates over it.
+    `stopped` is called at each frame. Close live sources as well, since they may give no frame for long.
 
     Raises:
         VideoError: the source broke; the frames before that have been yielded.
         StageError: a stage failed.
     """
-    inside: deque[FrameT] = deque()
 
-    def pictures() -> Iterator[NDArray[Any]]:
-        tensor: NDArray[Any] | None = None  # submit copies, so one will do
+    def pictures() -> Iterator[Tagged]:
+        tensor: NDArray[Any] | None = None  # one is enough, since `submit` copies it
         for frame in source:
             if stopped():
                 return
@@ -65,20 +67,19 @@ def stream(
             shape = settings.input_shape(width, height)
             if tensor is None or tensor.shape != shape:
                 tensor = aligned_empty(shape, settings.dtype)
-            inside.append(frame)
-            yield preprocess(frame.image, settings, tensor)
+            yield Tagged(preprocess(frame.image, settings, tensor), frame)
 
     for result in pipeline.map(pictures()):
-        frame = inside.popleft()
+        frame: FrameT = result.tag
         transform = settings.transform(frame.image.shape[1], frame.image.shape[0])
         yield Analysed(frame, result, decode(result.outputs, transform) if decode else ())
 
 
 def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | None = None) -> Preprocessing:
-    """How pictures become the model's one input: as a TOML file or a bundle says, else by its shape.
+    """Return how pictures become the model's one input: from a TOML file or a bundle, else from its shape.
 
     Raises:
-        OptionError: the model takes something else than one picture, or the settings do not make what it takes.
+        OptionError: the model takes something else than one picture, or the settings do not make such an input.
     """
     if len(graph.inputs) != 1:
         names = ", ".join(tensor.name for tensor in graph.inputs)
@@ -101,7 +102,7 @@ def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | No
 
 
 def find_decoder(name: str) -> Decoder:
-    """The function behind `path/to/file.py:function` or `package.module:function`.
+    """Return the function that is named `path/to/file.py:function` or `package.module:function`.
 
     Raises:
         OptionError: there is no such file, module or function.

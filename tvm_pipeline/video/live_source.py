@@ -27,8 +27,9 @@ from av.error import FFmpegError
 from tvm_pipeline.core.statistics import WINDOW
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.video.decoding import without_password
+from tvm_pipeline.video.kinds import open_source
 from tvm_pipeline.video.policies import BLOCK, RECONNECT, Policy, Reconnect
-from tvm_pipeline.video.sources import Frame, Source, open_source
+from tvm_pipeline.video.sources import Frame, Source
 
 MOST_WAITING = 8  # frames in a queue: some 50 MB of full HD
 MOST_HANGING = 3  # readers left behind that still hang; more would pile up over weeks
@@ -42,13 +43,12 @@ _BREAKS = (VideoError, FFmpegError, OSError)  # anything else would fail again i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveFrame(Frame):
-    """A frame of a LiveSource. `index` and `time_s` go on over reconnections; a frame let go leaves a gap.
+    """A frame of a LiveSource. `index` and `time_s` go on over reconnections; a dropped frame leaves a gap.
 
-    `captured_s` is the monotonic time at which it was decoded: what a camera or a network held back before is
-    in no program's sight.
+    `captured_s` is the monotonic time at which it was decoded: no program can see for how long a camera or a network
+    held it back before.
     """
 
-    source: str
     captured_s: float
 
     @property
@@ -92,6 +92,7 @@ class LiveSource:
         open: opens the spec, without a limit; `open_source` unless given.
         reconnect: the back-off, None to open it only once.
         stall_s: the longest wait for a frame; opening may take three times as long.
+        first_index: the index of the first frame, where an earlier run gave those before it.
 
     Attributes:
         name, fps: as in Source, of the first connection.
@@ -110,12 +111,14 @@ class LiveSource:
         open: Callable[[str], Source] | None = None,
         reconnect: Reconnect | None = RECONNECT,
         stall_s: float = 10.0,
+        first_index: int = 0,
     ) -> None:
         self.name = without_password(spec)
         if not 0 < stall_s < float("inf"):
             raise OptionError(f"stall_s is {stall_s} for source {self.name}; give seconds above 0")
         self.failure: Exception | None = None
         self._policy, self._reconnect, self._stall_s = policy, reconnect, stall_s
+        self._first_index = first_index
         self._open_spec = partial(open or partial(open_source, timeout_s=SILENT * stall_s), spec)
         self._changed = threading.Condition()  # over what follows, where more than one thread writes it
         self._waiting: deque[LiveFrame] = deque()
@@ -220,7 +223,7 @@ class LiveSource:
             kept = self._read % policy.every == 0
             if kept and not policy.latest and policy.max_age_s is None:
                 self._changed.wait_for(lambda: reader.abandoned or len(self._waiting) < room)
-            index, self._read = self._read, self._read + 1
+            index, self._read = self._first_index + self._read, self._read + 1
             if reader.abandoned:
                 self._dropped["closed"] += 1
                 return False
