@@ -111,10 +111,10 @@ def test_who_submits_and_takes_in_one_thread_outlives_a_failure_too():
 def test_tags_stay_with_their_frames_over_switches_and_failures(seed):
     """A tag comes back with the result of its own frame, also if that ran again on another device."""
     random = np.random.default_rng(seed)
-    hooks = {
-        (f"op{random.integers(OPERATORS)}", n): raise_at(int(random.integers(0, 60)), OSError()) for n in ("d0", "d1")
-    }
-    with live(chain_model(OPERATORS, hooks=hooks), "d0", "d1", "d2", "d3") as pipeline:
+    hooks = {("op2", "d0"): raise_at(3, OSError("gone")), ("op4", "d1"): raise_at(20, OSError("gone"))}
+    model = chain_model(OPERATORS, hooks=hooks)
+    problem = problem_of(model, fake_platform("d0", "d1", "d2", "d3"))
+    with LivePipeline(model, problem, whole(problem, "d0")) as pipeline:
         results = []
         for result in pipeline.map(Tagged(number(value), ("frame", value)) for value in range(300)):
             results.append(result)

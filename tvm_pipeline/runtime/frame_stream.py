@@ -73,7 +73,7 @@ class FrameStream(ABC):
 
     @abstractmethod
     def refuse(self, what: str) -> NoReturn:
-        """Raise the reason why nothing goes in or comes out any more: StageError if a stage failed, else PipelineClosedError."""
+        """Raise why nothing goes in or comes out any more: StageError if a stage failed, else PipelineClosedError."""
 
     def results(self, timeout_s: float | None = None) -> Iterator[Result]:
         """Yield every result until the pipeline is drained; call `drain` (or submit from another thread) before.

@@ -5,7 +5,8 @@ frames take the new plan, and results are taken from the old pipeline until it i
 lost and nothing stops. If a device fails, the unfinished frames of its pipeline are put into the next one.
 
 Read next: `generations.py`, which holds the pipelines during an exchange; `quarantine.py`, which keeps failed devices
-out; `adaptation.py` and `hill_climb.py`, which say when another plan is worth a change; `replanning.py`, which finds it.
+out; `adaptation.py` and `hill_climb.py`, which say when another plan is worth a change; `replanning.py`, which finds
+that plan.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class LivePipeline(FrameStream):
         return newest.base + newest.pipeline.submitted - self.frames
 
     def records(self) -> list[tuple[int, list[StageRecord]]]:
-        """Return the records of the stages by plan, the newest last: the number of its first frame, and a record each."""
+        """Return the records of the stages by plan, the newest last, each with the number of the plan's first frame."""
         return self._generations.records()
 
     @property
