@@ -29,7 +29,7 @@ from tvm_pipeline import (
     settle_platform,
     write_bundle,
 )
-from tvm_pipeline.report import candidates_table, draw_gantt, draw_graph, statistics_table, write_report
+from tvm_pipeline.report import candidates_table, draw_gantt, draw_graph, first_frames, statistics_table, write_report
 from tvm_pipeline.runtime.comparison import compare
 from tvm_pipeline.video import JsonLines, VideoFile, draw, open_source, preprocessing_for, stream
 
@@ -79,7 +79,7 @@ def main() -> None:
     console.print(statistics_table(decision.plan.predicted, statistics))
 
     evaluation = evaluate(problem, decision.plan.stages)
-    draw_gantt(evaluation, decision.plan, out / "gantt.png")
+    draw_gantt(evaluation, decision.plan, first_frames(problem, decision.plan.stages), out / "gantt.png")
     draw_graph(compiled.graph, decision.plan, out / "graph.png")
     write_report(
         out / "report.md",

@@ -1,9 +1,11 @@
-"""The schedule of a plan: by hand on small cases, and as the judge of plans predicts it on random ones."""
+"""The Gantt chart of a plan: its bars by hand on small cases and possible on random ones, and the picture of them."""
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,43 +19,53 @@ from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import Evaluation, StageCost, evaluate
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.report import Bar, draw_gantt, schedule
+from tvm_pipeline.report import Bar, draw_gantt, first_frames
 
 
-def spans(bars: list[Bar], stage: int) -> list[tuple[int, float, float]]:
+def line(*seconds: tuple[str, float], transfer_s: float = 0.0) -> tuple[Problem, tuple[Stage, ...]]:
+    """A stage of one operator for each (devices joined by +, seconds); every transfer takes `transfer_s`."""
+    tensors = [Tensor(f"t{index}", (1,)) for index in range(len(seconds) + 1)]
+    operators = tuple(Operator(f"op{i}", "op", (tensors[i].name,), (tensors[i + 1],)) for i in range(len(seconds)))
+    graph = OperatorGraph("chain", (tensors[0],), operators, (tensors[-1].name,))
+    stages = tuple(Stage(tuple(names.split("+")), (f"op{i}",)) for i, (names, _) in enumerate(seconds))
+    took: dict[str, dict[int, float]] = defaultdict(dict)
+    for index, (names, figure) in enumerate(seconds):
+        for name in names.split("+"):
+            took[name][index] = figure
+    devices = {n: DeviceProfile(tuple(row.get(i, 1.0) for i in range(len(seconds)))) for n, row in took.items()}
+    links = tuple(Link(a, b, transfer_s) for a in devices for b in devices if a != b)
+    platform = Platform("p", tuple(map(Device, devices)), links)
+    return Problem(graph, platform, Profile("chain", graph.fingerprint, devices)), stages
+
+
+def spans(bars: Sequence[Bar], stage: int) -> list[tuple[int, float, float]]:
     return [(bar.frame, bar.start_s, bar.end_s) for bar in bars if bar.stage == stage]
 
 
 def test_two_stages_wait_for_the_slower() -> None:
-    bars = schedule([StageCost(0, "a", 2.0, 0.0), StageCost(1, "b", 3.0, 1.0)], 3)
+    bars = first_frames(*line(("a", 2.0), ("b", 3.0), transfer_s=1.0), 3)
     assert spans(bars, 0) == [(0, 0, 2), (1, 2, 4), (2, 4, 6)]
     assert spans(bars, 1) == [(0, 2, 6), (1, 6, 10), (2, 10, 14)]
 
 
 def test_replicas_take_the_next_frame_when_free() -> None:
-    bars = schedule([StageCost(0, "fast", 1.0, 0.0), StageCost(0, "slow", 3.0, 0.0)], 5)
-    assert [(bar.device, bar.frame, bar.start_s) for bar in bars] == [
-        ("fast", 0, 0),
-        ("slow", 1, 0),
-        ("fast", 2, 1),
-        ("fast", 3, 2),
-        ("fast", 4, 3),
-    ]
-
-
-def test_a_stage_takes_frames_as_its_replicas_hand_them_on() -> None:
-    costs = [StageCost(0, "fast", 1.0, 0.0), StageCost(0, "slow", 9.0, 0.0), StageCost(1, "last", 1.0, 0.0)]
-    assert [bar.frame for bar in schedule(costs, 4) if bar.stage == 1] == [0, 2, 3, 1]
+    problem, stages = line(("fast+slow", 1.0))
+    devices = {**problem.profile.devices, "slow": DeviceProfile((3.0,))}
+    problem = replace(problem, profile=replace(problem.profile, devices=devices))
+    found = [(bar.device, bar.frame, bar.start_s) for bar in first_frames(problem, stages, 5)]
+    assert found == [("fast", 0, 0), ("slow", 1, 0), ("fast", 2, 1), ("fast", 3, 2), ("slow", 4, 3)]
 
 
 def test_a_device_of_two_stages_prefers_the_earlier_frame() -> None:
-    costs = [StageCost(0, "a", 1.0, 0.0), StageCost(1, "b", 1.0, 0.0), StageCost(2, "a", 1.0, 0.0)]
-    bars = [(bar.stage, bar.frame, bar.start_s) for bar in schedule(costs, 3) if bar.device == "a"]
-    assert bars == [(0, 0, 0), (0, 1, 1), (2, 0, 2), (2, 1, 3), (0, 2, 4), (2, 2, 6)]
+    bars = first_frames(*line(("a", 1.0), ("b", 1.0), ("a", 1.0)), 3)
+    order = [(bar.stage, bar.frame, bar.start_s) for bar in bars if bar.device == "a"]
+    assert order[:4] == [(0, 0, 0), (0, 1, 1), (2, 0, 2), (2, 1, 3)]
 
 
-def test_nothing_to_do() -> None:
-    assert schedule([], 3) == schedule([StageCost(0, "a", 1.0, 0.0)], 0) == []
+def test_nothing_is_drawn_where_nothing_says_how_fast_the_devices_are() -> None:
+    problem, stages = line(("a", 1.0), ("b", 1.0))
+    unknown = replace(problem, profile=replace(problem.profile, devices={}), objective="memory,communication")
+    assert first_frames(unknown, stages) == ()
 
 
 @st.composite
@@ -82,35 +94,27 @@ def problems(draw: st.DrawFn) -> tuple[Problem, tuple[Stage, ...]]:
     return Problem(graph, platform, Profile("chain", graph.fingerprint, devices)), tuple(stages)
 
 
-@given(problems())
-@settings(max_examples=60, deadline=None)
-def test_throughput_converges_to_the_predicted(case: tuple[Problem, tuple[Stage, ...]]) -> None:
-    """F frames take F / throughput seconds, and besides no more than filling and draining."""
-    evaluation = evaluate(*case)
-    filling_s = 3 * sum(cost.seconds for cost in evaluation.costs)
-    for frames in (20, 120):
-        least_s = frames / evaluation.predicted.throughput_fps
-        end_s = max(bar.end_s for bar in schedule(evaluation.costs, frames))
-        assert least_s * (1 - 1e-9) <= end_s <= least_s + filling_s
-
-
 @given(problems(), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
-def test_a_schedule_is_possible(case: tuple[Problem, tuple[Stage, ...]], frames: int) -> None:
+def test_what_is_drawn_is_possible(case: tuple[Problem, tuple[Stage, ...]], frames: int) -> None:
+    """That a long run is as fast as predicted is tested with the simulator."""
     stages = case[1]
     costs = evaluate(*case).costs
-    bars = schedule(costs, frames)
+    bars = first_frames(*case, frames)
     assert sorted((bar.frame, bar.stage) for bar in bars) == [
         (frame, stage) for frame in range(frames) for stage in range(len(stages))
     ]
     assert [bar.start_s for bar in bars] == sorted(bar.start_s for bar in bars)
-    parts = {(cost.stage, cost.device): (cost.transfer_s, cost.compute_s) for cost in costs}
+    most_s = {(cost.stage, cost.device): (cost.transfer_s, cost.compute_s) for cost in costs}
     free_s: dict[str, float] = defaultdict(float)
     left_s: dict[tuple[int, int], float] = defaultdict(float)
     for bar in bars:
-        assert (bar.transfer_s, bar.compute_s) == parts[bar.stage, bar.device]
-        # The device was free and the frame was there, and one of the two only just.
-        assert bar.start_s >= max(free_s[bar.device], left_s[bar.frame, bar.stage - 1])
+        transfer_s, compute_s = most_s[bar.stage, bar.device]  # of a full pipeline, which slows every device
+        if bar.stage == 0 or len(stages[bar.stage - 1].devices) == 1:  # else it is the mean over the sources
+            assert bar.transfer_s <= transfer_s * (1 + 1e-9)
+        assert 0 < bar.compute_s <= compute_s * (1 + 1e-9)
+        # The device was free and the frame was there.
+        assert bar.start_s >= max(free_s[bar.device], left_s[bar.frame, bar.stage - 1]) - 1e-9
         free_s[bar.device] = left_s[bar.frame, bar.stage] = bar.end_s
     for index in range(len(stages)):
         if all(len(stage.devices) == 1 for stage in stages[: index + 1]):
@@ -133,9 +137,19 @@ COSTS = (
 EVALUATION = Evaluation(PLAN.predicted, COSTS, 0)
 
 
+def bars_of(frames: int) -> list[Bar]:
+    """Every frame in every stage by itself, one after the other; the two replicas take turns."""
+    bars: list[Bar] = []
+    for frame in range(frames):
+        for cost in (COSTS[0], COSTS[1 + frame % 2], COSTS[3]):
+            start_s = bars[-1].end_s if bars else 0.0
+            bars.append(Bar(cost.stage, cost.device, frame, start_s, cost.transfer_s, cost.compute_s))
+    return bars
+
+
 def test_picture_names_bottleneck_devices_and_figures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    draw_gantt(EVALUATION, PLAN, tmp_path / "plan.svg", frames=4)
+    draw_gantt(EVALUATION, PLAN, bars_of(4), tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     for shown in ("toy, chain (denver | a57 + gpu | denver)", "bottleneck: stage 0 on denver", "stages 0, 2"):
@@ -146,7 +160,7 @@ def test_picture_names_bottleneck_devices_and_figures(tmp_path: Path) -> None:
 def test_picture_has_a_colour_for_each_frame(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     image = pytest.importorskip("PIL.Image")
-    draw_gantt(EVALUATION, PLAN, tmp_path / "plan.png", frames=5)
+    draw_gantt(EVALUATION, PLAN, bars_of(5), tmp_path / "plan.png")
     with image.open(tmp_path / "plan.png") as picture:
         assert picture.format == "PNG"
         area = sorted((count for count, _ in picture.convert("RGB").getcolors(1 << 20)), reverse=True)
@@ -157,10 +171,10 @@ def test_picture_has_a_colour_for_each_frame(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(OptionError, match=r"plan\.bmp: pictures are \.png or \.svg"):
-        draw_gantt(EVALUATION, PLAN, tmp_path / "plan.bmp")
+        draw_gantt(EVALUATION, PLAN, bars_of(8), tmp_path / "plan.bmp")
     with pytest.raises(PipelineError, match=r"cannot write .*absent"):
-        draw_gantt(EVALUATION, PLAN, tmp_path / "absent" / "plan.png")
+        draw_gantt(EVALUATION, PLAN, bars_of(8), tmp_path / "absent" / "plan.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PipelineError, match=r"pip install 'tvm-pipeline\[plot\]'"):
-        draw_gantt(EVALUATION, PLAN, tmp_path / "plan.png")
+        draw_gantt(EVALUATION, PLAN, bars_of(8), tmp_path / "plan.png")
     assert list(tmp_path.iterdir()) == []

@@ -77,7 +77,7 @@ def test_health_counts_from_the_first_look_until_a_frame_came():
     live = LivePipeline(model, problem, plan_of(problem, ("op0", "op1")))
     watch = LiveWatch(live)
     assert watch.snapshot().health(5.0) == ""
-    assert watch.snapshot().state(watch.statistics())["now_s"] < 5.0
+    assert watch.snapshot().state(watch.statistics(), 5.0, picture=False).now_s < 5.0
     with live:
         assert watch.snapshot().health(5.0) == ""
         time.sleep(0.06)

@@ -17,8 +17,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from tvm_pipeline.core.plan import Prediction, Stage
-from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.core.state import State
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.report import statistics_table
 from tvm_pipeline.report.tables import UNKNOWN, TextTable, duration, fps, percent
@@ -54,28 +53,6 @@ def command(
     with suppress(KeyboardInterrupt), Live(console=Console(), auto_refresh=False) as live:
         for shown in _views(server, state):
             live.update(shown, refresh=True)
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """What this command needs of /state; see `watch.snapshot.Snapshot`."""
-
-    now_s: float
-    graph: str
-    scheduler: str
-    objective: str
-    plan_version: int
-    healthy: bool
-    why: str
-    frames: int
-    in_flight: int
-    stages: tuple[Stage, ...]
-    predicted: Prediction
-    statistics: RunStatistics
-    queue_depths: tuple[int, ...]
-    factors: dict[str, float]
-    sources: dict[str, dict[str, Any]]
-    events: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)

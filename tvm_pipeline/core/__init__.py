@@ -10,4 +10,5 @@ profile.py        what was measured of a graph on a platform
 plan.py           a Problem, and the Plan that solves it
 model.py          a network as its file gave it
 statistics.py     what a run measured
+state.py          the state of a running pipeline, as it is sent to those who watch it
 """

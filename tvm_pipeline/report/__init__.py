@@ -1,17 +1,18 @@
-"""What a person sees of a plan and of a run. Nothing here decides anything.
+"""Tables and pictures of plans and runs, for people. Nothing here decides anything.
 
-tables.py    the candidates, the devices, the stages, predicted beside measured; printed by rich
-gantt.py     which device works on which frame, and when
-drawing.py   the operator graph, coloured by stage, with its cuts
-memory.py    what orders of operators need, what is alive at the fullest, memory over time
-markdown.py  all of it in one file, with how to do it again
+tables.py         the candidates, the devices, the stages, predicted beside measured; printed by rich
+gantt.py          which device works on which frame, and when
+drawing.py        the operator graph, coloured by stage, with its cuts
+layered.py        where the operators of that drawing stand
+memory_tables.py  the memory that orders of operators need, what is alive at the peak, memory over time
+markdown.py       all of it in one file, with the commands that repeat it
 
 Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported when the first is drawn.
 """
 
 from tvm_pipeline.core.statistics import Bar
 from tvm_pipeline.report.drawing import draw_graph
-from tvm_pipeline.report.gantt import draw_gantt, schedule
+from tvm_pipeline.report.gantt import DRAWN_FRAMES, draw_gantt, first_frames
 from tvm_pipeline.report.markdown import write_report
 from tvm_pipeline.report.memory_tables import (
     alive_at,
@@ -33,6 +34,7 @@ from tvm_pipeline.report.tables import (
 )
 
 __all__ = [
+    "DRAWN_FRAMES",
     "Bar",
     "TextTable",
     "alive_at",
@@ -43,9 +45,9 @@ __all__ = [
     "draw_graph",
     "draw_memory",
     "duration",
+    "first_frames",
     "fullest_table",
     "orders_table",
-    "schedule",
     "size",
     "stage_memories",
     "stages_memory_table",

@@ -1,58 +1,39 @@
 """The Gantt chart of a plan: which device works on which frame, and when.
 
-`schedule` is data, `draw_gantt` its picture. It shows what the plan promises, from the seconds of
-`evaluate.py` alone, or what `simulate.py` made of it; what a run really did stands in its statistics and traces.
+`first_frames` simulates what a plan promises, `draw_gantt` draws it, or whatever else `cost/simulate.py` has simulated.
+The real times of a run are in its statistics and traces (`watch/trace.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_pipeline.core.plan import Plan, describe
-from tvm_pipeline.cost.evaluate import Evaluation, StageCost
-from tvm_pipeline.cost.simulate import Bar
+from tvm_pipeline.core.plan import Plan, Problem, Stage, describe
 from tvm_pipeline.core.statistics import Bar
-from tvm_pipeline.planning import describe
+from tvm_pipeline.cost.evaluate import Evaluation, evaluate
+from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.report.drawing import INK, PALETTE, new_figure, save_figure
 from tvm_pipeline.report.tables import duration, fps
 
+DRAWN_FRAMES = 8
 
-def schedule(costs: Iterable[StageCost], frames: int) -> list[Bar]:
-    """The first `frames` frames through a pipeline whose source is never empty, in the order of their starts.
 
-    As in the running pipeline, a stage takes frames in the order in which they left the stage before, the
-    replica that is free first takes the next, and a device does one thing at a time. Where a device could
-    start several things at once, the earlier frame goes first, then the lower stage. Queues between stages
-    have no limit here.
+def first_frames(problem: Problem, stages: tuple[Stage, ...], frames: int = DRAWN_FRAMES) -> tuple[Bar, ...]:
+    """Return what each device does for the first frames of a source that is never empty, by their starts.
+
+    Nothing is returned if nothing says how fast the devices are.
+
+    Raises:
+        PlanError: the stages do not fit the problem.
     """
-    costs = tuple(costs)
-    stages = max((cost.stage for cost in costs), default=-1) + 1
-    # What waits in front of each stage: (when it left the stage before, frame), first come first.
-    queues: list[list[tuple[float, int]]] = [[(0.0, frame) for frame in range(frames)]]
-    queues += [[] for _ in range(stages)]
-    free_s = {cost.device: 0.0 for cost in costs}
-    bars: list[Bar] = []
-    while len(bars) < frames * stages:
-        start_s, frame, stage, index = min(
-            (max(free_s[cost.device], queues[cost.stage][0][0]), queues[cost.stage][0][1], cost.stage, index)
-            for index, cost in enumerate(costs)
-            if queues[cost.stage]
-        )
-        cost = costs[index]
-        bar = Bar(stage, cost.device, frame, start_s, cost.transfer_s, cost.compute_s)
-        bars.append(bar)
-        free_s[cost.device] = bar.end_s
-        del queues[stage][0]
-        queues[stage + 1].append((bar.end_s, frame))
-        queues[stage + 1].sort()
-    return bars
+    if not evaluate(problem, stages).costs:
+        return ()
+    return simulate(problem, stages, frames).events
 
 
-def draw_gantt(
-    evaluation: Evaluation, plan: Plan, path: Path | str, frames: int = 8, simulated: Sequence[Bar] | None = None
-) -> None:
-    """Draws the first `frames` frames of the plan, or all that was simulated: a row a device, a colour a frame.
+def draw_gantt(evaluation: Evaluation, plan: Plan, bars: Sequence[Bar], path: Path | str) -> None:
+    """Draw what was simulated of a plan: a row for each device, a colour for each frame.
 
     Transfers are hatched; the stage that sets the pace is named in the title and its devices are in bold.
 
@@ -60,7 +41,6 @@ def draw_gantt(
         PipelineError: matplotlib is not installed, or the file cannot be written.
         OptionError: `path` is neither .png nor .svg.
     """
-    bars = schedule(evaluation.costs, frames) if simulated is None else simulated
     rows = {device: row for row, device in enumerate(plan.devices)}
     end_s = max((bar.end_s for bar in bars), default=0.0) or 1.0
     unit_s, unit = next(((u, n) for u, n in ((1.0, "s"), (1e-3, "ms")) if end_s >= u), (1e-6, "µs"))
@@ -89,8 +69,7 @@ def draw_gantt(
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
-    title = _title(evaluation, plan) + ("" if simulated is None else "; simulated")
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_title(_title(evaluation, plan), loc="left", fontsize=10)
     save_figure(figure, path)
 
 
@@ -99,7 +78,7 @@ def _title(evaluation: Evaluation, plan: Plan) -> str:
     return (
         f"{plan.graph}, {describe(plan)}\n"
         f"predicted {fps(predicted.throughput_fps)} fps, latency {duration(predicted.latency_s)}; "
-        f"bottleneck: stage {evaluation.bottleneck} on {devices}"
+        f"bottleneck: stage {evaluation.bottleneck} on {devices}; simulated"
     )
 
 

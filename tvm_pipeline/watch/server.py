@@ -147,10 +147,9 @@ class WatchServer:
             case "/health":
                 return self._health()
             case "/state":
-                snapshot = self._watched.snapshot()
-                why = snapshot.health(self._unhealthy_after_s)
-                more = {"healthy": not why, "why": why, "picture": self._picture is not None}
-                return _json(HTTPStatus.OK, snapshot.state(self._watched.statistics()) | more)
+                snapshot, statistics = self._watched.snapshot(), self._watched.statistics()
+                has_picture = self._picture is not None
+                return _json(HTTPStatus.OK, snapshot.state(statistics, self._unhealthy_after_s, picture=has_picture))
             case "/trace":
                 return self._trace(query)
             case "/cut.svg":

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.state import State
 from tvm_pipeline.core.statistics import Bar, RunStatistics
 
 
@@ -58,18 +59,37 @@ class Snapshot:
             return ""
         return f"no frame has come out for {self.since_last_frame_s:.1f} s, and {unhealthy_after_s:g} s are allowed"
 
-    def state(self, statistics: RunStatistics) -> dict[str, Any]:
-        """All but the latencies, for JSON; `now_s` is the time since the start, as that of events."""
-        return {
-            "now_s": time.perf_counter() - self.began_s,
-            "graph": self.plan.graph,
-            "plan": str(self.plan),
-            "scheduler": self.plan.scheduler,
-            "predicted": self.plan.predicted,
-            "stages": self.plan.stages,
-            "statistics": statistics,
-            **{name: getattr(self, name) for name in self.__slots__ if name not in ("began_s", "plan", "latencies_s")},
-        }
+    def state(self, statistics: RunStatistics, unhealthy_after_s: float, *, picture: bool) -> State:
+        """Return everything but the latencies, as what is sent to others.
+
+        Args:
+            unhealthy_after_s: how long no frame may come out.
+            picture: whether the last frame can be had as a picture.
+        """
+        why = self.health(unhealthy_after_s)
+        return State(
+            now_s=time.perf_counter() - self.began_s,
+            graph=self.plan.graph,
+            plan=str(self.plan),
+            scheduler=self.plan.scheduler,
+            predicted=self.plan.predicted,
+            stages=self.plan.stages,
+            statistics=statistics,
+            plan_version=self.plan_version,
+            objective=self.objective,
+            frames=self.frames,
+            since_last_frame_s=self.since_last_frame_s,
+            queue_depths=self.queue_depths,
+            in_flight=self.in_flight,
+            sources=self.sources,
+            factors=self.factors,
+            stand_ins=self.stand_ins,
+            events=self.events,
+            energy_j=self.energy_j,
+            healthy=not why,
+            why=why,
+            picture=picture,
+        )
 
 
 class Watched(Protocol):
