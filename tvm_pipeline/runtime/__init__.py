@@ -1,16 +1,19 @@
 """The running pipeline.
 
-stream.py      what every running pipeline offers: submit, result, map, results, drain, stop
-pipeline.py    Pipeline: one plan that runs
-live.py        LivePipeline: a plan that is exchanged while it runs, and outlives its devices
-events.py      Event: what it decided, and why
-strategy.py    how slow each device is now: what every strategy of adaptation knows
-adaptation.py  the strategy `replan`: whether another plan is worth a change
-hill_climb.py  the strategy `hill-climb`: one operator at a time moves to the faster stage
-planning.py    the plan to run now, in milliseconds, and what comes nearest where none keeps the limits
-worker.py      the thread of one stage on one device
-slots.py       the buffers of a frame on its way, and how each worker sees them
-statistics.py  what was measured while it ran
+frame_stream.py   the interface of every running pipeline: submit, result, map, results, drain, stop
+pipeline.py       Pipeline: one plan that runs
+worker.py         the thread of one stage on one device
+slots.py          the buffers of a frame on its way, and how each worker sees them
+isolation.py      stages in processes of their own
+live_pipeline.py  LivePipeline: a plan that is exchanged while it runs, also because a device fails
+generations.py    the pipelines of an exchange of plans, oldest first
+quarantine.py     devices that failed, and how long each is left out
+events.py         Event: a decision of a LivePipeline, and its reason
+strategy.py       the base of the strategies of adaptation: how slow each device is now
+adaptation.py     the strategy `replan`: another plan if it is worth a change
+hill_climb.py     the strategy `hill-climb`: one operator at a time moves to the faster stage
+replanning.py     planning while a pipeline runs, in milliseconds
+comparison.py     plans that run side by side, predicted against measured
 """
 
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics

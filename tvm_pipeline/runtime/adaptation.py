@@ -1,10 +1,11 @@
-"""Whether another plan is worth a change: the strategy `replan`.
+"""The strategy `replan`: it decides whether another plan is worth a change.
 
-The plan that is best for devices as slow as they are now runs next, if it is better by more than the hysteresis for
-several looks in a row. Where a switch did not bring what was promised, because the devices that it went to are slower
-than they looked while they stood idle, the patience doubles: no two plans take turns for ever.
+At each look it plans for the devices as slow as they are now. The best plan runs next if it is better than the running
+one by more than the hysteresis, at several looks in a row. A switch may bring less than promised, because its devices
+are slower than they seemed while they were idle. Then the patience doubles, so that two plans do not take turns for
+ever.
 
-Next: `strategy.py`, how slow devices are found to be; `planning.py`, what the best plan is.
+Read next: `strategy.py`, which measures how slow the devices are; `replanning.py`, which finds the best plan.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from tvm_pipeline.errors import PlanError
 from tvm_pipeline.runtime.replanning import gain, judged_now, nearest_plan, shown_slack, slack
 from tvm_pipeline.runtime.strategy import Strategy
 
-# A slow-down that moved by less is not planned for anew.
+# No new plan is made for a slow-down that changed by less.
 CHANGE = 0.05
-# After so many looks at a plan what its switch brought is known.
+# After so many looks at a plan the effect of its switch is known.
 SETTLED_LOOKS = 5
 # Doublings of the patience: with 3 looks every 0.1 s, 5 minutes.
 MOST_DOUBLINGS = 10
@@ -31,8 +32,8 @@ class Adaptation(Strategy):
     """Re-plans by how slow the devices are.
 
     Args:
-        hysteresis: a plan must be better by more than this share.
-        patience: and at so many looks in a row.
+        hysteresis: a plan must be better by more than this share to be proposed.
+        patience: at how many looks in a row it must be better.
     """
 
     def __init__(self, hysteresis: float = 0.1, patience: int = 3) -> None:
@@ -43,7 +44,7 @@ class Adaptation(Strategy):
         self._proposal: Plan | None = None
         self._gain = 0.0
         self._better = 0
-        self._promise: tuple[dict[str, float], float] | None = None  # of the last switch: by which factors what gain
+        self._promise: tuple[dict[str, float], float] | None = None  # the factors and the gain of the last switch
         self._settled = 0
         self._doublings = 0
 
@@ -74,7 +75,7 @@ class Adaptation(Strategy):
         return replace(self._proposal, scheduler="replan", status="feasible", bound=None), reason
 
     def _moved(self, problem: Problem) -> bool:
-        """Whether anything is other than when the plans were last judged."""
+        """Return whether the devices or their slow-downs changed since the plans were last judged; remember them."""
         names = tuple(device.name for device in problem.platform.devices)
         if self._judged_for is not None:
             factors, devices, starved = self._judged_for
@@ -96,6 +97,6 @@ class Adaptation(Strategy):
 
 
 def _kept(plan: Plan, factors: dict[str, float], then: dict[str, float], promised: float) -> bool:
-    """Whether the plan's devices are nearly as fast as they were taken to be: at least half of the gain is left."""
+    """Return whether the devices are nearly as fast as assumed, so that at least half of the promised gain is left."""
     slower = max(factors.get(name, 1.0) / then.get(name, 1.0) for name in plan.devices) - 1
     return slower <= min(promised, 1.0) / 2

@@ -1,4 +1,7 @@
-"""Plans run side by side: in turns, so that whatever else the machine does meets all of them."""
+"""Runs plans side by side: in turns, so that any other load of the machine affects all of them.
+
+Read next: pipeline.py, which runs each plan; `report/tables.py`, which prints the comparison.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ SINGLE_FRAMES = 5  # frames sent alone in each round, for the latency that meets
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One plan as it ran: medians over the rounds.
+    """The measured figures of one plan: medians over the rounds.
 
     Attributes:
         throughput_fps: of a saturated pipeline, in steady state.
@@ -36,7 +39,7 @@ class Measured:
 
     @property
     def prediction_error(self) -> float:
-        """Predicted over measured throughput, less one."""
+        """Return predicted over measured throughput, minus one."""
         return (self.plan.predicted.throughput_fps or 0.0) / self.throughput_fps - 1
 
 
@@ -49,9 +52,9 @@ def compare(
     rounds: int = 3,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Measured]:
-    """Runs each plan for about `seconds` in each of `rounds` rounds, on seeded noise.
+    """Run every plan for about `seconds` in every one of `rounds` rounds, on seeded noise.
 
-    The order of the plans turns with the rounds.
+    Each round begins with another plan.
     """
     frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
     runs: list[list[RunStatistics]] = [[] for _ in plans]
@@ -72,7 +75,7 @@ def compare(
 
 
 def _for_seconds(frame: dict[str, Array], seconds: float) -> Iterator[dict[str, Array]]:
-    """The same frame over and over: for `seconds`, and at least 24 times."""
+    """Yield the same frame again and again: for `seconds`, and at least 24 times."""
     end = time.perf_counter() + seconds
     count = 0
     while count < 24 or time.perf_counter() < end:

@@ -30,33 +30,33 @@ from tvm_pipeline.errors import PlanError
 from tvm_pipeline.runtime.replanning import judged_now
 from tvm_pipeline.runtime.strategy import Strategy
 
-# Of a stage's time: what an operator that moves takes at least.
+# The least share of its stage's time that a move takes from a stage.
 STEP = 0.01
 
 
 class HillClimb(Strategy):
-    """Moves the cuts of a chain to where its stages take equal times.
+    """Moves the cuts of a chain until its stages take equal times.
 
     Args:
-        alpha: by how much, relative, stages may differ.
+        alpha: the relative difference of two stages' times above which an operator moves.
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
         super().__init__()
         self._alpha = alpha
         self._plan: Plan | None = None
-        # Where a move began, and its slowest stage's seconds: of that under trial, and of what was proposed last.
+        # The plan before a move and the slowest stage's seconds: of the move under trial, and of the last proposal.
         self._before: tuple[Plan, float] | None = None
         self._proposed: tuple[tuple[Stage, ...], tuple[Plan, float] | None] | None = None
         self._resting = False
-        self._rest_s: list[float] = []  # the stages' times as the rest began; empty where they are still to be seen
+        self._rest_s: list[float] = []  # the stages' times when the rest began; empty until they are measured
 
     def begin(self, problem: Problem, plan: Plan) -> None:
         super().begin(problem, plan)
         self._plan, proposed, self._proposed = plan, self._proposed, None
         if proposed and proposed[0] == plan.stages:
             self._before = proposed[1]
-        else:  # another has chosen it
+        else:  # this plan was chosen by something else
             self._before, self._resting = None, False
 
     def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
@@ -105,16 +105,17 @@ class HillClimb(Strategy):
 
 
 def is_chain(plan: Plan) -> bool:
-    """Whether it has stages to move operators between, each on a device of its own."""
+    """Return whether the plan has several stages, each on one device that serves no other stage."""
     return 1 < len(plan.stages) == len(plan.devices) and all(len(stage.devices) == 1 for stage in plan.stages)
 
 
 def moved(problem: Problem, stages: tuple[Stage, ...], source: int, target: int) -> tuple[Stage, ...] | None:
-    """The stages after the smallest move from stage `source` to its neighbour `target`; None where none would be left.
+    """Return the stages after the smallest move from stage `source` to its neighbour `target`.
 
-    What moves is last (or first) of its stage in the graph's order, so that no path leaves a stage and comes back.
+    The operators that move are the last (or the first) of their stage in the graph's order, so that no path leaves a
+    stage and comes back. Returns None if the move would leave the stage empty.
     """
-    order = {operator.name: place for place, operator in enumerate(problem.graph.operators)}
+    order = {operator.name: index for index, operator in enumerate(problem.graph.operators)}
     giving = sorted(stages[source].operators, key=order.__getitem__, reverse=target > source)
     costs = cost_of(problem, stages[source].devices[0])
     count = 1

@@ -60,14 +60,13 @@ class LivePipeline(FrameStream):
         problem: what to plan for; the platform settled on this machine. An objective of bytes becomes throughput.
         plan: what to begin with.
         adaptation: watches the devices and proposes plans; None keeps the plan while nothing fails.
-        watchdog_s: a stage that is at one frame for longer has failed; None waits for ever.
-        cool_down_s: how long a failed device is left out before it may serve again; doubled where it
-            fails again before it has served for as long as it was out.
-        on_event: is told of every event, from whichever thread it happens in.
+        watchdog_s: a stage that works at one frame for longer has failed; None waits for ever.
+        cool_down_s: how long a failed device is left out before it may serve again, see `Quarantine`.
+        on_event: is called with every event, from the thread in which it happens.
         in_flight: as for Pipeline.
 
-    What a device does wrong costs speed and no frame: it is left out of the next plan, and the frames inside are run
-    again. A StageError only comes where no device is left, or no plan.
+    A device that fails costs speed and no frame: it is left out of the next plan, and the frames inside are run again.
+    A StageError is raised only if no device or plan is left.
     """
 
     def __init__(
@@ -112,12 +111,12 @@ class LivePipeline(FrameStream):
 
     @property
     def given(self) -> Problem:
-        """What was asked for: every device as it was profiled."""
+        """Return the problem as it was given: every device as it was profiled."""
         return self._problem
 
     @property
     def problem(self) -> Problem:
-        """What is planned for: without the devices that have failed, as slow as the others are found to be."""
+        """Return the problem to plan for: without the failed devices, the others as slow as they are measured."""
         return self._adaptation.scaled(self._able()) if self._adaptation else self._able()
 
     def _able(self) -> Problem:
@@ -182,7 +181,7 @@ class LivePipeline(FrameStream):
         self._generations.newest.pipeline.refuse(what)
 
     def statistics(self) -> RunStatistics:
-        """Of the whole run, with the stages of the plan that runs now."""
+        """Return the statistics of the whole run, with the stages of the plan that runs now."""
         stages = self._generations.newest.pipeline.stage_statistics()
         return self._record.summary(0, self._last_entry_s, stages)
 
@@ -191,16 +190,16 @@ class LivePipeline(FrameStream):
         self._generations.newest.pipeline.reset_statistics()
 
     def latencies_s(self) -> list[float]:
-        """Of the last frames that came out, the newest last."""
+        """Return the latencies of the last frames that came out, the newest last."""
         return [done_s - entered_s for entered_s, done_s in list(self._record.samples)]
 
     def waiting(self) -> list[int]:
-        """How many frames wait in front of each stage of the plan that runs."""
+        """Return how many frames wait in front of each stage of the plan that runs."""
         return self._generations.newest.pipeline.waiting()
 
     @property
     def in_flight(self) -> int:
-        """Frames inside."""
+        """Return the number of frames inside."""
         newest = self._generations.newest
         return newest.base + newest.pipeline.submitted - self.frames
 
@@ -210,13 +209,13 @@ class LivePipeline(FrameStream):
 
     @property
     def factors(self) -> dict[str, float]:
-        """How many times slower each device is than its profile, as far as that is watched."""
+        """Return how many times slower each device is than its profile; empty without a strategy."""
         return dict(self._adaptation.factors) if self._adaptation else {}
 
     def switch(self, plan: Plan, reason: str) -> bool:
-        """Runs the frames from now on by `plan`; those inside finish by the old one.
+        """Run new frames by `plan`; those inside finish by the old one.
 
-        Returns False, and keeps the old plan, where the new one cannot be started or the pipeline is ending.
+        Returns False, and keeps the old plan, if the new one cannot be started or the pipeline is ending.
         """
         with self._changing:
             if self.state != "running":
@@ -237,26 +236,29 @@ class LivePipeline(FrameStream):
             return True
 
     def set_objective(self, problem: Problem) -> None:
-        """Plans for another objective or other limits from now on: a problem of the same graph and platform.
+        """Plan for another objective or other limits from now on.
 
-        Where a limit cannot be kept now, because devices are slow or out, the plan that comes nearest runs.
+        If a limit cannot be kept now, because devices are slow or out, the plan that comes nearest runs.
+
+        Args:
+            problem: a problem of the same graph and platform.
 
         Raises:
             InfeasibleError: no plan keeps the limits even with every device as it was profiled; nothing changes.
             OptionError: the problem is of another graph or platform.
-            ProfileError: nothing says what the objective asks for, such as energy.
+            ProfileError: a figure that the objective needs, such as energy, is unknown.
         """
-        wanted = timed(problem)
-        if (wanted.graph, wanted.platform) != (self._problem.graph, self._problem.platform):
+        requested = timed(problem)
+        if (requested.graph, requested.platform) != (self._problem.graph, self._problem.platform):
             keeps = f"{self._problem.graph.name} on {self._problem.platform.name}"
             raise OptionError(f"a running pipeline keeps {keeps}; make the problem by `replace(pipeline.given, ...)`")
-        quick_plan(wanted)
+        quick_plan(requested)
         with self._changing:
-            self._problem, self._limits = wanted, LimitWatch()
-            self._tell("objective", shown_objective(wanted), -1)
+            self._problem, self._limits = requested, LimitWatch()
+            self._tell("objective", shown_objective(requested), -1)
             plan = nearest_plan(self.problem)
             if plan.stages != self.plan.stages:
-                self.switch(plan, f"it is best for {shown_objective(wanted)}")
+                self.switch(plan, f"it is best for {shown_objective(requested)}")
             else:
                 self._run_by(plan)
 
@@ -326,7 +328,7 @@ class LivePipeline(FrameStream):
         self._on_event(event)
 
     def _watch(self) -> None:
-        """Looks at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
+        """Look at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
         with self._changing:
             self._run_by(self.plan)
         said = ""
@@ -335,7 +337,7 @@ class LivePipeline(FrameStream):
                 for generation in self._generations:
                     generation.pipeline.overdue(self._watchdog_s)
             if not self._changing.acquire(blocking=False):
-                continue  # another plan is on its way, and may wait for what only this thread can end
+                continue  # another thread exchanges the plan, and may wait for a stage that only this thread can end
             try:
                 self._improve()
             except PipelineError as error:
@@ -346,7 +348,7 @@ class LivePipeline(FrameStream):
                 self._changing.release()
 
     def _improve(self) -> None:
-        """Changes to a better plan where there is one: by the slow-downs, or because a device may serve again."""
+        """Change to a better plan if there is one: by the slow-downs, or because a device may serve again."""
         back = self._quarantine.returned()
         for name in back:
             self._tell("return", f"device {name} may serve again", -1)

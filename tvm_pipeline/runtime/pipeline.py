@@ -5,11 +5,11 @@
             ...
 
 `map` feeds from a thread of its own; `submit` and `result` are for callers that have their own loop. Both sides
-block when the pipeline is full or empty, with a time limit if wanted. Any thread may submit; one thread takes the
-results. Read `slots.py` first for how the data goes.
+block when the pipeline is full or empty, with a time limit if one is given. Any thread may submit; one thread takes the
+results. Read `slots.py` first: it says where the data of a frame is.
 
-How it ends: a None follows the last frame through the stages and to the reader. A failure sends it after the
-frames that are inside; those before the failed one still come out. `stop` puts one into every queue.
+How it ends: a None follows the last frame through the stages and to the reader. A failure sends a None after the
+frames that are inside; those before the failed one still come out. `stop` puts a None into every queue.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pipeline(FrameStream):
         platform: the devices, settled on this machine.
         in_flight: frames inside at once; the default, see `plan.frames_inside`, keeps every worker busy.
         threads: where the workers run; its own unless given.
-        after: a pipeline that ends: what runs on a device's cores begins when that has left them.
+        after: a pipeline that ends; a stage begins when that pipeline has left the cores of its device.
 
     Raises:
         OptionError: `in_flight` is less than one.
@@ -111,7 +111,7 @@ class Pipeline(FrameStream):
         self._early: dict[int, Slot] = {}
 
     def start(self) -> None:
-        """Starts the threads and returns when each is tied to its device.
+        """Start the threads and return when every one is tied to its device.
 
         Raises:
             PipelineClosedError: it was started before.
@@ -165,7 +165,7 @@ class Pipeline(FrameStream):
         return frame
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """The next frame's result, in the order of submission.
+        """Return the next frame's result, in the order of submission.
 
         Raises:
             PipelineTimeoutError: it did not come in `timeout_s`.
@@ -189,7 +189,7 @@ class Pipeline(FrameStream):
         return result
 
     def drain(self) -> None:
-        """Takes no more frames; those inside come out, and then the threads end."""
+        """Take no more frames; those inside come out, and then the threads end."""
         with self._lock:
             if self._state == "running":
                 self._state = "drained"
@@ -206,9 +206,9 @@ class Pipeline(FrameStream):
         ]
 
     def overdue(self, limit_s: float) -> None:
-        """Declares failed what a worker is at for longer than `limit_s`.
+        """Let every stage fail that works at one frame for longer than `limit_s`.
 
-        The thread cannot be ended; it is left behind, and `stop` does not wait for it.
+        Its thread cannot be ended; it is left behind, and `stop` does not wait for it.
         """
         late = [worker for worker in self._workers if worker.busy_s() > limit_s and not worker.abandoned]
         for worker in late:
@@ -217,7 +217,7 @@ class Pipeline(FrameStream):
             worker.abandon()
 
     def stop(self) -> None:
-        """Ends every thread after the frame it is at; frames inside are dropped. Safe to call twice."""
+        """End every thread after its current frame; frames inside are dropped. It may be called twice."""
         with self._lock:
             if self._state != "failed":
                 self._state = "stopped"
@@ -231,7 +231,7 @@ class Pipeline(FrameStream):
             self._threads.close()
 
     def leaving(self, device: Device) -> list[threading.Event]:
-        """Set when a worker has left the device, or the cores of it."""
+        """Return the events that are set when the workers on the device, or on cores of it, have ended."""
         workers = zip(self._workers, self._devices, strict=True)
         return [worker.done for worker, own in workers if own.overlaps(device)]
 
@@ -241,44 +241,44 @@ class Pipeline(FrameStream):
 
     @property
     def submitted(self) -> int:
-        """Frames that went in."""
+        """Return the number of frames that went in."""
         return self._submitted
 
     @property
     def delivered(self) -> int:
-        """Frames whose results were taken."""
+        """Return the number of frames whose results were taken."""
         return self._delivered
 
     def waiting(self) -> list[int]:
-        """How many frames wait in front of each stage."""
+        """Return how many frames wait in front of each stage."""
         return [queue.qsize() for queue in self._queues[:-1]]
 
     def records(self) -> list[StageRecord]:
-        """What each worker writes down, in the order of the plan's stages and their devices."""
+        """Return the record of each worker, in the order of the plan's stages and their devices."""
         return [worker.record for worker in self._workers]
 
     def statistics(self) -> RunStatistics:
-        """What was measured until now, in steady state."""
+        """Return what was measured until now, in steady state."""
         return self._record.summary(len(self._slots), self._last_entry_s, self.stage_statistics())
 
     def stage_statistics(self) -> tuple[StageStatistics, ...]:
-        """What was measured of each worker, in the order of `records`."""
+        """Return what was measured of each worker, in the order of `records`."""
         return tuple(record.summary(len(self._slots)) for record in self.records())
 
     def reset_statistics(self) -> None:
-        """Forgets what was measured until now, for instance after a warm-up."""
+        """Forget what was measured until now, for instance after a warm-up."""
         self._record = RunRecord()
         for worker in self._workers:
             worker.record = StageRecord(worker.record.stage, worker.record.device)
 
     def _checked(self, inputs: Inputs) -> Mapping[str, Array]:
-        wanted = self._inputs
+        expected = self._inputs
         if not isinstance(inputs, Mapping):
-            inputs = {next(iter(wanted)): inputs}
-        if inputs.keys() != wanted.keys():
-            raise ModelError(f"the model has the inputs {', '.join(wanted)}; it was given {', '.join(inputs)}")
+            inputs = {next(iter(expected)): inputs}
+        if inputs.keys() != expected.keys():
+            raise ModelError(f"the model has the inputs {', '.join(expected)}; it was given {', '.join(inputs)}")
         for name, array in inputs.items():
-            tensor = wanted[name]
+            tensor = expected[name]
             rounds = np.dtype(tensor.dtype).kind in "fc"  # fractions may lose digits, integers would wrap around
             fits = np.can_cast(array.dtype, tensor.dtype, "same_kind" if rounds else "safe")
             if array.shape != tensor.shape or not fits:
@@ -293,14 +293,14 @@ class Pipeline(FrameStream):
         return array
 
     def _take(self, queue: SlotQueue, timeout_s: float | None, what: str) -> Slot:
-        """The next slot; None in the queue means that no more will come."""
+        """Return the next slot of a queue; a None in it means that no more will come."""
         try:
             slot = queue.get(timeout=timeout_s)
         except Empty:
             inside = self._submitted - self._delivered
             raise PipelineTimeoutError(f"{what} in the time allowed; {inside} frames are inside") from None
         if slot is None:
-            queue.put(None)  # for whoever asks next
+            queue.put(None)  # for the next call
             self.refuse(what)
         return slot
 
@@ -308,7 +308,7 @@ class Pipeline(FrameStream):
         return frame >= self._end
 
     def _fail(self, stage: int, device: str, frame: int, error: BaseException) -> None:
-        """Called by a worker: the earliest frame that failed is what the caller hears of."""
+        """Note a worker's failure; that of the earliest frame is raised to the caller."""
         with self._lock:
             if self._state == "stopped":
                 return
@@ -319,7 +319,7 @@ class Pipeline(FrameStream):
             self._close_entrance()
 
     def _close_entrance(self) -> None:
-        """Ends the stream of frames after those that are in, and wakes whoever waits to submit one."""
+        """End the stream after the frames that are inside, and wake the threads that wait to submit one."""
         self._queues[0].put(None)
         self._free.put(None)
 
@@ -328,7 +328,7 @@ class Pipeline(FrameStream):
             raise StageError(*self._failure) from self._failure[3]
 
     def refuse(self, what: str) -> NoReturn:
-        """Says why nothing goes in or comes out any more."""
+        """Raise why nothing goes in or comes out any more."""
         self._raise_failure()
         todo = "call start() first, or use `with`" if self._state == "new" else "make a new one"
         raise PipelineClosedError(f"{what}: the pipeline is {self._state}; {todo}")

@@ -1,9 +1,9 @@
-"""Which plan to run now: found in milliseconds, and where no plan keeps a limit, the one that comes nearest.
+"""Planning while a pipeline runs: a plan within milliseconds, also if no plan keeps the limits.
 
 A running pipeline cannot refuse to run because its machine is loaded. So a limit (`min_throughput_fps`,
-`max_latency_s`) that no plan keeps any more becomes what is best: the most frames a second, or the least latency.
+`max_latency_s`) that no plan keeps any more becomes the objective: the most frames a second, or the least latency.
 
-Next: `strategy.py` and `adaptation.py`, which ask for such plans.
+Read next: `strategy.py` and `adaptation.py`, which ask for such plans.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from tvm_pipeline.errors import NoPlanError, PlanError
 from tvm_pipeline.planning.baselines.whole_model import replicas, singles
 from tvm_pipeline.planning.search.dynamic_programming import chain
 
-# Predictions are not surer than this: a plan that misses a limit by less may keep it.
+# The accuracy of a prediction: a plan that misses a limit by less may keep it.
 NEARLY = 0.05
-# A limit counts as missed after so many looks in a row: by then a plan that keeps it would run.
+# A limit counts as missed after so many looks in a row; a plan that keeps it would run by then.
 MISSING_LOOKS = 10
 
 
 def timed(problem: Problem) -> Problem:
-    """What counts of the problem while it runs: time and energy; bytes do not change, so throughput stands for them.
+    """Return the problem to plan for while it runs: an objective of bytes, which do not change, becomes throughput.
 
-    Raises ProfileError where nothing says how fast a device is.
+    Raises ProfileError if nothing says how fast a device is.
     """
     return replace(problem, objective="throughput") if problem.is_lexicographic else problem
 
 
 def quick_plan(problem: Problem) -> Plan:
-    """The best of one device, the model on every device, and a pipeline cut along the graph's own order: milliseconds.
+    """Return the best of one device, the model on every device, and a pipeline cut in the graph's order, in milliseconds.
 
-    Of plans that are nearly as good the one with fewest stages: replicas take what load there is as it comes, a cut is
-    right for one.
+    Of plans that are nearly as good it is the one with fewest stages: replicas divide the frames by whatever load there
+    is, while a cut is right for one load only.
 
     Raises:
         InfeasibleError: none of these is possible.
@@ -66,9 +66,9 @@ def quick_plan(problem: Problem) -> Plan:
 
 
 def nearest_plan(problem: Problem) -> Plan:
-    """The `quick_plan` where one keeps the limits, else the one that comes nearest: the fastest, or of least latency.
+    """Return the `quick_plan` if one keeps the limits, else the plan that comes nearest: the fastest, or least latent.
 
-    Raises what `quick_plan` does, InfeasibleError only where there is no plan even without the limits.
+    Raises what `quick_plan` raises, InfeasibleError only if there is no plan even without the limits.
     """
     try:
         return quick_plan(problem)
@@ -82,16 +82,17 @@ def nearest_plan(problem: Problem) -> Plan:
 
 
 def unlimited(problem: Problem) -> Problem:
+    """Return the problem without limits of throughput and latency."""
     return replace(problem, min_throughput_fps=None, max_latency_s=None)
 
 
 def judged_now(problem: Problem, plan: Plan) -> Plan:
-    """The plan by the problem's objective, whether or not it keeps the limits; raises PlanError where it cannot run."""
+    """Return the plan judged by the problem's objective, limits apart; raise PlanError if it cannot run."""
     return judged(unlimited(problem), replace(plan, objective=problem.objective))
 
 
 def without(problem: Problem, devices: Set[str]) -> Problem:
-    """The problem where those devices cannot be used; raises PlatformError where none remains."""
+    """Return the problem without some devices; raise PlatformError if none remains."""
     platform = problem.platform
     able = tuple(device for device in platform.devices if device.name not in devices)
     links = tuple(link for link in platform.links if devices.isdisjoint((link.source, link.destination)))
@@ -107,7 +108,7 @@ def shown_objective(problem: Problem) -> str:
 
 
 def slack(problem: Problem, predicted: Prediction) -> float:
-    """By what share that is better than the limit asks for, negative where it misses it; infinite without one."""
+    """Return by what share a prediction is better than the limit, negative if it misses it; infinite without one."""
     if problem.min_throughput_fps is not None and predicted.throughput_fps is not None:
         return predicted.throughput_fps / problem.min_throughput_fps - 1
     if problem.max_latency_s is not None and predicted.latency_s is not None:
@@ -116,7 +117,7 @@ def slack(problem: Problem, predicted: Prediction) -> float:
 
 
 def shown_slack(problem: Problem, spare: float) -> str:
-    """What `slack` says, in the limit's words."""
+    """Return the slack as text, in the unit of the limit."""
     if problem.min_throughput_fps is not None:
         target = problem.min_throughput_fps
         return f"{(1 + spare) * target:.4g} frames a second, {target:.4g} are asked for ({spare:+.0%})"
@@ -125,11 +126,11 @@ def shown_slack(problem: Problem, spare: float) -> str:
 
 
 def gain(problem: Problem, plan: Plan, running: Plan, starved: bool = False) -> float:
-    """By what share `plan` is better than the one that runs; infinite where only it keeps the limits, or can run.
+    """Return by what share `plan` is better than the running one; infinite if only `plan` keeps the limits, or can run.
 
-    A limit that the running plan misses by less than NEARLY is no reason to change, and one that neither keeps is
-    what is compared. A pipeline that is `starved`, because its source gives no more frames, has the throughput that
-    is asked of it.
+    A limit that the running plan misses by less than NEARLY is no reason to change. A limit that neither plan keeps is
+    what they are compared by. A pipeline that is `starved`, because its source gives no more frames, has the throughput
+    that is requested of it.
     """
     if plan.stages == running.stages:
         return 0.0
@@ -148,13 +149,13 @@ def gain(problem: Problem, plan: Plan, running: Plan, starved: bool = False) -> 
 
 
 class LimitWatch:
-    """Says when the running plan begins to miss the problem's limit, and when it keeps it again."""
+    """Tells when the running plan begins to miss the problem's limit, and when it keeps it again."""
 
     def __init__(self) -> None:
         self._missing = 0
 
     def look(self, problem: Problem, plan: Plan, starved: bool) -> str:
-        """What is new, or nothing; called at every look at the devices."""
+        """Return the news as text, empty if there is none; call it at every look at the devices."""
         spare = slack(problem, judged_now(problem, plan).predicted)
         if starved and problem.min_throughput_fps is not None:
             spare = max(spare, 0.0)

@@ -1,11 +1,11 @@
-"""What every strategy of adaptation knows: how slow each device is now, against its profile.
+"""The base of every strategy of adaptation: it measures how slow each device is now, relative to its profile.
 
-A running stage says how long it takes; over what the judge predicts of it, that is its device's slow-down. A device
-that no stage uses says nothing, but what others do on its cores can be read from the kernel; where it has none, what
-was last known of it is slowly forgotten. Both are said of the last half second, or of the last three frames where that
-is longer, by medians: a hiccup that is shorter than half of it changes nothing.
+The slow-down of a device that runs a stage is the stage's measured time over its predicted time. A device that runs no
+stage is not measured, but the kernel tells how busy its cores are. If it has no cores, its last known slow-down is
+slowly forgotten. Figures are medians over the last half second, or over the last three frames if these took longer, so
+a disturbance of less than half of that changes nothing.
 
-Next: `adaptation.py` and `hill_climb.py`, the strategies.
+Read next: `adaptation.py` and `hill_climb.py`, the strategies.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from tvm_pipeline.runtime.replanning import unlimited
 
 TICK_S = 0.1  # between two looks at the devices
 WINDOW_S = 0.5
-# The first frames of a plan meet cold caches.
+# The first frames of a plan are left out: their caches are cold.
 COLD_FRAMES = 4
 LEAST_SAMPLES = 3
-# A median of more says nothing more.
+# A median over more samples is no more accurate.
 MOST_SAMPLES = 100
-# At each look, of the slow-down of an idle device that the kernel does not know: half of it is forgotten in 30 s.
+# The share that is kept at each look of the slow-down of an idle device without cores: half of it is lost in 30 s.
 KEPT = 0.5 ** (TICK_S / 30)
-# A pipeline with fewer frames inside, on average, waits for its source.
+# A pipeline with fewer frames inside on average is waiting for its source.
 STARVED = 0.8
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One worker in its last frames: median seconds of each part, and the share of time it was busy."""
+    """The latest frames of one worker: median seconds of each part, and the share of time it was busy."""
 
     compute_s: float
     transfer_s: float
@@ -56,7 +56,7 @@ class Strategy(ABC):
 
     Attributes:
         factors: how many times slower each device is than its profile.
-        seen: what is known of each worker of the running plan, in its order; None of one too new to say.
+        seen: the latest figures of each worker of the running plan, in its order; None for one that is too new.
     """
 
     def __init__(self) -> None:
@@ -66,14 +66,14 @@ class Strategy(ABC):
         self._cores = CoreLoad()
 
     def begin(self, problem: Problem, plan: Plan) -> None:
-        """Told of the plan that runs from now on; `problem` has the devices as they were profiled."""
+        """Take note of the plan that runs from now on; `problem` has the devices as they were profiled."""
         costs = evaluate(unlimited(problem), plan.stages).costs
         self._expected_s = [(cost.device, cost.compute_s) for cost in costs]
         self.seen = [None] * len(costs)
 
     @abstractmethod
     def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
-        """Another plan to run and why, where there is reason to change; called every `TICK_S`.
+        """Return another plan to run and the reason, or None to keep the plan; called every `TICK_S`.
 
         Args:
             records: of the running plan's stages, in its order.
@@ -82,19 +82,19 @@ class Strategy(ABC):
 
     @property
     def starved(self) -> bool:
-        """Whether the source gives fewer frames than the pipeline takes.
+        """Return whether the source gives fewer frames than the pipeline can take.
 
-        Busy shares add up to the mean number of frames inside (Little's law); below one it is empty at times.
-        Its stages then run on clocks and caches that went to sleep between frames, and no faster plan would help.
+        Busy shares add up to the mean number of frames inside (Little's law); below one the pipeline is empty at times.
+        Its stages are then slow because clocks fall and caches cool between frames, and no faster plan would help.
         """
         return sum(1.0 if worker is None else worker.busy for worker in self.seen) < STARVED
 
     def scaled(self, problem: Problem) -> Problem:
-        """The problem with each device as slow as it was found to be."""
+        """Return the problem with each device as slow as it was measured."""
         return slowed(problem, self.factors)
 
     def _observe(self, records: Sequence[StageRecord], devices: Sequence[Device]) -> None:
-        """Updates the slow-downs by the latest frames."""
+        """Update the slow-downs by the latest frames."""
         self.seen = [_seen(record) for record in records]
         took_s: dict[str, float] = defaultdict(float)
         should_s: dict[str, float] = defaultdict(float)
@@ -110,9 +110,9 @@ class Strategy(ABC):
         for device in devices:
             if device.name in working:
                 continue
-            # Cores of our own stages look busy whoever else is there; those stages say how slow they are.
+            # The cores of our own stages are busy by these stages, which are measured themselves.
             alike = [self.factors.get(d.name, 1.0) for d in devices if d.name in working and d.overlaps(device)]
-            # Who shares a core with one other gets what that leaves, and at least half.
+            # A stage that shares a core with another process gets the time that this leaves, and at least half.
             foreign = [1 / (1 - min(busy[c], 0.5)) for c in device.cores if c in busy and c not in used]
             if alike or foreign:
                 self.factors[device.name] = max(1.0, *alike, *foreign)
@@ -137,14 +137,14 @@ def _seen(record: StageRecord) -> Seen | None:
 
 
 class CoreLoad:
-    """How busy each core was in the last `WINDOW_S`, 0 to 1, as Linux counts it; nothing elsewhere."""
+    """How busy each core was in the last `WINDOW_S`, 0 to 1, as Linux counts it; empty on other systems."""
 
     def __init__(self, stat: Path = Path("/proc/stat")) -> None:
         self._stat = stat
         self._readings: deque[dict[int, tuple[int, int]]] = deque(maxlen=1 + round(WINDOW_S / TICK_S))
 
     def busy(self) -> dict[int, float]:
-        """Called every `TICK_S`."""
+        """Return the busy share of each core; call it every `TICK_S`."""
         try:
             lines = self._stat.read_text().splitlines()
         except OSError:
