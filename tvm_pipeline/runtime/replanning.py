@@ -34,7 +34,9 @@ def timed(problem: Problem) -> Problem:
 
 
 def quick_plan(problem: Problem) -> Plan:
-    """Return the best of one device, the model on every device, and a pipeline cut in the graph's order, in milliseconds.
+    """Return the best of one device, the model on every device, and a pipeline cut in the graph's order.
+
+    It takes milliseconds.
 
     Of plans that are nearly as good it is the one with fewest stages: replicas divide the frames by whatever load there
     is, while a cut is right for one load only.

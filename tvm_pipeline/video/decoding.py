@@ -1,16 +1,15 @@
-"""Compressed video to pictures, and what happens when the video is damaged.
+"""Decoding compressed video to pictures, also if the video is damaged.
 
 Cameras drop packets and disks cut files short, so damage is the ordinary case here. The rule:
 
-- a damaged packet or picture *followed by sound ones* does not stop the video: the decoder goes on as well as
+- a damaged packet or picture *with sound ones after it* does not stop the video: the decoder goes on as well as
   it can, and the damage is counted (`Picture.damage`, summed in `Source.damaged`);
-- damage *that nothing sound follows*, and a container or connection that breaks, is where the video breaks
-  off: the sound pictures before it are delivered, then VideoError names the frame.
+- at damage *with nothing sound after it*, and if a container or connection breaks, the video breaks off: the sound
+  pictures before it are delivered, then VideoError names the frame.
 
-FFmpeg takes some cuts for a clean end, and so they are here: any in Matroska, between two pictures in
-MPEG-TS, and some within a picture when the decoder has several threads. An http answer with neither a length
-nor chunks is the reverse: it always ends as a broken connection. Read next: sources.py, which picks the
-input.
+FFmpeg takes some cuts for a clean end, and so does this module: any cut in Matroska, one between two pictures in
+MPEG-TS, and some within a picture when the decoder has several threads. An http answer with neither a length nor
+chunks is the opposite: it always ends as a broken connection. Read next: kinds.py, which opens the inputs.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from numpy.typing import NDArray
 
 from tvm_pipeline.errors import VideoError
 
-MOST_DAMAGED_IN_A_ROW = 1000  # packets; a stream that is only noise must not keep us for ever
+MOST_DAMAGED_IN_A_ROW = 1000  # packets; a stream of nothing but noise is given up
 
 
 class Picture(NamedTuple):
-    """A decoded picture: seconds since the first, uint8 HxWx3 RGB, damage met since the one before."""
+    """A decoded picture: seconds since the first one, uint8 HxWx3 RGB, damage since the previous one."""
 
     time_s: float
     image: NDArray[np.uint8]
@@ -42,13 +41,14 @@ class Picture(NamedTuple):
 
 def without_password(spec: str) -> str:
     """`rtsp://user:secret@camera/1?token=secret` -> `rtsp://user:***@camera/1?token=***`, for names and messages."""
-    # A password that holds a / is no address, but may be tried; `:8080/` is a port.
+    # A password with a / in it makes an invalid address, but a user may try it; `:8080/` is a port.
     spec = re.sub(r"(://[^/@:]*):(?:[^/]*|(?!\d*/).*?)@", r"\1:***@", spec)
-    # Many cameras take it in the query: ?usr=admin&pwd=secret.
+    # Many cameras take the password in the query: ?usr=admin&pwd=secret.
     return re.sub(r"(?i)([?&][^=&]*(?:auth|key|pass|pwd|secret|sig|token)[^=&]*=)[^&#]*", r"\1***", spec)
 
 
 def reason(error: FFmpegError, timeout_s: float | None) -> str:
+    """Return why FFmpeg failed, for messages."""
     if isinstance(error, ExitError) and timeout_s is not None:
         return f"no data came for {timeout_s:g} s"
     return str(error.strerror or error)
@@ -63,9 +63,9 @@ def open_container(
     timeout_s: float | None = None,
     thread_count: int = 1,
 ) -> tuple[InputContainer, VideoStream]:
-    """Opens anything that FFmpeg reads, and its first video stream.
+    """Open anything that FFmpeg reads, and its first video stream.
 
-    Raises VideoError with `advice` where it cannot be opened, or has no video stream.
+    Raises VideoError with `advice` if it cannot be opened, or has no video stream.
     """
     timeout = None if timeout_s is None else (timeout_s, timeout_s)
     try:
@@ -85,17 +85,16 @@ def open_container(
 def decode(
     container: InputContainer, stream: VideoStream, name: str, *, timeout_s: float | None = None
 ) -> Iterator[Picture]:
-    """The pictures of a stream in order of time; closes the container at the end.
+    """Yield the pictures of a stream in order of time; close the container at the end.
 
-    Raises VideoError after the last sound picture where the video breaks off (the rule at the top of this
-    file).
+    Raises VideoError after the last sound picture if the video breaks off (the rule at the top of this file).
     """
     packets = _Packets(container, stream, timeout_s)
     scaler = VideoReformatter()
     delivered = 0
     damage = 0
-    broken = ""  # why the last packet was of no use, until a sound one follows
-    held: list[av.VideoFrame] = []  # damaged pictures that no sound one has followed yet
+    broken = ""  # why the last packet could not be decoded; empty after a sound one
+    pending: list[av.VideoFrame] = []  # damaged pictures that no sound one has followed yet
     start_s: float | None = None
     rate = float(stream.average_rate or 25)
     clockless = container.format.name == "avi"  # AVI keeps no times, and FFmpeg's are out of order with B-frames
@@ -112,18 +111,18 @@ def decode(
             if packet is not None and packet.size:
                 broken = ""
             for frame in frames:
-                held.append(frame)
+                pending.append(frame)
                 if frame.is_corrupt:
                     damage += 1
                     continue
-                for ready in held:
+                for ready in pending:
                     time_s = delivered / rate if clockless or ready.time is None else float(ready.time)
                     start_s = time_s if start_s is None else start_s
                     yield Picture(time_s - start_s, _upright(scaler, ready), damage)
                     delivered += 1
                     damage = 0
-                held.clear()
-    broken = packets.failure or broken or ("the data is incomplete" if held else "")
+                pending.clear()
+    broken = packets.failure or broken or ("the data is incomplete" if pending else "")
     if broken:
         before = f"the {delivered} frames before it are sound" if delivered else "nothing before it could be decoded"
         raise VideoError(
@@ -133,7 +132,7 @@ def decode(
 
 
 class _Packets:
-    """The packets of a stream, then None to flush the decoder; `failure` says why they ended early."""
+    """The packets of a stream, then None to flush the decoder; `failure` is the reason if they ended early."""
 
     def __init__(self, container: InputContainer, stream: VideoStream, timeout_s: float | None) -> None:
         self.failure = ""

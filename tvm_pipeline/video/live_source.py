@@ -1,14 +1,14 @@
-"""Sources that live: cameras and streams that stall, break off and come back, and several of them at once.
+"""Live sources: cameras and streams that stall, break off and come back, and several of them at once.
 
     with LiveSource("rtsp://gate/1", parse_policy("latest")) as gate, LiveSource("camera:0") as hall:
         for frame in merge([gate, hall]):
             ...  # a Frame that knows its source and its age
 
-Behind a LiveSource stand two threads. The reader opens the source and puts its frames into a queue, which the
-policy keeps short. The keeper waits until the reader ends, or owes a frame for too long; a driver that hangs
-cannot be interrupted, so such a reader is left behind and a new one started. All times are monotonic.
-Read next: policies.py (what may be dropped), sources.py (what is opened), stream.py (how frames meet a
-pipeline).
+A LiveSource has two threads. The reader opens the source and puts its frames into a queue, which the policy keeps
+short. The keeper waits until the reader ends, or has given no frame for too long. A driver that hangs cannot be
+interrupted, so the keeper leaves such a reader behind and starts a new one. All times are monotonic.
+Read next: policies.py (which frames are dropped), kinds.py (how a source is opened), analysis.py (how frames go through
+a pipeline).
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tvm_pipeline.video.policies import BLOCK, RECONNECT, Policy, Reconnect
 from tvm_pipeline.video.sources import Frame, Source
 
 MOST_WAITING = 8  # frames in a queue: some 50 MB of full HD
-MOST_HANGING = 3  # readers left behind that still hang; more would pile up over weeks
-SILENT = 0.8  # of a stall: then an address is broken off, early enough to still decode what it had sent
+MOST_HANGING = 3  # readers left behind that still hang; over weeks there would be ever more
+SILENT = 0.8  # of a stall: an address is given up earlier, so that its last data are still decoded
 OPENING = 3  # stalls: to connect, to learn what is sent, and the first frame
-LEAVE_S = 1.0  # how long closing waits for a thread
+CLOSE_S = 1.0  # how long closing waits for a thread
 
 _log = logging.getLogger(__name__)
 _BREAKS = (VideoError, FFmpegError, OSError)  # anything else would fail again in the same way
@@ -59,13 +59,13 @@ class LiveFrame(Frame):
 
 @dataclass(frozen=True, slots=True)
 class LiveStatistics:
-    """What became of a source's frames: read = delivered + waiting + all that were dropped.
+    """The counts of a source's frames: read = delivered + waiting + all that were dropped.
 
     Attributes:
         dropped: by reason. `every`, `latest` and `max-age` are the policy's; `full`: with a max-age, the queue
-            was full; `closed`: it waited when the source was closed, or came after it was given up.
-        fps, age_p50_s, age_p99_s: of the frames delivered lately, the age when they were; None before two.
-        reconnects: how often it was opened again, in vain or not.
+            was full; `closed`: the frame waited when the source was closed, or came after it was given up.
+        fps, age_p50_s, age_p99_s: rate of the frames delivered lately, and their age then; None before two frames.
+        reconnects: how often it was opened again, successfully or not.
         damaged: as in Source, over all connections.
     """
 
@@ -81,14 +81,14 @@ class LiveStatistics:
 
 
 class LiveSource:
-    """A source that is read ahead in a thread, and opened again where it lives and breaks.
+    """A source that is read ahead in a thread, and opened again if it is live and breaks.
 
     Iterate over it, or over several by `merge`, in one thread. A file ends where it ends. A live source
     (`Source.live`) that stalls, breaks or ends is closed and opened again; each attempt is logged and counted.
 
     Args:
         spec: what `open_source` takes.
-        policy: which frames are let go.
+        policy: which frames are dropped.
         open: opens the spec, without a limit; `open_source` unless given.
         reconnect: the back-off, None to open it only once.
         stall_s: the longest wait for a frame; opening may take three times as long.
@@ -96,7 +96,7 @@ class LiveSource:
 
     Attributes:
         name, fps: as in Source, of the first connection.
-        failure: why it ended, None while it runs and where it ended well.
+        failure: why it ended; None while it runs, and if it ended well.
 
     Raises:
         OptionError: the spec or an option is out of range.
@@ -146,7 +146,7 @@ class LiveSource:
         return merge([self])
 
     def statistics(self) -> LiveStatistics:
-        """What became of the frames until now."""
+        """Return the counts of frames until now."""
         with self._changed:
             deliveries = list(self._deliveries)
             counted = LiveStatistics(
@@ -164,9 +164,9 @@ class LiveSource:
         return replace(counted, fps=(len(when) - 1) / float(when[-1] - when[0]), age_p50_s=p50, age_p99_s=p99)
 
     def close(self) -> None:
-        """Ends the threads and the iteration, also from another thread (start one in a signal handler).
+        """End the threads and the iteration, also from another thread (start one in a signal handler).
 
-        Promptly: a reader that hangs in a driver is left behind, to end with the program.
+        It does not wait long: a reader that hangs in a driver is left behind, and ends with the program.
         """
         if self._closing.is_set():
             return
@@ -177,10 +177,10 @@ class LiveSource:
             self._waiting.clear()
             self._changed.notify_all()
         self._reader.over.set()
-        self._keeper.join(LEAVE_S)
-        if self._reader in self._hanging:  # which was said
+        self._keeper.join(CLOSE_S)
+        if self._reader in self._hanging:  # a message was logged then
             return
-        self._reader.join(LEAVE_S)
+        self._reader.join(CLOSE_S)
         if self._reader.is_alive():
             _log.warning("%s does not answer; its reader is left behind", self.name)
 
@@ -191,9 +191,9 @@ class LiveSource:
         self.close()
 
     def take(self) -> LiveFrame | None:
-        """The oldest frame that waits and is young enough, None where there is none."""
+        """Return the oldest frame that waits and is young enough; None if there is none."""
         with self._changed:
-            self._let_old_go()
+            self._drop_old()
             if not self._waiting:
                 return None
             frame = self._waiting.popleft()
@@ -204,25 +204,25 @@ class LiveSource:
 
     @property
     def ended(self) -> bool:
-        """Whether no frame waits and none will come."""
+        """Return whether no frame waits and none will come."""
         with self._changed:
             return self._finished and not self._waiting
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Has `listener` called, from another thread, whenever a frame came or the source ended."""
+        """Call `listener`, from another thread, whenever a frame came or the source ended."""
         self._listener = listener
 
     # The reader's side
 
     def _receive(self, reader: _Reader, frame: Frame) -> bool:
-        """Queues a frame as the policy says; False where the reader has been given up."""
+        """Queue a frame as the policy says; return False if the reader has been given up."""
         captured_s = time.monotonic()
         policy = self._policy
-        room = 1 if policy.latest else MOST_WAITING
+        capacity = 1 if policy.latest else MOST_WAITING
         with self._changed:
             kept = self._read % policy.every == 0
             if kept and not policy.latest and policy.max_age_s is None:
-                self._changed.wait_for(lambda: reader.abandoned or len(self._waiting) < room)
+                self._changed.wait_for(lambda: reader.abandoned or len(self._waiting) < capacity)
             index, self._read = self._first_index + self._read, self._read + 1
             if reader.abandoned:
                 self._dropped["closed"] += 1
@@ -234,15 +234,15 @@ class LiveSource:
             if not kept:
                 self._dropped["every"] += 1
                 return True
-            self._let_old_go()
-            if len(self._waiting) >= room:
+            self._drop_old()
+            if len(self._waiting) >= capacity:
                 self._waiting.popleft()
                 self._dropped["latest" if policy.latest else "full"] += 1
             self._waiting.append(LiveFrame(index, self._time_s, frame.image, self.name, captured_s))
         self._listener()
         return True
 
-    def _let_old_go(self) -> None:
+    def _drop_old(self) -> None:
         if self._policy.max_age_s is not None:
             while self._waiting and self._waiting[0].age_s > self._policy.max_age_s:
                 self._waiting.popleft()
@@ -260,7 +260,7 @@ class LiveSource:
     # The keeper's side
 
     def _keep(self) -> None:
-        """Keeps a reader at work until the source has ended, cannot be had back, or is closed."""
+        """Keep a reader at work until the source has ended, does not come back, or is closed."""
         waits: Iterator[float] = iter(())
         while True:
             failure = self._watch(self._reader)
@@ -285,7 +285,7 @@ class LiveSource:
         self._listener()
 
     def _watch(self, reader: _Reader) -> Exception | None:
-        """Waits until the reader is over or owes a frame for too long; returns why, None for a plain end."""
+        """Wait until the reader is over or has given no frame for too long; return the reason, None for a plain end."""
         while not reader.over.is_set():
             owing_since_s = reader.owing_since_s
             left_s = self._limit_s(reader) - (0.0 if owing_since_s is None else time.monotonic() - owing_since_s)
@@ -325,9 +325,9 @@ class _Reader(threading.Thread):
         self.source: Source | None = None
         self.failure: Exception | None = None
         self.frames = 0
-        self.owing_since_s: float | None = time.monotonic()  # None while a frame waits for room
+        self.owing_since_s: float | None = time.monotonic()  # None while a frame waits for a place in the queue
         self.opened = threading.Event()  # or failed to
-        self.over = threading.Event()  # it has ended, or nobody waits for it
+        self.over = threading.Event()  # it has ended, or is not waited for any more
         self.abandoned = False
         self._open, self._receive = open, receive
 
@@ -341,7 +341,7 @@ class _Reader(threading.Thread):
                     if not self._receive(self, frame):
                         break
                     self.owing_since_s = time.monotonic()
-        except Exception as error:  # the keeper's to judge
+        except Exception as error:  # the keeper decides what it means
             self.failure = error
         finally:
             self.opened.set()
@@ -349,20 +349,20 @@ class _Reader(threading.Thread):
 
 
 def merge(sources: Sequence[LiveSource]) -> Iterator[LiveFrame]:
-    """Frames of several sources as they come: of those with one waiting, the source served longest ago is next.
+    """Yield frames of several sources as they come: of those with a frame waiting, the one served longest ago is next.
 
-    The order within each source holds. A source that breaks for good is logged, its reason stays in its
-    `failure`, and the others go on.
+    The order within a source holds. A source that breaks for good is logged, keeps the reason in its `failure`, and
+    the others go on.
 
     Raises:
-        VideoError: every source broke; what each gave before has been yielded.
+        VideoError: every source broke; the frames before that have been yielded.
     """
-    some = threading.Event()
+    news = threading.Event()
     for source in sources:
-        source.listen(some.set)
+        source.listen(news.set)
     turn = list(sources)
     while turn:
-        some.clear()  # before looking, so that a frame that comes meanwhile is not missed
+        news.clear()  # before looking, so that a frame that comes meanwhile is not missed
         for source in tuple(turn):
             frame = source.take()
             if frame is not None:
@@ -376,7 +376,7 @@ def merge(sources: Sequence[LiveSource]) -> Iterator[LiveFrame]:
                     _log.warning("%s; the other sources go on", source.failure)
         else:
             if turn:
-                some.wait()
+                news.wait()
     failures = [source.failure for source in sources if source.failure]
     if len(failures) == len(sources) == 1:
         raise failures[0]

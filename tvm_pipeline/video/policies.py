@@ -1,6 +1,6 @@
-"""What a user may ask of a live source: which frames are let go, and how it is opened again.
+"""The options of a live source: which frames are dropped, and how it is opened again.
 
-Read next: live.py, which does it.
+Read next: live_source.py, which carries them out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm_pipeline.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Which frames are let go; the default keeps every one and makes the source wait. See `parse_policy`."""
+    """Which frames are dropped; the default keeps every frame and makes the source wait. See `parse_policy`."""
 
     every: int = 1
     latest: bool = False
@@ -22,16 +22,16 @@ class Policy:
 
 
 def parse_policy(text: str) -> Policy:
-    """A queue policy from its text: one of these, or several with commas between.
+    """Return the queue policy of a text: one of these, or several with commas between.
 
-    - `block`: keeps every frame, and makes the source wait where the pipeline is slower; right for files. A
-      camera that waits long drops frames by itself, uncounted.
+    - `block`: keeps every frame, and makes the source wait if the pipeline is slower; right for files. A
+      camera that waits long drops frames by itself, and these are not counted.
     - `latest`: only the newest frame waits.
-    - `every=N`: the first frame of each N. Alone it makes the source wait, as `block` does.
-    - `max-age=S`: none older than S seconds is given out.
+    - `every=N`: the first frame of every N. Alone it makes the source wait, as `block` does.
+    - `max-age=S`: no frame older than S seconds is delivered.
 
     Raises:
-        OptionError: it is none of these, a rate is not above 0, or two contradict each other.
+        OptionError: the text is none of these, a number is not above 0, or two parts contradict each other.
     """
     takes = "it takes block, latest, every=N, max-age=SECONDS (above 0), or several with commas, as every=2,latest"
     given: dict[str, str] = {}
@@ -51,11 +51,12 @@ def parse_policy(text: str) -> Policy:
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
-    """The back-off: wait `first_s`, then twice as long each time up to `longest_s`; a frame starts it anew.
+    """The back-off: wait `first_s`, then twice as long each time up to `longest_s`; a frame resets it.
+
+    `attempts` in a row are made; None means for ever.
 
     Raises:
-        OptionError: a wait is not above 0, the longest is shorter than the first, or `attempts` (in a row;
-            None for ever) is less than one.
+        OptionError: a wait is not above 0, the longest is shorter than the first, or `attempts` is less than one.
     """
 
     first_s: float = 0.5
@@ -67,7 +68,7 @@ class Reconnect:
             raise OptionError(f"{self}: it needs 0 < first_s <= longest_s, and attempts of at least 1 or None")
 
     def waits(self) -> Iterator[float]:
-        """Seconds to wait before each attempt in a row."""
+        """Yield the seconds to wait before each attempt in a row."""
         made, wait_s = 0, self.first_s
         while self.attempts is None or made < self.attempts:
             yield wait_s

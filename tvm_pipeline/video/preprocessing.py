@@ -1,9 +1,8 @@
-"""A frame to the tensor that a model takes, and coordinates of the model back to the frame.
+"""Preprocessing: a frame becomes the tensor that a model takes, and coordinates lead back to the frame.
 
-What a model wants (size, order of channels, normalisation, number type) is data: `Preprocessing`, kept in a
+The form of a model's input (size, order of channels, normalisation, number type) is data: `Preprocessing`, kept in a
 small TOML file or inside a bundle. `preprocess` carries it out, with swscale for the resizing;
-`Preprocessing.transform` says where things went, so that a detector can draw on the original frame. Read
-next: sinks.py.
+`Preprocessing.transform` maps coordinates, so that a detector can draw on the original frame. Read next: sinks.py.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """Where a picture went inside the model's input: model = image * scale + offset, in pixels."""
+    """The map from a picture to the model's input: model = image * scale + offset, in pixels."""
 
     scale_x: float
     scale_y: float
@@ -59,13 +58,13 @@ class Transform:
     offset_y: float
 
     def to_image(self, x: float, y: float) -> tuple[float, float]:
-        """Coordinates of the model's input -> coordinates of the original picture (it may lie outside it)."""
+        """Return the point of the original picture for a point of the model's input; it may lie outside the picture."""
         return (x - self.offset_x) / self.scale_x, (y - self.offset_y) / self.scale_y
 
 
 @dataclass(frozen=True, slots=True)
 class Preprocessing:
-    """What a model wants its pictures to be.
+    """The form of the pictures that a model takes.
 
     value = (pixel * scale - mean) / std, for pixels from 0 to 255; a quantised input then stores
     round(value / quantization[0] + quantization[1]). Without `quantization`, uint8 and int8 store
@@ -115,7 +114,7 @@ class Preprocessing:
 
     @classmethod
     def from_toml(cls, path: Path | str, defaults: Preprocessing | None = None) -> Preprocessing:
-        """Reads a TOML file of the fields above; what it leaves out comes from `defaults` (`default_for`).
+        """Read a TOML file of the fields above; missing fields come from `defaults` (`default_for`).
 
         Raises OptionError naming the file, the key and what is allowed.
         """
@@ -130,7 +129,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], defaults: Preprocessing | None = None) -> Preprocessing:
-        """The inverse of `to_dict`, also after JSON; raises OptionError as `from_toml` does."""
+        """Return what `to_dict` was made from, also after JSON; raise OptionError as `from_toml` does."""
         types = get_type_hints(cls)
         checked = {}
         for key, value in values.items():
@@ -143,21 +142,21 @@ class Preprocessing:
         return replace(defaults or cls(), **checked)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return asdict(self)
 
     def transform(self, width: int, height: int) -> Transform:
-        """Where a picture of this size goes inside the input."""
-        (scaled_w, scaled_h), (x, y) = self._place(width, height)
+        """Return the map from a picture of this size to the input."""
+        (scaled_w, scaled_h), (x, y) = self._scaled_position(width, height)
         return Transform(scaled_w / width, scaled_h / height, x, y)
 
     def input_shape(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """Shape of the tensor for a picture of this size; the same for all once `size` is set."""
+        """Return the tensor's shape for a picture of this size; if `size` is set, it is the same for all."""
         width, height = self.size or (width, height)
         return (1, self.channels, height, width) if self.layout == "NCHW" else (1, height, width, self.channels)
 
-    def _place(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """The size that a picture is scaled to, and where its top left lies in the input (< 0: cut off)."""
+    def _scaled_position(self, width: int, height: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the size that a picture is scaled to, and the position of its top left in the input (< 0: cut off)."""
         into_w, into_h = self.size or (width, height)
         if self.fit == "stretch":
             return (into_w, into_h), (0, 0)
@@ -170,7 +169,7 @@ class Preprocessing:
 
 
 def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
-    """What a model most likely wants, from its input's shape and type.
+    """Return the most likely preprocessing for an input's shape and type.
 
     (1, 3, H, W) is NCHW and (1, H, W, 3) is NHWC; one channel is gray. float32 gets values from 0 to 1, uint8
     the pixels as they are, int8 the pixels less 128. A dimension of 0 or less is taken as free.
@@ -197,12 +196,12 @@ def default_for(shape: tuple[int, ...], dtype: str) -> Preprocessing:
 
 
 def preprocess(image: NDArray[np.uint8], settings: Preprocessing, out: NDArray[Any] | None = None) -> NDArray[Any]:
-    """A picture as the tensor that the model takes.
+    """Return a picture as the tensor that the model takes.
 
     Args:
         image: uint8 HxWx3 RGB.
-        settings: what the model wants.
-        out: written in place and returned when given; of `settings.input_shape` and `settings.dtype`.
+        settings: the form of the model's input.
+        out: the tensor to write and return, of `settings.input_shape` and `settings.dtype`; None makes one.
 
     Raises:
         VideoError: the image is not a picture, or swscale cannot resize it.
@@ -219,7 +218,7 @@ def preprocess(image: NDArray[np.uint8], settings: Preprocessing, out: NDArray[A
             f"the model takes {out.shape} {out.dtype}, but the preprocessing makes {shape} {settings.dtype}; "
             "set size (width, height), layout, color and dtype of the preprocessing to fit the model"
         )
-    (scaled_w, scaled_h), (left, top) = settings._place(width, height)
+    (scaled_w, scaled_h), (left, top) = settings._scaled_position(width, height)
     into_h, into_w = (shape[2], shape[3]) if settings.layout == "NCHW" else (shape[1], shape[2])
     rows, columns = _overlap(top, scaled_h, into_h), _overlap(left, scaled_w, into_w)
     planes = _scaler.planes(image, scaled_w, scaled_h, settings.color)
@@ -238,7 +237,7 @@ def _overlap(start: int, length: int, whole: int) -> slice:
 
 
 class _Pixels:
-    """How the 256 pixel values of one channel are stored."""
+    """The stored numbers of the 256 pixel values of one channel."""
 
     def __init__(self, slope: float, offset: float, dtype: DType) -> None:
         self.slope, self.offset = np.float32(slope), np.float32(offset)
@@ -271,9 +270,9 @@ def _pixels(settings: Preprocessing) -> tuple[_Pixels, ...]:
 
 
 class _Scaler(threading.local):
-    """swscale with the filters and the memory that it keeps between frames, for each thread its own."""
+    """swscale with the filters and the memory that it keeps between frames; every thread has its own."""
 
-    # Bilinear averages when it makes a picture smaller.
+    # Bilinear interpolation averages when it makes a picture smaller.
     _how = Interpolation.BILINEAR | Interpolation.ACCURATE_RND
     _slack_bytes = 128  # swscale reads past the end of a picture, and a bare array may end where memory ends
 
@@ -282,7 +281,7 @@ class _Scaler(threading.local):
         self._memory = np.empty(0, np.uint8)
 
     def planes(self, image: NDArray[np.uint8], width: int, height: int, color: Color) -> list[NDArray[np.uint8]]:
-        """The picture at another size, one array for each channel in the order of `color`."""
+        """Return the picture at another size, one array for each channel in the order of `color`."""
         if self._memory.size < image.size + self._slack_bytes:
             self._memory = np.empty(image.size + self._slack_bytes, np.uint8)
         copy = self._memory[: image.size].reshape(image.shape)

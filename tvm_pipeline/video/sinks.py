@@ -1,8 +1,8 @@
 """Where results go: JSON lines for programs, and a video with the results drawn on it for people.
 
-A file appears under its name only when it is whole: it is written beside it and renamed by `close`. Leaving a
-`with` block by an exception, or a write that fails, discards it; whoever wants the results up to there calls
-`close` first. Read next: files.py one floor down, which does the renaming.
+A file appears under its name only when it is complete: it is written under another name and renamed by `close`. An
+exception in the `with` block, or a write that fails, discards it; call `close` before to keep the results up to there.
+Read next: `tvm_pipeline/files.py`, which does the renaming.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ VIDEO_EXTENSIONS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".ts")
 
 
 class _Sink:
-    """The life of a sink: a stack of what closing has to do, which knows whether an exception ended it."""
+    """The base of a sink: a stack of the steps of closing, which know whether an exception ended it."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
 
     def close(self) -> None:
-        """Finishes the file and gives it its name; a second call does nothing."""
+        """Finish the file and give it its name; a second call does nothing."""
         self._stack.close()
 
     def __exit__(
@@ -50,15 +50,15 @@ class _Sink:
 
     @contextmanager
     def _discarding(self) -> Iterator[None]:
-        """What fails in here discards the sink."""
+        """Discard the sink if the block fails."""
         try:
             yield
         except BaseException:
             self._stack.__exit__(*sys.exc_info())
             raise
 
-    def _place(self, path: Path) -> Path:
-        """The name to write to until the sink is closed."""
+    def _temporary_path(self, path: Path) -> Path:
+        """Return the name to write to until the sink is closed."""
         if path.is_dir():
             raise VideoError(f"cannot write {path}: it is a folder; give the name of a file")
         if not path.parent.is_dir():
@@ -70,7 +70,7 @@ class _Sink:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Turns what the system says about a failed write into a VideoError that names the file."""
+    """Turn the system's error of a failed write into a VideoError that names the file."""
     try:
         yield
     except (OSError, FFmpegError) as error:
@@ -86,7 +86,7 @@ class JsonLines(_Sink):
 
     Args:
         target: a path; '-' for standard output; or a binary stream, which stays open. A stream is flushed
-            after every line, for who reads along; a path appears when closed.
+            after every line, so that it can be read meanwhile; a path appears when the sink is closed.
 
     Raises VideoError when it cannot be written.
     """
@@ -109,12 +109,12 @@ class JsonLines(_Sink):
         if not isinstance(target, (str, Path)):
             self._stack.enter_context(_naming(self.name))
             return target
-        path = self._place(Path(target))
+        path = self._temporary_path(Path(target))
         self._stack.enter_context(_naming(self.name))
         return self._stack.enter_context(path.open("wb"))
 
     def write(self, value: Any) -> None:
-        """Writes a line: plain values, dataclasses, NumPy scalars and arrays."""
+        """Write a line: plain values, dataclasses, NumPy scalars and arrays."""
         line = self._encode(value) + b"\n"
         with self._discarding():
             self._file.write(line)
@@ -159,7 +159,7 @@ class VideoFile(_Sink):
         self._scaler = VideoReformatter()
         self._encoder: tuple[OutputContainer, VideoStream] | None = None
         with self._discarding():
-            self._temporary = self._place(path)
+            self._temporary = self._temporary_path(path)
             self._stack.enter_context(_naming(self.name))
             self._temporary.touch()  # to fail now rather than after the first inference
             self._stack.push(self._finish)
@@ -168,7 +168,7 @@ class VideoFile(_Sink):
         return self
 
     def write(self, image: NDArray[np.uint8]) -> None:
-        """Writes a frame, uint8 HxWx3 RGB."""
+        """Write a frame, uint8 HxWx3 RGB."""
         height, width = image.shape[:2]
         if height % 2 or width % 2:
             image = np.pad(image, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -215,12 +215,12 @@ class VideoFile(_Sink):
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """Something found in a frame, in pixels of that frame.
+    """One thing that was found in a frame, in pixels of that frame.
 
     Attributes:
         label: what it is.
-        score: how sure, usually 0 to 1.
-        box: left, top, right, bottom; None for what concerns the whole frame.
+        score: how sure the model is, usually 0 to 1.
+        box: left, top, right, bottom; None if it concerns the whole frame.
         points: key points, (x, y) each.
     """
 
@@ -231,7 +231,7 @@ class Annotation:
 
 
 def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray[np.uint8]:
-    """A copy of a frame (uint8 HxWx3 RGB) with the annotations; those without a box as lines at top left."""
+    """Return a copy of a frame (uint8 HxWx3 RGB) with the annotations; those without a box are lines at top left."""
     picture = Image.fromarray(image)
     pen = ImageDraw.Draw(picture)
     size = max(10, image.shape[0] // 30)
@@ -258,5 +258,5 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
 
 
 def _color(label: str) -> str:
-    """A light colour, always the same for the same label."""
+    """Return a light colour, always the same for the same label."""
     return f"hsl({zlib.crc32(label.encode()) % 360}, 90%, 65%)"
