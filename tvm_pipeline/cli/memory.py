@@ -18,7 +18,7 @@ from tvm_pipeline.memory.memory_graph import peak_bytes
 from tvm_pipeline.memory.stage_memory import Comparison, compare, peak_operators
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.memory.traffic_order import traffic_order
-from tvm_pipeline.report import TextTable, alive_at, draw_memory, fullest_table, orders_table
+from tvm_pipeline.report import TextTable, alive_at, draw_memory, orders_table, peak_table
 from tvm_pipeline.service.common import (
     JsonOption,
     ShapesOption,
@@ -80,7 +80,7 @@ def command(
     show(_arena_table(found, arenas), json)
     if moved:
         show(_traffic_table(found, moved, on_chip or 0), json)
-    show(fullest_table(found[0]), json)
+    show(peak_table(found[0]), json)
     if plot:
         show(f"written: {plot}", json)
 

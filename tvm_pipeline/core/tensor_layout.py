@@ -1,7 +1,8 @@
-"""Blocked layouts: what a compiled kernel does to the order of a tensor's elements.
+"""Blocked layouts: the orders in which compiled kernels store the elements of a tensor.
 
-TVM writes NCHW16c for a tensor N x (C/16) x H x W x 16: upper-case letters are the logical axes, a number and
-a lower-case letter an inner block of one. An empty layout is the logical order itself.
+TVM writes NCHW16c for a tensor N x (C/16) x H x W x 16: upper-case letters are the logical axes, a number and a
+lower-case letter are an inner block of one. An empty layout is the logical order itself. Read next: `runtime/slots.py`,
+which converts tensors between the layouts of two devices.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ _AXES = re.compile(r"(\d*)([A-Za-z])")
 
 
 def is_blocked(layout: str) -> bool:
-    """Whether elements stand in another order than the logical one."""
+    """Return whether the elements are in another order than the logical one."""
     return any(character.isdigit() for character in layout)
 
 
 def primal(layout: str) -> str:
-    """The logical axes, in order: NCHW for NCHW16c."""
+    """Return the logical axes, in order: NCHW for NCHW16c."""
     return "".join(character for character in layout if character.isupper())
 
 
 def logical_shape(shape: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """The shape without blocks: (1, 4, 55, 55, 16) in NCHW16c is (1, 64, 55, 55)."""
+    """Return the shape without blocks: (1, 4, 55, 55, 16) in NCHW16c is (1, 64, 55, 55)."""
     if not is_blocked(layout):
         return shape
     return tuple(int(np.prod(extents)) for extents in _extents(shape, layout).values())
 
 
 def to_logical(array: npt.NDArray[Any], layout: str) -> npt.NDArray[Any]:
-    """The elements in logical order; a view where nothing moves."""
+    """Return the elements in logical order; a view if nothing moves."""
     if not is_blocked(layout):
         return array
     letters = _letters(layout)
@@ -43,7 +44,7 @@ def to_logical(array: npt.NDArray[Any], layout: str) -> npt.NDArray[Any]:
 
 
 def relayout(source: npt.NDArray[Any], layout: str, target: npt.NDArray[Any], target_layout: str) -> None:
-    """Writes `source` into `target`, each in its own layout; the logical elements must be as many."""
+    """Write `source` into `target`, each in its own layout; both have the same number of logical elements."""
     logical = to_logical(source, layout)
     if not is_blocked(target_layout):
         np.copyto(target, logical.reshape(target.shape))
@@ -51,11 +52,11 @@ def relayout(source: npt.NDArray[Any], layout: str, target: npt.NDArray[Any], ta
     letters = _letters(target_layout)
     extents = _extents(target.shape, target_layout)
     split = logical.reshape([extent for axis in primal(target_layout) for extent in extents[axis]])
-    # Axes of `split` stand as (outer, block) for each logical axis; find where each physical axis is.
-    where = [
+    # The axes of `split` are (outer, block) for each logical axis; find the position of each physical axis.
+    positions = [
         position for axis in primal(target_layout) for position, letter in enumerate(letters) if letter.upper() == axis
     ]
-    np.copyto(target, split.transpose(np.argsort(where)))
+    np.copyto(target, split.transpose(np.argsort(positions)))
 
 
 def _letters(layout: str) -> list[str]:
@@ -63,7 +64,7 @@ def _letters(layout: str) -> list[str]:
 
 
 def _extents(shape: tuple[int, ...], layout: str) -> dict[str, list[int]]:
-    """For each logical axis the extents of its outer part and its blocks."""
+    """Return for each logical axis the extents of its outer part and its blocks."""
     extents: dict[str, list[int]] = {axis: [] for axis in primal(layout)}
     for extent, letter in zip(shape, _letters(layout), strict=True):
         extents[letter.upper()].append(extent)

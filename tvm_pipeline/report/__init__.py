@@ -17,8 +17,8 @@ from tvm_pipeline.report.markdown import write_report
 from tvm_pipeline.report.memory_tables import (
     alive_at,
     draw_memory,
-    fullest_table,
     orders_table,
+    peak_table,
     stage_memories,
     stages_memory_table,
 )
@@ -46,8 +46,8 @@ __all__ = [
     "draw_memory",
     "duration",
     "first_frames",
-    "fullest_table",
     "orders_table",
+    "peak_table",
     "size",
     "stage_memories",
     "stages_memory_table",

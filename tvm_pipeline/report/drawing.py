@@ -1,6 +1,6 @@
 """The operator graph as a picture: operators coloured by stage, cuts marked with the bytes that cross them.
 
-Where everything stands is said by `layered.py`. Also here, for `gantt.py`: how a figure is made and written.
+Figures are made and written here, also for `gantt.py` and `memory_tables.py`. Read next: `layered.py`, the layout.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INK, PALE, CUT = "#222222", "#8a8a8a", "#c1272d"
 
 
 def new_figure(width_in: float, height_in: float) -> Any:
-    """An empty matplotlib Figure, without pyplot and its global state."""
+    """Return an empty matplotlib Figure, without pyplot and its global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -37,7 +37,7 @@ def new_figure(width_in: float, height_in: float) -> Any:
 
 
 def save_figure(figure: Any, path: Path | str) -> None:
-    """Writes a figure as PNG or SVG, by the suffix of `path`; the file is whole or absent."""
+    """Write a figure as PNG or SVG, by the suffix of `path`; the file is complete or absent."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"cannot draw {path}: pictures are .png or .svg")
     with replacing(path) as temporary:
@@ -45,7 +45,7 @@ def save_figure(figure: Any, path: Path | str) -> None:
 
 
 def draw_graph(graph: OperatorGraph, plan: Plan, path: Path | str) -> None:
-    """Draws the graph as `plan` splits it; `path` ends in .png or .svg.
+    """Draw the graph as `plan` splits it; `path` ends in .png or .svg.
 
     Raises:
         PlanError: the plan is of another graph.

@@ -35,7 +35,7 @@ def first_frames(problem: Problem, stages: tuple[Stage, ...], frames: int = DRAW
 def draw_gantt(evaluation: Evaluation, plan: Plan, bars: Sequence[Bar], path: Path | str) -> None:
     """Draw what was simulated of a plan: a row for each device, a colour for each frame.
 
-    Transfers are hatched; the stage that sets the pace is named in the title and its devices are in bold.
+    Transfers are hatched; the bottleneck is named in the title and its devices are in bold.
 
     Raises:
         PipelineError: matplotlib is not installed, or the file cannot be written.

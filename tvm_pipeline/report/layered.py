@@ -1,11 +1,11 @@
-"""Where the operators of a graph stand in a picture: rows, columns, and the ways of the tensors between them.
+"""The layout of a graph in a picture: rows and columns of operators, and the paths of the tensors between them.
 
-Layered layout (Sugiyama, Tagawa and Toda, 1981): each operator stands one row below its lowest producer
-(longest path), a tensor that passes rows gets a place in each of them, barycentres order the rows. A stage owns
-its rows, so that a cut is a line between two of them. The rows then snake over as many columns as make a picture
-of pleasant proportions: down the first column, up the second. All lengths are inches.
+Layered layout (Sugiyama, Tagawa and Toda, 1981): each operator is one row below its lowest producer (longest path), a
+tensor that passes rows gets a position in each of them, barycentres order the rows. A stage has rows of its own, so
+that a cut is a line between two rows. The rows are then folded into as many columns as give a picture of pleasant
+proportions: down the first column, up the second. All lengths are inches.
 
-Who paints it: `drawing.py` on paper, `watch/cut.py` for a page.
+Read next: `drawing.py`, which paints the layout with matplotlib; `watch/cut.py`, which writes it as SVG.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Kind = Literal["operator", "terminal", "cut", "thread"]
 
 @dataclass(slots=True, eq=False)
 class Vertex:
-    """Something with a place in a row: an operator, an end of the model, the label of a cut, or a thread.
+    """Something with a position in a row: an operator, an input or output, the label of a cut, or a thread.
 
     A thread is a tensor on its way past a row.
     """
@@ -50,17 +50,17 @@ class Vertex:
 
 
 def layered(graph: OperatorGraph, plan: Plan) -> list[list[Vertex]]:
-    """The vertices of each row, ordered, with x and neighbours set."""
+    """Return the vertices of each row, ordered, with x and neighbours set."""
     rows = _rows(graph, plan)
     _order(rows)
-    _place(rows)
+    _set_x(rows)
     return rows
 
 
 def _rows(graph: OperatorGraph, plan: Plan) -> list[list[Vertex]]:
     stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.operators}
     if set(stage_of) != {operator.name for operator in graph.operators}:
-        raise PlanError(f"the plan of {plan.graph} does not hold the operators of {graph.name}; make it anew")
+        raise PlanError(f"the plan of {plan.graph} does not hold the operators of {graph.name}; make it again")
     boundaries = crossing_tensors(graph, [stage.operators for stage in plan.stages])
     source = {tensor.name: Vertex("terminal", 0, f"{tensor.name}: {size(tensor.bytes)}") for tensor in graph.inputs}
     vertices = list(source.values())
@@ -94,7 +94,7 @@ def _rows(graph: OperatorGraph, plan: Plan) -> list[list[Vertex]]:
 
 
 def _thread(rows: list[list[Vertex]], source: Vertex, readers: Sequence[Vertex]) -> None:
-    """Leads what `source` writes down to its readers: one thread for all of them, with branches."""
+    """Lead a path from `source` down to its readers: one thread for all of them, with branches."""
     at = source
     by_row: dict[int, list[Vertex]] = defaultdict(list)
     for reader in readers:
@@ -114,20 +114,20 @@ def _thread(rows: list[list[Vertex]], source: Vertex, readers: Sequence[Vertex])
 
 
 def _order(rows: list[list[Vertex]]) -> None:
-    """Orders each row by the mean place of the neighbours, downwards and upwards in turn."""
-    place = {vertex: float(index) for row in rows for index, vertex in enumerate(row)}
+    """Order each row by the mean position of the neighbours, downwards and upwards in turn."""
+    position = {vertex: float(index) for row in rows for index, vertex in enumerate(row)}
     for sweep in range(SWEEPS):
         side = op.attrgetter("above" if sweep % 2 == 0 else "below")
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            keys = {vertex: _mean(side(vertex), place.__getitem__, place[vertex]) for vertex in row}
-            # The label of a cut stands beside what crosses.
+            keys = {vertex: _mean(side(vertex), position.__getitem__, position[vertex]) for vertex in row}
+            # The label of a cut is beside the tensors that cross it.
             row.sort(key=lambda vertex: (vertex.kind != "cut", keys[vertex]))
             for index, vertex in enumerate(row):
-                place[vertex] = index - (len(row) - 1) / 2
+                position[vertex] = index - (len(row) - 1) / 2
 
 
-def _place(rows: list[list[Vertex]]) -> None:
-    """Sets x: under the neighbours as far as the order and the widths of the row allow."""
+def _set_x(rows: list[list[Vertex]]) -> None:
+    """Set x: under the neighbours as far as the order and the widths of the row allow."""
     for row in rows:
         _settle(row, [0.0] * len(row))
     for sweep in range(2 * SWEEPS):
@@ -140,16 +140,16 @@ def _place(rows: list[list[Vertex]]) -> None:
             _settle(row, [PULL * _mean(vertices, lambda v: v.x, 0.0) for vertices in near])
 
 
-def _settle(row: list[Vertex], wanted: Sequence[float]) -> None:
-    """Gives x closest to `wanted` (least squares) without overlap, by isotonic regression."""
+def _settle(row: list[Vertex], targets: Sequence[float]) -> None:
+    """Set x as close to `targets` as possible (least squares) without overlap, by isotonic regression."""
     if not row:
         return
     blocks: list[tuple[float, float, int]] = []  # mean offset-free x, weight, vertices
     offsets = [0.0]
     for left, right in itertools.pairwise(row):
         offsets.append(offsets[-1] + (left.width + right.width) / 2 + GAP)
-    for vertex, target, offset in zip(row, wanted, offsets, strict=True):
-        # A bent thread is uglier than a shifted operator; the label of a cut goes where there is room.
+    for vertex, target, offset in zip(row, targets, offsets, strict=True):
+        # A bent thread is uglier than a shifted operator; the label of a cut takes the space that is left.
         weight = {"thread": 3.0, "cut": 0.001}.get(vertex.kind, 1.0)
         x, count = target - offset, 1
         while blocks and blocks[-1][0] > x:
@@ -164,7 +164,7 @@ def _settle(row: list[Vertex], wanted: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """Where everything stands, from the top left; `spans` are the ends of each column."""
+    """The position of everything, from the top left; `spans` are the left and right ends of each column."""
 
     width: float
     height: float
@@ -173,12 +173,12 @@ class Sheet:
     spans: list[tuple[float, float]]
 
     def forward(self, vertex: Vertex) -> int:
-        """+1 where the rows of its column run downwards, -1 where they run upwards."""
+        """Return +1 if the rows of its column run downwards, -1 if they run upwards."""
         return -1 if self.column[vertex] % 2 else 1
 
 
 def folded_sheet(rows: list[list[Vertex]]) -> Sheet:
-    """Snakes the rows over the number of columns whose picture comes closest to the wanted proportions."""
+    """Fold the rows into the number of columns whose picture comes closest to PROPORTIONS."""
     sheets = [_folded(rows, math.ceil(len(rows) / columns)) for columns in range(1, math.isqrt(len(rows)) + 1)]
     return min(sheets, key=lambda sheet: abs(math.log(sheet.width / sheet.height / PROPORTIONS)))
 
@@ -193,7 +193,7 @@ def _folded(rows: list[list[Vertex]], rows_a_column: int) -> Sheet:
         low = min((v.x - v.width / 2 for row in part for v in row), default=0.0)
         high = max((v.x + v.width / 2 for row in part for v in row), default=0.0)
         for index, row in enumerate(part):
-            # Going up, left and right change places, so that threads turn the corner without crossing.
+            # In a column that runs upwards left and right are exchanged, so that threads turn without crossing.
             height = rows_a_column - 1 - index if column % 2 else index
             for vertex in row:
                 x = high - vertex.x if column % 2 else vertex.x - low
@@ -209,11 +209,11 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A piece of a tensor's way: the points of a cubic curve, or the two ends of a line.
+    """A piece of a tensor's path: the points of a cubic curve, or the two ends of a line.
 
     Attributes:
         crosses: whether it crosses a cut.
-        arrives: +1 or -1, downwards or upwards, where it ends at a box; 0 where it goes on.
+        arrives: +1 or -1, downwards or upwards, if it ends at a box; 0 if it goes on.
     """
 
     points: tuple[Point, ...]
@@ -222,10 +222,11 @@ class Way:
 
 
 def ways(sheet: Sheet) -> Iterator[Way]:
+    """Yield the paths of all tensors, piece by piece."""
     cut_rows = {vertex.row for vertex in sheet.at if vertex.kind == "cut"}
     for upper, (x, y) in sheet.at.items():
         if upper.kind == "thread":
-            # Straight past the boxes beside it.
+            # A thread passes straight between the boxes of its row.
             yield Way(((x, y - BOX / 2), (x, y + BOX / 2)), upper.row in cut_rows, 0)
         begin = y + sheet.forward(upper) * BOX / 2
         for lower in upper.below:
@@ -242,7 +243,7 @@ def ways(sheet: Sheet) -> Iterator[Way]:
 
 
 def legend(graph: OperatorGraph, plan: Plan) -> list[str]:
-    """A line for each stage: its devices, and what it holds."""
+    """Return a line for each stage: its devices, its operators and its parameters."""
     param_bytes = {operator.name: operator.param_bytes for operator in graph.operators}
     return [
         f"stage {index} on {' + '.join(stage.devices)}: {counted(len(stage.operators))}, "
@@ -252,6 +253,7 @@ def legend(graph: OperatorGraph, plan: Plan) -> list[str]:
 
 
 def counted(count: int) -> str:
+    """Return `1 operator`, `2 operators` and so on."""
     return f"{count} operator{'' if count == 1 else 's'}"
 
 
@@ -261,7 +263,7 @@ def _cut_label(number: int, crossing: Sequence[Tensor]) -> str:
 
 
 def _short(name: str) -> str:
-    """A name that fits a box; the end stays, since that is where names differ."""
+    """Return a name that fits into a box; its end is kept, because names differ there."""
     return name if len(name) <= LABEL else f"{name[: LABEL - 11]}…{name[-10:]}"
 
 

@@ -1,6 +1,7 @@
-"""A run as one Markdown file: what was run, which plan was chosen and why, what it promised and what it did.
+"""The report of a run as one Markdown file: the model, the chosen plan and the reason, predicted and measured figures.
 
-Everything in it is a measured figure, a prediction called so, or what it takes to do it again.
+Every figure in it is measured, or is called a prediction; the report ends with the command that repeats the run. Read
+next: `tables.py`, whose tables it holds.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ def write_report(
     pictures: Mapping[str, Path | str] | None = None,
     command: Sequence[str] = (),
 ) -> None:
-    """Writes the report of one run of `decision.plan`.
+    """Write the report of one run of `decision.plan`.
 
     Args:
         path: the file, usually `report.md`; its folder must exist.
         model: the model as the user named it: a file or a built-in network.
         evaluation: that of the chosen plan.
-        profile: what the decision was made from; its environment and warnings are reported.
-        statistics: what the run of the chosen plan measured.
+        profile: the profile that the plan was made from; its environment and warnings are reported.
+        statistics: the measured figures of the run of the chosen plan.
         comparison: the candidates, run side by side (`runtime.comparison.compare`), the chosen plan first.
         pictures: caption -> file; linked relative to the report.
         command: the arguments that made this report (`sys.argv`), printed as the way to reproduce it.

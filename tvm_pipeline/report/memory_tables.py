@@ -1,6 +1,6 @@
-"""Memory of activations: the orders of operators beside each other, what is alive at the fullest, and its picture.
+"""Memory of activations: the orders of operators beside each other, the tensors alive at the peak, and a picture.
 
-What the orders are is said by `tvm_pipeline/memory/stages.py`; `tables.py` has the tables of plans and runs.
+Read next: `memory/stage_memory.py`, which finds the orders; `tables.py`, which has the tables of plans and runs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tvm_pipeline.memory.stage_memory import Comparison, least_peak, listed_peak
 from tvm_pipeline.report.drawing import CUT, INK, PALE, new_figure, save_figure
 from tvm_pipeline.report.tables import TextTable, percent, size
 
-# Operators at the peak that are shown with what is alive there; a long plateau says the same again and again.
+# How many operators at the peak are shown; on a long plateau their tables are nearly the same.
 SHOWN = 3
 
 
 def orders_table(comparisons: Sequence[Comparison]) -> TextTable:
-    """The peak of each order, how much more than the least it needs, and what is proven of that."""
-    columns = ("bytes at the fullest", "operators", "listed order", "Kahn's order", "least", "proven")
+    """Return the peak of each order, how much it is above the least, and how far that is proven."""
+    columns = ("bytes at the peak", "operators", "listed order", "Kahn's order", "least", "proven")
     rows = []
     for found in comparisons:
         least = found.least.peak_bytes
@@ -37,20 +37,20 @@ def orders_table(comparisons: Sequence[Comparison]) -> TextTable:
     return TextTable("Memory of activations", columns, tuple(rows))
 
 
-def fullest_table(found: Comparison) -> TextTable:
-    """The operators at the peak of the best order, and the tensors alive there, the largest first."""
+def peak_table(found: Comparison) -> TextTable:
+    """Return the operators at the peak of the best order, and the tensors alive there, the largest first."""
     order = found.least.order
     operators = peak_operators(found.graph, order)
     rows = []
     for index in operators[:SHOWN]:
-        for place, tensor in enumerate(alive_at(found, order, index)):
-            rows.append(("" if place else found.graph.operators[index], tensor.name, f"{tensor.bytes:,}"))
+        for position, tensor in enumerate(alive_at(found, order, index)):
+            rows.append(("" if position else found.graph.operators[index], tensor.name, f"{tensor.bytes:,}"))
     more = f" ({len(operators) - SHOWN} more of the same peak)" if len(operators) > SHOWN else ""
-    return TextTable(f"Alive at the fullest of {found.name}{more}", ("operator", "tensor", "bytes"), tuple(rows))
+    return TextTable(f"Alive at the peak of {found.name}{more}", ("operator", "tensor", "bytes"), tuple(rows))
 
 
 def alive_at(found: Comparison, order: Sequence[int], operator: int) -> list[Lifetime]:
-    """The tensors alive while an operator of `order` runs, the largest first."""
+    """Return the tensors alive while an operator of `order` runs, the largest first."""
     step = list(order).index(operator)
     alive = [tensor for tensor in lifetimes(found.graph, order)[0] if tensor.first <= step <= tensor.last]
     return sorted(alive, key=lambda tensor: -tensor.bytes)
@@ -58,12 +58,12 @@ def alive_at(found: Comparison, order: Sequence[int], operator: int) -> list[Lif
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """What one stage of a plan needs on one of its devices.
+    """The memory that one stage of a plan needs on one of its devices.
 
     Attributes:
-        activation_bytes, listed_bytes: at the fullest, in the order that needs least, and in the listed one.
+        activation_bytes, listed_bytes: the peak in the order that needs least, and in the listed one.
         held_bytes: parameters of all stages of the device.
-        memory_bytes: what the device has, where it says so.
+        memory_bytes: the memory of the device; None if it is unknown.
     """
 
     stage: int
@@ -76,13 +76,13 @@ class StageMemory:
 
     @property
     def needs_its_order(self) -> bool:
-        """Whether it fits in the order that needs least, and not in the listed one."""
-        room = math.inf if self.memory_bytes is None else self.memory_bytes - self.held_bytes
-        return self.activation_bytes <= room < self.listed_bytes
+        """Return whether it fits in the order that needs least, and not in the listed one."""
+        capacity = math.inf if self.memory_bytes is None else self.memory_bytes - self.held_bytes
+        return self.activation_bytes <= capacity < self.listed_bytes
 
 
 def stage_memories(graph: OperatorGraph, platform: Platform, plan: Plan) -> list[StageMemory]:
-    """A row for each stage and device; raises GraphError where tensors are of impossible sizes."""
+    """Return a row for each stage and device; raise GraphError if tensors have impossible sizes."""
     return [
         StageMemory(
             index,
@@ -99,7 +99,7 @@ def stage_memories(graph: OperatorGraph, platform: Platform, plan: Plan) -> list
 
 
 def stages_memory_table(memories: Sequence[StageMemory]) -> TextTable:
-    """What each stage needs on each of its devices; one that fits in the best order only stands out."""
+    """Return the table of the stages' memory; a stage that fits in the best order only is marked."""
     rows = tuple(
         (
             f"{found.stage} on {found.device}",
@@ -119,7 +119,7 @@ def stages_memory_table(memories: Sequence[StageMemory]) -> TextTable:
 
 
 def draw_memory(comparisons: Sequence[Comparison], path: Path | str) -> None:
-    """Draws the bytes alive while each operator runs: a row for each stage, in the listed and in the best order.
+    """Draw the bytes alive while each operator runs: a row for each stage, in the listed and in the best order.
 
     Raises:
         PipelineError: matplotlib is not installed, or the file cannot be written.

@@ -1,7 +1,7 @@
 """Tables: the candidates of a decision, the devices, the stages, and predicted beside measured.
 
-Each function gives a TextTable, which rich prints (`console.print(candidates_table(decision))`) and which
-turns itself into Markdown for `markdown.py`. Figures are for people: ms, MB, percent; `-` is "not known".
+Each function returns a TextTable, which rich prints (`console.print(candidates_table(decision))`) and which
+becomes Markdown for `markdown.py`. Figures are for people: ms, MB, percent; `-` means "not known".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN = "-"
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """Cells under columns: the first holds text, the others figures. Rows whose index is `marked` stand out."""
+    """Cells under columns: the first column holds text, the others figures. Rows whose index is `marked` stand out."""
 
     title: str
     columns: tuple[str, ...]
@@ -42,7 +42,7 @@ class TextTable:
         return table
 
     def markdown(self) -> str:
-        """The table in GitHub's Markdown, without its title."""
+        """Return the table in GitHub's Markdown, without its title."""
         lines = [_line(self.columns), _line((":--", *["--:"] * (len(self.columns) - 1)))]
         for index, row in enumerate(self.rows):
             cells = [cell.replace("|", "\\|") for cell in row]
@@ -51,7 +51,7 @@ class TextTable:
 
 
 def candidates_table(decision: Decision) -> TextTable:
-    """Every plan that was considered, best first, the chosen one marked, and how far it is ahead of each."""
+    """Return every plan that was considered, best first; the chosen one is marked, with its lead over the others."""
     figures: dict[str, Callable[[Prediction], str]] = {
         "fps": lambda p: fps(p.throughput_fps),
         "latency": lambda p: duration(p.latency_s),
@@ -64,7 +64,7 @@ def candidates_table(decision: Decision) -> TextTable:
             "communication": lambda p: size(p.communication_bytes),
             **figures,
         }
-    # A column of unknowns says nothing.
+    # A column in which everything is unknown is left out.
     known = {
         name: show for name, show in figures.items() if any(show(p.predicted) != UNKNOWN for p in decision.candidates)
     }
@@ -82,17 +82,17 @@ def candidates_table(decision: Decision) -> TextTable:
 
 
 def deployment_table(deployment: Deployment) -> TextTable:
-    """Where each model runs, at which rate, and how busy each device is then."""
+    """Return where each model runs, at which rate, and how busy each device is then."""
     rows = []
-    for plan, asked, reached in zip(deployment.plans, deployment.rates_fps, deployment.reachable_fps, strict=True):
-        rows.append((f"{plan.graph}: {describe(plan)}", fps(asked), fps(reached)))
+    for plan, requested, reached in zip(deployment.plans, deployment.rates_fps, deployment.reachable_fps, strict=True):
+        rows.append((f"{plan.graph}: {describe(plan)}", fps(requested), fps(reached)))
     for name, share in deployment.utilisation.items():
         rows.append((f"{name} is busy", percent(share), ""))
     return TextTable(f"Deployment ({deployment.status})", ("model", "asked, fps", "reached, fps"), tuple(rows))
 
 
 def devices_table(platform: Platform, profile: Profile | None = None) -> TextTable:
-    """The devices of a platform and, with a profile, how fast each runs the whole model."""
+    """Return the devices of a platform and, with a profile, how fast each runs the whole model."""
     columns = ["device", "backend", "cores", "target", "memory", "power"]
     columns += ["whole model", "all busy", "spread"] if profile else []
     rows = []
@@ -108,14 +108,14 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
 
 
 def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics | None = None) -> TextTable:
-    """What each stage costs a frame on each of its devices, predicted and, after a run, measured.
+    """Return the seconds of a frame in each stage on each of its devices, predicted and, after a run, measured.
 
     The stage that sets the pace is marked. Measured figures are medians; `bubble` is the share of time in
-    which the stage stood waiting.
+    which the stage waited.
     """
     columns = ["stage", "operators", "compute", "transfer", "together"]
     columns += ["measured compute", "measured transfer", "wait", "bubble"] if statistics else []
-    # Both are in the order of the plan; what was measured may bear the name of a stand-in.
+    # Both are in the order of the plan; a measured stage may have the name of a stand-in.
     measured = dict(enumerate(statistics.stages)) if statistics else {}
     rows = []
     for index, cost in enumerate(evaluation.costs):
@@ -131,7 +131,7 @@ def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics |
 
 
 def statistics_table(predicted: Prediction, statistics: RunStatistics) -> TextTable:
-    """Predicted beside measured; the error is that of the prediction, relative to what was measured.
+    """Return predicted beside measured figures; the error is that of the prediction, relative to the measurement.
 
     The predicted latency is that of a frame that meets no queue; a full pipeline measures more, which is no
     error of the prediction, so none is given.
@@ -151,7 +151,7 @@ def statistics_table(predicted: Prediction, statistics: RunStatistics) -> TextTa
 
 
 def comparison_table(results: Sequence[Measured]) -> TextTable:
-    """Plans that ran side by side: what was predicted of each, and what was measured; the fastest is marked."""
+    """Return the predicted and measured figures of plans that ran side by side; the fastest is marked."""
     rows = [
         (
             describe(result.plan),
@@ -171,12 +171,12 @@ def comparison_table(results: Sequence[Measured]) -> TextTable:
 
 
 def relative_error(predicted: float | None, measured: float | None) -> str:
-    """How far a prediction lies from what was measured, such as `+3.2 %` for one that is too high."""
+    """Return how far a prediction is from the measurement, such as `+3.2 %` for one that is too high."""
     return percent(None if predicted is None or not measured else predicted / measured - 1, signed=True)
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds for people, to three figures: `840 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`.
+    """Return seconds for people, to three figures: `840 ns`, `12.3 µs`, `4.56 ms`, `1.20 s`.
 
     >>> duration(0.0353)
     '35.3 ms'
@@ -185,7 +185,7 @@ def duration(seconds: float | None) -> str:
 
 
 def size(count_bytes: float | None) -> str:
-    """Bytes for people, in powers of ten: `602 kB`, `4.94 MB`."""
+    """Return bytes for people, in powers of ten: `602 kB`, `4.94 MB`."""
     if count_bytes is not None and count_bytes < 1000:
         return f"{count_bytes:.0f} B"
     return _scaled(count_bytes, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")), "B")
@@ -211,7 +211,7 @@ def _scaled(figure: float | None, units: tuple[tuple[float, str], ...], zero_uni
     if not figure:
         return f"0 {zero_unit}"
     for unit, name in units:
-        # 999.96 would round up to four figures; it is one of the next unit.
+        # 999.96 would round up to four figures, so it is written as 1.00 of the next unit.
         if abs(figure) >= unit * 0.9995:
             return f"{_three_figures(figure / unit)} {name}"
     unit, name = units[-1]
@@ -224,7 +224,7 @@ def _three_figures(figure: float) -> str:
 
 
 def _in_units_of(plan: Plan, figures: tuple[float, ...] | None) -> str:
-    """Figures of the plan's objective."""
+    """Return figures of the plan's objective, in its unit."""
     if figures is None:
         return UNKNOWN
     show = {"throughput": fps, "latency": duration, "energy": joules}.get(plan.objective, size)

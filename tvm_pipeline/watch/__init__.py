@@ -3,16 +3,16 @@
     with WatchServer(live, port=9600) as server:
         print(server.url)  # /metrics  /health  /state  /trace  /cut.svg  /frame.jpg  and a page at /
 
-A running pipeline does nothing for it, frame by frame: whoever asks, pays, by reading what the run writes down anyway.
+A running pipeline does no extra work per frame. A request is answered from what the run records anyway.
 
-snapshot.py  Snapshot, and Watched: what a pipeline must tell of itself
-live.py      LiveWatch: that of a LivePipeline
-metrics.py   a snapshot as Prometheus metrics
-trace.py     what each device did as a Chrome trace, for ui.perfetto.dev
-server.py    WatchServer: who may ask, and what is answered
-cut.py       the cut drawn on the operator graph
-picture.py   a frame as JPEG
-page.html    the page, which shows them
+snapshot.py    Snapshot, the state of a pipeline at one moment; Watched, what a pipeline must offer to be watched
+live_watch.py  LiveWatch: a LivePipeline as Watched
+metrics.py     a snapshot as Prometheus metrics
+trace.py       the work of each device as a Chrome trace, for ui.perfetto.dev
+server.py      WatchServer: who may make requests, and how they are answered
+cut.py         the cut drawn on the operator graph
+picture.py     a frame as JPEG
+page.html      the page that shows all of this
 """
 
 from tvm_pipeline.watch.live_watch import LiveWatch

@@ -1,7 +1,7 @@
-"""The cut drawn on the operator graph, as SVG for a page: what is where, by colour, and the name under the pointer.
+"""The cut drawn on the operator graph, as SVG for a page: a colour for each stage, and the name under the pointer.
 
-The layout is that of `report/layered.py`. Who paints it on paper, matplotlib, takes seconds of processor time for 1000
-operators, which the running pipeline would miss, and is an extra.
+The layout is that of `report/layered.py`. matplotlib, which draws it for reports, is not used here: it is an optional
+dependency, and needs seconds of processor time for 1000 operators, which would slow the running pipeline.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ LONGEST_KIND = 12
 
 
 def cut_svg(graph: OperatorGraph, plan: Plan) -> bytes:
-    """The graph as `plan` splits it: a box for each operator, in the colour of its stage; what crosses a cut is red.
+    """Return the graph as `plan` splits it: a box for each operator, in its stage's colour; crossing tensors are red.
 
-    A box says the operator's kind and its place in the graph (from 0), its tooltip the name. 30 ms of processor time
-    for 100 operators, 0.4 s for 1000.
+    A box shows the operator's kind and its index in the graph, its tooltip the name. Drawing takes 30 ms of processor
+    time for 100 operators, 0.4 s for 1000.
 
     Raises:
         PlanError: the plan is of another graph.
@@ -50,13 +50,13 @@ def cut_svg(graph: OperatorGraph, plan: Plan) -> bytes:
 
 
 def _label(operator: Operator, index: int) -> str:
-    """What a box says, and what no other box says."""
+    """Return the text of an operator's box, which no other box has."""
     kind = "".join(filter(str.isprintable, operator.kind.partition("+")[0]))[:LONGEST_KIND].strip(" #")
     return f"{kind} {index}".lstrip()
 
 
 def _renamed(graph: OperatorGraph, plan: Plan, names: dict[str, str]) -> tuple[OperatorGraph, Plan]:
-    """Graph and plan with other names of operators; those that the graph does not know stay."""
+    """Return graph and plan with other names of operators; names that the graph does not know stay."""
     operators = tuple(replace(operator, name=names[operator.name]) for operator in graph.operators)
     stages = tuple(Stage(s.devices, tuple(names.get(name, name) for name in s.operators)) for s in plan.stages)
     return replace(graph, operators=operators), replace(plan, stages=stages)
@@ -95,8 +95,8 @@ def _draw_vertex(
 
 
 def _rectangle(parent: Element, x: float, y: float, width: float, height: float, **look: str) -> None:
-    place = {"x": _units(x), "y": _units(y), "width": _units(width), "height": _units(height)}
-    SubElement(parent, "rect", {**place, **look})
+    position = {"x": _units(x), "y": _units(y), "width": _units(width), "height": _units(height)}
+    SubElement(parent, "rect", {**position, **look})
 
 
 def _text(parent: Element, x: float, y: float, text: str, colour: str, anchor: str = "middle") -> None:
@@ -105,7 +105,7 @@ def _text(parent: Element, x: float, y: float, text: str, colour: str, anchor: s
 
 
 def _printable(text: str) -> str:
-    """Names of tensors may hold what XML may not."""
+    """Return the text without characters that XML does not allow, which names of tensors may contain."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 

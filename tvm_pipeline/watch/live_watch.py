@@ -1,4 +1,7 @@
-"""A LivePipeline as something to watch, with the sources that feed it."""
+"""A LivePipeline, with the sources that feed it, as something to watch.
+
+Read next: snapshot.py, what is told of it; server.py, which answers requests.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ SHOWN_EVENTS = 50
 
 
 class LiveWatch:
-    """What a server needs of a running pipeline: the `Watched` of `LivePipeline`.
+    """A running pipeline as `Watched`.
 
     Args:
-        sources: gives `Snapshot.sources` as they are now.
+        sources: returns the present `Snapshot.sources`.
     """
 
     def __init__(self, pipeline: LivePipeline, sources: Callable[[], Mapping[str, Mapping[str, Any]]] = dict) -> None:
@@ -32,7 +35,7 @@ class LiveWatch:
         live = self._pipeline
         problem = live.given
         return Snapshot(
-            live.began_s or self._made_s,  # who asks may be here before the pipeline has begun
+            live.began_s or self._made_s,  # the first request may come before the pipeline has begun
             live.plan,
             live.version,
             problem.objective,

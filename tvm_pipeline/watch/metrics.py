@@ -1,8 +1,8 @@
-"""A snapshot as Prometheus metrics, taken when they are asked for.
+"""A snapshot as Prometheus metrics, taken at every scrape.
 
-Names end in their unit, as https://prometheus.io/docs/practices/naming asks; what ends in `_total` never falls, also
-over a switch of plans. For a rate over time ask `rate(tvm_pipeline_frames_total[1m])`; `throughput_fps` is that of
-the steady state under the present plan, as a run reports it.
+Names end in their unit, as https://prometheus.io/docs/practices/naming recommends; a metric that ends in `_total` never
+falls, not even when plans are switched. `rate(tvm_pipeline_frames_total[1m])` is the rate over the last minute;
+`throughput_fps` is that of the steady state, as a run reports it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from prometheus_client.registry import Collector
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.watch.snapshot import Snapshot, Watched
 
-# Upper bounds of the latency histogram, in seconds: from what one small stage takes to what nobody waits for.
+# Upper bounds of the latency histogram, in seconds: from the time of one small stage to far more than is usable.
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 def new_registry(watched: Watched) -> CollectorRegistry:
-    """A registry of its own with the metrics of the pipeline, and memory, CPU time and descriptors of the process."""
+    """Return a new registry with the metrics of the pipeline, and memory, CPU time and descriptors of the process."""
     registry = CollectorRegistry()
     registry.register(PipelineCollector(watched))
     ProcessCollector(registry=registry)
@@ -39,15 +39,15 @@ def new_registry(watched: Watched) -> CollectorRegistry:
 
 
 class PipelineCollector(Collector):
-    """Reads a snapshot for every scrape.
+    """Reads a snapshot at every scrape.
 
-    The latency histogram takes in, at each scrape, the frames that came out since the one before. Those that left the
+    Each scrape adds to the latency histogram the frames that came out since the previous one. Frames that left the
     run's window in between are not in it; `tvm_pipeline_frames_total` has counted them.
     """
 
     def __init__(self, watched: Watched) -> None:
         self._watched = watched
-        self._lock = threading.Lock()  # over what follows, where two ask at once
+        self._lock = threading.Lock()  # over what follows, if two requests come at the same time
         self._seen = 0
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-LARGEST = 960  # pixels: what a page shows; a whole frame of a large camera would take a core each second
+LARGEST = 960  # pixels: enough for a page; encoding whole frames of a large camera would take a core
 
 
 def jpeg(image: NDArray[np.uint8]) -> bytes:
-    """A frame (uint8 HxWx3 RGB) as JPEG, made smaller where a side is longer than 960 pixels."""
+    """Return a frame (uint8 HxWx3 RGB) as JPEG, made smaller if a side is longer than 960 pixels."""
     picture = Image.fromarray(image)
     picture.thumbnail((LARGEST, LARGEST))
     file = BytesIO()

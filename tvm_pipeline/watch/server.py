@@ -1,16 +1,17 @@
-"""A running pipeline over HTTP: who may ask, and what is answered.
+"""A running pipeline over HTTP: who may make requests, and how they are answered.
 
     /metrics            for Prometheus
-    /health             200, or 503 where no frame has come out for too long; JSON says why
-    /state              all that a screen shows, as JSON
-    /trace?seconds=10   what each device did lately, as a Chrome trace
+    /health             200, or 503 if no frame has come out for too long; JSON tells why
+    /state              everything that a screen shows, as JSON (`core/state.py`)
+    /trace?seconds=10   the latest work of each device, as a Chrome trace
     /cut.svg            the operator graph as the present plan cuts it
-    /frame.jpg          the last frame, where there is a picture
+    /frame.jpg          the last frame, if there is a picture
     /                   a page that draws these
 
-Whoever can connect to a loopback address may ask; any other address needs a token, sent as `Authorization: Bearer
-TOKEN`. A browser cannot send that for a page, so the page alone also takes `/?token=TOKEN`. There is no TLS: beyond a
+At a loopback address every client is answered; any other address needs a token, sent as `Authorization: Bearer TOKEN`.
+A browser cannot send that header for a page, so the page alone also takes `/?token=TOKEN`. There is no TLS: beyond a
 trusted network, put a proxy in front. Nothing is written and no file of the machine can be reached.
+Read next: snapshot.py, the data of the answers.
 """
 
 from __future__ import annotations
@@ -47,15 +48,15 @@ from tvm_pipeline.watch.snapshot import Snapshot, Watched
 from tvm_pipeline.watch.trace import chrome_trace
 
 LONGEST_TRACE_S = 600.0
-MOST_CONNECTIONS = 32  # a client gone wild may not take the machine from the pipeline
+MOST_CONNECTIONS = 32  # a faulty client must not take the machine from the pipeline
 LARGEST_REQUEST = 16 * 1024  # bytes, its headers among them; a body is never read
-SILENCE_S = 10.0  # after which a client that says nothing is left
+SILENCE_S = 10.0  # after which a silent client is disconnected
 SHORTEST_TOKEN = 16
 STOP_S = 0.1  # how long `stop` may wait
 
 Reply = tuple[HTTPStatus, str, bytes]  # status, content type, body
 
-# The page may run and draw what is in it, and ask this server; nothing else.
+# The page may run its own scripts, draw, and make requests to this server; nothing else.
 SECURITY = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src blob: data:; "
@@ -68,14 +69,14 @@ _log = logging.getLogger(__name__)
 
 
 class WatchServer:
-    """Answers for a running pipeline, from threads of its own. Use it as a context manager; leaving it stops them.
+    """Answers requests about a running pipeline, in its own threads. Use it as a context manager, which stops them.
 
     Args:
-        address: where to listen; what is not loopback needs a token.
+        address: where to listen; an address that is not loopback needs a token.
         port: 0 takes any free one; `url` says which.
-        token: what a client must know; at least 16 characters of ASCII, no blanks.
-        unhealthy_after_s: how long no frame may come out.
-        picture: gives the last frame as JPEG, or None where there is none yet.
+        token: the secret that a client must send; at least 16 characters of ASCII, no blanks.
+        unhealthy_after_s: seconds without a result after which the pipeline is unhealthy.
+        picture: returns the last frame as JPEG, or None if there is none yet.
 
     Raises:
         OptionError: it cannot listen there, or the token is missing or unfit.
@@ -101,24 +102,24 @@ class WatchServer:
         self._watched, self._token, self._picture = watched, token, picture
         self._unhealthy_after_s = unhealthy_after_s
         self._registry = new_registry(watched)
-        self._drawing = threading.Lock()  # one draws, the others wait for it
+        self._drawing = threading.Lock()  # one request draws, the others wait for it
         self._drawn: tuple[tuple[Stage, ...], bytes] | None = None
         self._server = _listen(address, port, self, guarded=token is not None)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(STOP_S,), name="watch", daemon=True)
 
     @property
     def url(self) -> str:
-        """Where the page is, without its token."""
+        """Return the address of the page, without its token."""
         host, port = self._server.server_address[:2]
         host = str(host)
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def start(self) -> None:
-        """Starts to answer."""
+        """Start to answer."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it and frees the port. Safe to call twice."""
+        """End it and free the port. It may be called twice."""
         if self._thread.ident is not None:
             self._server.shutdown()
             self._thread.join()
@@ -132,7 +133,7 @@ class WatchServer:
         self.stop()
 
     def reply(self, target: str, headers: Message) -> Reply:
-        """The answer to a GET of `target`, such as `/trace?seconds=2`."""
+        """Return the answer to a GET of `target`, such as `/trace?seconds=2`."""
         path, _, query = target.partition("?")
         refused = self._refused(path, query, headers)
         if refused:
@@ -164,7 +165,7 @@ class WatchServer:
         )
 
     def _refused(self, path: str, query: str, headers: Message) -> Reply | None:
-        """Why this client gets no answer."""
+        """Return the refusal of a request, None if it may be answered."""
         if self._token is None:
             # A page of another site may have its own name resolve to this address, and so read what is here
             # (DNS rebinding); its requests still carry the name.
@@ -185,7 +186,7 @@ class WatchServer:
         facts: dict[str, Any] = {}
         try:
             snapshot: Snapshot = self._watched.snapshot()
-        except Exception as error:  # whatever keeps it from telling is no health
+        except Exception as error:  # a pipeline without a snapshot is not healthy
             why = f"the pipeline cannot tell how it is: {type(error).__name__}: {error}"
         else:
             why = snapshot.health(self._unhealthy_after_s)
@@ -216,7 +217,7 @@ class WatchServer:
 
 
 class _Server(ThreadingMixIn, TCPServer):
-    """As `http.server.ThreadingHTTPServer`, but it never asks a name server, and serves so many at a time."""
+    """As `http.server.ThreadingHTTPServer`, but without name look-ups and with a limit of connections."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -224,24 +225,24 @@ class _Server(ThreadingMixIn, TCPServer):
 
     def __init__(self, family: socket.AddressFamily, address: tuple[Any, ...], site: WatchServer) -> None:
         self.address_family, self.site = family, site
-        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._capacity = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__(address, _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._room.acquire(blocking=False)
+        return self._capacity.acquire(blocking=False)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._room.release()
+            self._capacity.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        _log.debug("client %s", client_address, exc_info=True)  # most often it has hung up
+        _log.debug("client %s", client_address, exc_info=True)  # most often the client has hung up
 
 
 def _listen(address: str, port: int, site: WatchServer, *, guarded: bool) -> _Server:
-    """A server bound to the address; raises OptionError where there is none, or others reach it unguarded."""
+    """Return a server bound to the address; raise OptionError if that fails, or it is open without a token."""
     where = f"--watch {address}:{port}"
     if not 0 <= port < 1 << 16:
         raise OptionError(f"{where}: a port is a number from 0 to 65535")
@@ -249,7 +250,7 @@ def _listen(address: str, port: int, site: WatchServer, *, guarded: bool) -> _Se
         family, *_, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise OptionError(f"{where}: this machine knows no such address ({error}); try 127.0.0.1") from error
-    # What is judged is what it listens on, not how that was written.
+    # The resolved address counts, not the text that was given.
     if not guarded and not ipaddress.ip_address(str(found[0]).partition("%")[0]).is_loopback:
         raise OptionError(f"{where}: other machines can reach this address; give a --token, or listen on 127.0.0.1")
     try:
@@ -262,7 +263,7 @@ def _listen(address: str, port: int, site: WatchServer, *, guarded: bool) -> _Se
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; the standard library refuses whatever is not GET."""
+    """One request; the standard library refuses all methods but GET."""
 
     server: _Server
     timeout = SILENCE_S
@@ -275,7 +276,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         try:
             status, content_type, body = self.server.site.reply(self.path, self.headers)
-        except Exception as error:  # the next who asks may be answered
+        except Exception as error:  # the next request may succeed
             _log.warning("cannot answer %s", self.path.partition("?")[0], exc_info=True)
             status, content_type, body = _text(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
         self.send_response(status)
@@ -287,11 +288,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing is logged: a page's address holds its token."""
+        """Log nothing, because the address of the page contains the token."""
 
 
 class _Request(io.BufferedReader):
-    """What a client sends, up to a limit; the standard library's own is 6 MB."""
+    """The data of a client, up to a limit; that of the standard library is 6 MB."""
 
     _left = LARGEST_REQUEST
 
@@ -304,7 +305,7 @@ class _Request(io.BufferedReader):
 
 
 def _names_an_address(host: str) -> bool:
-    """Whether the Host of a request is an IP address, localhost, or absent."""
+    """Return whether the Host of a request is an IP address, localhost, or absent."""
     try:
         name = urlsplit(f"//{host}").hostname or "localhost"
         return name == "localhost" or bool(ipaddress.ip_address(name))
@@ -317,7 +318,7 @@ def _json(status: HTTPStatus, content: Any) -> Reply:
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec does not know, for events may hold anything."""
+    """Return a value that msgspec does not know as one that it does; events may hold anything."""
     if isinstance(value, np.generic):
         return value.item()
     return dict(value) if isinstance(value, Mapping) else str(value)

@@ -1,6 +1,6 @@
-"""What a running pipeline tells of itself: plain data, so that neither side need know the other.
+"""The state of a running pipeline as plain data, so that pipelines and those who watch them need not know each other.
 
-Read next: metrics.py and server.py, which say it to others.
+Read next: metrics.py and server.py, which publish it.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from tvm_pipeline.core.statistics import Bar, RunStatistics
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A running pipeline at one moment. What counts up (frames, energy) counts since its start, over all plans.
+    """A running pipeline at one moment. Frames and energy are counted since its start, over all plans.
 
     Attributes:
         began_s: when the run began, on the clock of `time.perf_counter`.
-        plan: that which new frames take.
+        plan: the plan that new frames take.
         plan_version: grows by one with every switch.
-        objective: what is asked of the plan now, which may be more than `plan.objective` says.
+        objective: what is planned for now, which may differ from `plan.objective`.
         frames: how many came out.
-        since_last_frame_s: since a frame came out, or since the start where none has.
+        since_last_frame_s: since a frame came out, or since the start if none has.
         latencies_s: of the last frames that came out, the newest last; as many as the run's window holds.
         queue_depths: frames that wait in front of each stage.
         in_flight: frames inside.
-        sources: source that lives -> what became of its frames, under the names of `video.LiveStatistics`.
+        sources: live source -> the counts of its frames, under the names of `video.LiveStatistics`.
         factors: device -> how many times slower it is now than its profile says.
         stand_ins: device -> what stands in for it.
-        events: what was decided or happened lately, the oldest first, each with `time_s` (since the start), `kind` and
-            `reason`; what else they hold is shown as it is.
-        energy_j: joules since the start; None where no sensor tells.
+        events: the latest decisions and failures, the oldest first. Every one has `time_s` (since the start), `kind`
+            and `reason`; other keys are shown as they are.
+        energy_j: joules since the start; None without a sensor.
     """
 
     began_s: float
@@ -54,7 +54,7 @@ class Snapshot:
     energy_j: float | None = None
 
     def health(self, unhealthy_after_s: float) -> str:
-        """Why the pipeline counts as unhealthy; empty where it does not."""
+        """Return why the pipeline is unhealthy; empty if it is healthy."""
         if self.since_last_frame_s <= unhealthy_after_s:
             return ""
         return f"no frame has come out for {self.since_last_frame_s:.1f} s, and {unhealthy_after_s:g} s are allowed"
@@ -93,23 +93,23 @@ class Snapshot:
 
 
 class Watched(Protocol):
-    """What can be watched. All are called from the server's threads, while the pipeline runs."""
+    """Something that can be watched. The methods are called from the server's threads, while the pipeline runs."""
 
     @property
     def graph(self) -> OperatorGraph:
-        """That of every plan."""
+        """Return the graph of every plan."""
         ...
 
     def snapshot(self) -> Snapshot:
-        """The state of now; as cheap as a health check should be."""
+        """Return the present state; it is as cheap as a health check should be."""
         ...
 
     def statistics(self) -> RunStatistics:
-        """What was measured in steady state, with the stages of the plan that runs."""
+        """Return what was measured in steady state, with the stages of the plan that runs."""
         ...
 
     def bars(self, since_s: float) -> Sequence[Bar]:
-        """What each stage did on each device, as far as recorded; at least what ended after `since_s`.
+        """Return the recorded bars of each stage on each device, at least those that ended after `since_s`.
 
         Times are those of `time.perf_counter`, frames are numbered as they came out. See `trace.stage_bars`.
         """

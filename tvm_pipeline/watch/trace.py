@@ -1,8 +1,8 @@
-"""What each device did, as a trace that https://ui.perfetto.dev and chrome://tracing open.
+"""The work of each device, as a trace that https://ui.perfetto.dev and chrome://tracing open.
 
 Source of the format: "Trace Event Format" (the Chromium project, docs.google.com/document/d/
 1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU): the JSON object form with complete (`X`), instant (`i`) and metadata
-(`M`) events. The bars may be those of a run or of a simulation (`simulate.py`).
+(`M`) events. The bars may be those of a run or of a simulation (`cost/simulate.py`).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def stage_bars(
 
 
 def chrome_trace(bars: Iterable[Bar], name: str, marks: Iterable[tuple[float, str]] = ()) -> dict[str, Any]:
-    """The trace of a run: a row for each stage and device, in it a bar for each frame.
+    """Return the trace of a run: a row for each stage and device, with a bar for each frame.
 
-    A bar holds the frame's `transfer`, then its `compute`; a run sends after computing, which is drawn as if it came
-    before. Between two bars of a row lies a `wait`.
+    A bar holds the frame's `transfer`, then its `compute`; the time of sending, which comes after computing, is drawn
+    in the `transfer`. Between two bars of a row is a `wait`.
 
     Args:
-        name: what ran, the heading of the rows.
+        name: the graph that ran; the heading of the rows.
         marks: seconds on the clock of the bars, and what happened then.
     """
     rows: defaultdict[tuple[int, str], list[Bar]] = defaultdict(list)
