@@ -113,13 +113,13 @@ class Machine:
     def _work(self) -> None:
         took, pace = self.took_s(), self.pace_s()
         workers = [sum(cost.stage == other.stage for other in self._costs) for cost in self._costs]
-        for place, (record, seconds) in enumerate(zip(self.records, took, strict=True)):
-            period = max(seconds, pace * workers[place])
+        for index, (record, seconds) in enumerate(zip(self.records, took, strict=True)):
+            period = max(seconds, pace * workers[index])
             self._busy[record.device] = seconds / period
-            while self._next_s[place] + period <= self.now_s:
-                self._next_s[place] += period
+            while self._next_s[index] + period <= self.now_s:
+                self._next_s[index] += period
                 compute = seconds * (1 + self._noise * abs(self._random.standard_normal()))
-                record.add(max(period - compute, 0.0), 0.0, compute, record.frames, self._next_s[place])
+                record.add(max(period - compute, 0.0), 0.0, compute, record.frames, self._next_s[index])
 
     def _count(self) -> None:
         """Of each core's hundredths of a second, how many were busy."""

@@ -84,7 +84,7 @@ def test_where_there_is_no_cut_nothing_moves(stat: Path, stages: list[tuple[str,
 
 def test_what_a_device_cannot_run_does_not_move_there(stat: Path):
     problem = problem_of(EQUAL)
-    able = tuple(None if place == 2 else 4e-3 for place in range(8))
+    able = tuple(None if index == 2 else 4e-3 for index in range(8))
     devices = {**problem.profile.devices, "d0": DeviceProfile.in_order(problem.graph, able)}
     problem = replace(problem, profile=replace(problem.profile, devices=devices))
     machine = Machine(problem, plan_of(problem, ("d0", 1), ("d1", 7)), HillClimb(), stat)
