@@ -11,12 +11,11 @@ import pytest
 
 from tests.support.fake_backend import FakeModel, chain_model, fake_platform, number, numbers, raise_at
 from tvm_pipeline import Plan, Problem
-from tvm_pipeline.core.plan import Prediction, Stage
+from tvm_pipeline.core.plan import Prediction, Stage, describe
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineClosedError, StageError
-from tvm_pipeline.planning import describe
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.frame_stream import Tagged
 

@@ -34,7 +34,7 @@ from itertools import accumulate, count, islice, pairwise, repeat
 from tvm_pipeline.core.plan import Problem, Stage, frames_inside
 from tvm_pipeline.core.statistics import Bar, RunRecord, RunStatistics, StageRecord
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
-from tvm_pipeline.cost.evaluate import busy_factor, check_stages, evaluate
+from tvm_pipeline.cost.evaluate import check_stages, evaluate
 from tvm_pipeline.errors import OptionError, ProfileError
 
 # When each frame arrives, in seconds: all of them at once, so that the source is never empty.
