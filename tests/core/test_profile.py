@@ -158,29 +158,29 @@ def test_a_time_limit_may_be_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("figures", "error", "message"),
     [
-        ({"stages": 0}, OptionError, "--stages 0: a plan has at least one stage"),
-        ({"stages": -2}, OptionError, "--stages -2: a plan has at least one stage"),
+        ({"stages": 0}, OptionError, "`stages` 0: a plan has at least one stage"),
+        ({"stages": -2}, OptionError, "`stages` -2: a plan has at least one stage"),
         ({"stages": 4}, InfeasibleError, "4 stages: chain has only 3 operators, and every stage needs one"),
         (
             {"objective": "speed"},
             OptionError,
-            "--objective 'speed' is none of throughput latency energy memory,communication",
+            "`objective` 'speed' is none of throughput latency energy memory,communication",
         ),
-        ({"min_throughput_fps": 0, "objective": "energy"}, OptionError, "--min-throughput 0: it must be positive"),
-        ({"min_throughput_fps": math.nan, "objective": "energy"}, OptionError, "--min-throughput nan: it must be"),
-        ({"max_latency_s": -1.0}, OptionError, "--max-latency -1: it must be positive"),
-        ({"max_latency_s": 0.0}, OptionError, "--max-latency 0: it must be positive"),
+        ({"min_throughput_fps": 0, "objective": "energy"}, OptionError, "`min_throughput_fps` 0: it must be positive"),
+        ({"min_throughput_fps": math.nan, "objective": "energy"}, OptionError, "`min_throughput_fps` nan: it must be"),
+        ({"max_latency_s": -1.0}, OptionError, "`max_latency_s` -1: it must be positive"),
+        ({"max_latency_s": 0.0}, OptionError, "`max_latency_s` 0: it must be positive"),
         ({"time_limit_s": -1.0}, OptionError, "--time-limit -1: it must be positive"),
         ({"time_limit_s": math.nan}, OptionError, "--time-limit nan: it must be positive"),
         (
             {"min_throughput_fps": 9},
             OptionError,
-            "--min-throughput goes with objective latency or energy, not with throughput",
+            "`min_throughput_fps` goes with objective latency or energy, not with throughput",
         ),
         (
             {"max_latency_s": 9, "objective": "memory,communication"},
             OptionError,
-            "--max-latency goes with objective throughput, not with memory,communication",
+            "`max_latency_s` goes with objective throughput, not with memory,communication",
         ),
     ],
 )

@@ -52,7 +52,7 @@ def test_policies_are_read_from_text() -> None:
     ],
 )
 def test_a_policy_that_cannot_be_names_its_option(text: str, says: str) -> None:
-    with pytest.raises(OptionError, match="--policy") as caught:
+    with pytest.raises(OptionError, match="`policy`") as caught:
         parse_policy(text)
     assert says in str(caught.value)
 

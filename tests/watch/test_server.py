@@ -183,7 +183,7 @@ def test_token(watched):
     "token", ["", "short", "with blanks in the middle", "ümläuts-and-many-more", "new\nline-and-more-of"]
 )
 def test_unfit_tokens_are_refused(watched, token):
-    with pytest.raises(OptionError, match="--token"):
+    with pytest.raises(OptionError, match="`token`"):
         WatchServer(watched, token=token)
 
 
@@ -195,7 +195,7 @@ def test_an_address_that_others_reach_needs_a_token(watched, address):
         found = ""
     if str(found).startswith(("127.", "::1")):
         pytest.skip(f"{address!r} is loopback here")
-    with pytest.raises(OptionError, match=r"--watch .*(give a --token|no such address)"):
+    with pytest.raises(OptionError, match=r"`watch` .*(give a `token`|no such address)"):
         WatchServer(watched, address)
 
 
@@ -221,14 +221,14 @@ def test_all_addresses_with_a_token(watched):
     ],
 )
 def test_addresses_where_nobody_can_listen(watched, address, port, said):
-    with pytest.raises(OptionError, match=f"--watch {re.escape(address)}:{port}: .*{said}"):
+    with pytest.raises(OptionError, match=f"`watch` {re.escape(address)}:{port}: .*{said}"):
         WatchServer(watched, address, port, token=TOKEN)
 
 
 def test_a_port_in_use_is_said_and_free_after_stop(watched):
     with WatchServer(watched) as first:
         port = urlsplit(first.url).port
-        with pytest.raises(OptionError, match=f"--watch 127.0.0.1:{port}: .*another port"):
+        with pytest.raises(OptionError, match=f"`watch` 127.0.0.1:{port}: .*another port"):
             WatchServer(watched, port=port)
     with WatchServer(watched, port=port) as second:
         assert get(second, "/health")[0] == 200

@@ -73,10 +73,16 @@ class Problem:
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            raise OptionError(f"--objective {self.objective!r} is none of {' '.join(OBJECTIVES)}")
+            raise OptionError(
+                f"`objective` {self.objective!r} is none of {' '.join(OBJECTIVES)}",
+                option="objective",
+                value=self.objective,
+            )
         self._check_limits()
         if self.stages is not None and self.stages < 1:
-            raise OptionError(f"--stages {self.stages}: a plan has at least one stage")
+            raise OptionError(
+                f"`stages` {self.stages}: a plan has at least one stage", option="stages", value=self.stages
+            )
         if self.stages is not None and self.stages > len(self.graph):
             raise InfeasibleError(
                 f"{self.stages} stages: {self.graph.name} has only {len(self.graph)} operators, "
@@ -88,17 +94,25 @@ class Problem:
 
     def _check_limits(self) -> None:
         limits = {
-            "--min-throughput": self.min_throughput_fps,
-            "--max-latency": self.max_latency_s,
-            "--time-limit": self.time_limit_s,
+            "min_throughput_fps": self.min_throughput_fps,
+            "max_latency_s": self.max_latency_s,
+            "time_limit_s": self.time_limit_s,
         }
         for option, limit in limits.items():
-            if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "--time-limit")):
-                raise OptionError(f"{option} {limit:g}: it must be positive")
+            if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "time_limit_s")):
+                raise OptionError(f"`{option}` {limit:g}: it must be positive", option=option, value=limit)
         if self.min_throughput_fps is not None and self.objective not in ("latency", "energy"):
-            raise OptionError(f"--min-throughput goes with objective latency or energy, not with {self.objective}")
+            raise OptionError(
+                f"`min_throughput_fps` goes with objective latency or energy, not with {self.objective}",
+                option="min_throughput_fps",
+                value=self.min_throughput_fps,
+            )
         if self.max_latency_s is not None and self.objective != "throughput":
-            raise OptionError(f"--max-latency goes with objective throughput, not with {self.objective}")
+            raise OptionError(
+                f"`max_latency_s` goes with objective throughput, not with {self.objective}",
+                option="max_latency_s",
+                value=self.max_latency_s,
+            )
 
     @property
     def is_lexicographic(self) -> bool:

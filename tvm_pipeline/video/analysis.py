@@ -109,7 +109,9 @@ def find_decoder(name: str) -> Decoder:
     """
     where, colon, function = name.rpartition(":")
     if not colon:
-        raise OptionError(f"--decoder {name!r}: give it as file.py:function or package.module:function")
+        raise OptionError(
+            f"`decoder` {name!r}: give it as file.py:function or package.module:function", option="decoder", value=name
+        )
     try:
         if where.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
@@ -121,5 +123,5 @@ def find_decoder(name: str) -> Decoder:
             module = importlib.import_module(where)
         decoder: Decoder = getattr(module, function)
     except (ImportError, OSError, AttributeError) as error:
-        raise OptionError(f"--decoder {name!r}: {error}") from error
+        raise OptionError(f"`decoder` {name!r}: {error}", option="decoder", value=name) from error
     return decoder

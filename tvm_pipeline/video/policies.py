@@ -38,13 +38,19 @@ def parse_policy(text: str) -> Policy:
     for part in text.split(","):
         form = re.fullmatch(r"(block|latest)|(every)=(\d+)|(max-age)=(\d+\.?\d*|\.\d+)", part.strip())
         if not form or (form[2] and int(form[3]) == 0) or (form[4] and float(form[5]) == 0):
-            raise OptionError(f"--policy {text}: cannot use {part.strip() or 'nothing'!r}; {takes}")
+            raise OptionError(
+                f"`policy` {text}: cannot use {part.strip() or 'nothing'!r}; {takes}", option="policy", value=text
+            )
         key = form[1] or form[2] or form[4]
         if key in given:
-            raise OptionError(f"--policy {text}: {key} is given twice; keep one")
+            raise OptionError(f"`policy` {text}: {key} is given twice; keep one", option="policy", value=text)
         given[key] = form[3] or form[5] or ""
     if "block" in given and (clash := [key for key in ("latest", "max-age") if key in given]):
-        raise OptionError(f"--policy {text}: block keeps every frame, {clash[0]} lets some go; choose one")
+        raise OptionError(
+            f"`policy` {text}: block keeps every frame, {clash[0]} lets some go; choose one",
+            option="policy",
+            value=text,
+        )
     max_age_s = float(given["max-age"]) if "max-age" in given else None
     return Policy(int(given.get("every", 1)), "latest" in given, max_age_s)
 

@@ -96,8 +96,9 @@ class WatchServer:
             raise OptionError(f"unhealthy after {unhealthy_after_s:g} s: give seconds above 0")
         if token is not None and not re.fullmatch(f"[!-~]{{{SHORTEST_TOKEN},}}", token):
             raise OptionError(
-                f"--token: give {SHORTEST_TOKEN} characters or more, plain ASCII without blanks, such as "
-                "`python -c 'import secrets; print(secrets.token_urlsafe())'` prints"
+                f"`token`: give {SHORTEST_TOKEN} characters or more, plain ASCII without blanks, such as "
+                "`python -c 'import secrets; print(secrets.token_urlsafe())'` prints",
+                option="token",
             )
         self._watched, self._token, self._picture = watched, token, picture
         self._unhealthy_after_s = unhealthy_after_s
@@ -243,23 +244,27 @@ class _Server(ThreadingMixIn, TCPServer):
 
 def _listen(address: str, port: int, site: WatchServer, *, guarded: bool) -> _Server:
     """Return a server bound to the address; raise OptionError if that fails, or it is open without a token."""
-    where = f"--watch {address}:{port}"
+    where = f"`watch` {address}:{port}"
     if not 0 <= port < 1 << 16:
-        raise OptionError(f"{where}: a port is a number from 0 to 65535")
+        raise OptionError(f"{where}: a port is a number from 0 to 65535", option="watch", value=port)
     try:
         family, *_, found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
-        raise OptionError(f"{where}: this machine knows no such address ({error}); try 127.0.0.1") from error
+        raise OptionError(
+            f"{where}: this machine knows no such address ({error}); try 127.0.0.1", option="watch"
+        ) from error
     # The resolved address counts, not the text that was given.
     if not guarded and not ipaddress.ip_address(str(found[0]).partition("%")[0]).is_loopback:
-        raise OptionError(f"{where}: other machines can reach this address; give a --token, or listen on 127.0.0.1")
+        raise OptionError(
+            f"{where}: other machines can reach this address; give a `token`, or listen on 127.0.0.1", option="watch"
+        )
     try:
         return _Server(family, found, site)
     except OSError as error:
-        todo = "give another --watch"
+        todo = "give another address"
         if error.errno == errno.EADDRINUSE:
             todo = "another program listens there: stop it, or give another port (0 takes any free one)"
-        raise OptionError(f"{where}: cannot listen ({error.strerror}); {todo}") from error
+        raise OptionError(f"{where}: cannot listen ({error.strerror}); {todo}", option="watch") from error
 
 
 class _Handler(BaseHTTPRequestHandler):
