@@ -26,21 +26,12 @@ def model(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def bundle(model, tmp_path_factory) -> Path:
     """A bundle compiled once for all tests of the command line."""
-    from tvm_pipeline import (
-        Bundle,
-        Problem,
-        detect_platform,
-        load,
-        planning,
-        profile_model,
-        settle_platform,
-        write_bundle,
-    )
+    from tvm_pipeline import Bundle, Problem, write_bundle
+    from tvm_pipeline.service.workflow import compile_source, decide, measured_profile
 
-    backend, platform = settle_platform(detect_platform())
-    compiled = backend.compile(load(model), platform.devices, lambda _: None)
-    profile = profile_model(backend, compiled, platform, repeats=8)
-    plan = planning.plan(Problem(compiled.graph, platform, profile)).plan
+    made = compile_source(model)
+    profile = measured_profile(made, repeats=8)
+    decision, profile = decide(Problem(made.compiled.graph, made.platform, profile))
     path = tmp_path_factory.mktemp("bundle") / "net.tar"
-    write_bundle(path, Bundle(compiled.graph, platform, profile, plan, compiled))
+    write_bundle(path, Bundle(made.compiled.graph, made.platform, profile, decision.plan, made.compiled))
     return path

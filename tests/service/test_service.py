@@ -85,29 +85,29 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
         ('limit = "ten"', "line 1: limit: Expected `int | null`, got `str`"),
         ("limit = true", "line 1: limit: Expected `int | null`, got `bool`"),
         ("# no path\nbundle = 3", "line 2: bundle: Expected a path as `str`, got `int`"),
-        ('bundle = "n.tar"\nsource = "camera:0"\nlimit = 0', "line 3: --limit 0: at least one frame"),
+        ('bundle = "n.tar"\nsource = "camera:0"\nlimit = 0', "line 3: limit 0: at least one frame"),
         (
             'bundle = "n.tar"\nsource = "camera:0"\npolicy = "block,latest"',
-            "line 3: --policy block,latest: block keeps every frame, latest lets some go",
+            "line 3: policy block,latest: block keeps every frame, latest lets some go",
         ),
         (
             'bundle = "n.tar"\nsource = ["camera:0", "camera:1", "camera:2"]\npolicy = ["block", "latest"]',
-            "line 3: --policy is given 2 times for 3 sources",
+            "line 3: policy is given 2 times for 3 sources",
         ),
-        ('bundle = "n.tar"\nsource = "camera:0"\nadapt = "always"', "line 3: --adapt 'always' is none of replan"),
-        ('bundle = "n.tar"\nsource = "camera:0"\nwatch = "here"', "line 3: --watch here: give it as PORT"),
-        ('bundle = "n.tar"', "give a bundle of `compile` and at least one --source"),
+        ('bundle = "n.tar"\nsource = "camera:0"\nadapt = "always"', "line 3: adapt 'always' is none of replan"),
+        ('bundle = "n.tar"\nsource = "camera:0"\nwatch = "here"', "line 3: watch here: give it as PORT"),
+        ('bundle = "n.tar"', "give a bundle of `tvm-pipeline compile` and at least one --source"),
         (
             'bundle = ["n.tar", "m.tar"]\nsource = "camera:0"',
-            "line 2: --source is given 1 times for 2 models; each takes one",
+            "line 2: source is given 1 times for 2 models; each takes one",
         ),
         (
             'bundle = ["n.tar", "m.tar"]\nsource = ["camera:0", "camera:0"]',
-            "line 2: --source names camera:0 twice; a camera can be opened once",
+            "line 2: source names camera:0 twice; a camera can be opened once",
         ),
         (
             'bundle = "n.tar"\nsource = "a.mp4"\noutput = "b.mp4"\nsupervise = true',
-            "line 3: --output with --supervise: a video cannot go on",
+            "line 3: output with supervise: a video cannot go on",
         ),
     ],
 )
@@ -122,10 +122,10 @@ def test_what_is_wrong_is_said_with_its_line(cli, tmp_path, text, said):
 def test_what_contradicts_the_model_is_said_with_its_line(cli, bundle, tmp_path):
     config = service(tmp_path, f'bundle = "{bundle}"\nsource = "{FILM}"\nmin-throughput = 3')
     outcome = cli("run", "--config", config)
-    assert (outcome.code, "line 3: --min-throughput goes with objective latency" in outcome.err) == (2, True)
+    assert (outcome.code, "line 3: min-throughput goes with objective latency" in outcome.err) == (2, True)
     config = service(tmp_path, f'bundle = "{bundle}"\nsource = "{FILM}"\n\ndecoder = "none.py:decode"')
     outcome = cli("run", "--config", config)
-    assert (outcome.code, "line 4: --decoder" in outcome.err) == (2, True)
+    assert (outcome.code, "line 4: decoder" in outcome.err) == (2, True)
 
 
 def test_a_missing_file(cli, tmp_path):
@@ -184,7 +184,7 @@ def test_settings_read_anew_while_a_file_plays(cli, bundle, tmp_path):
     with meanwhile(change, lines, 20):
         outcome = cli("run", "--config", config)
     assert outcome.code == 0, outcome.err
-    assert "line 5: --limit 0: at least one frame must run; it runs on as before" in outcome.err
+    assert "line 5: limit 0: at least one frame must run; it runs on as before" in outcome.err
     assert "service.toml: No such file or directory; it runs on as before" in outcome.err
     assert "gone.tar: No such file or directory; back to the settings before" in outcome.err
     assert "the settings were read anew" in outcome.err
@@ -247,7 +247,7 @@ def test_a_control_file_that_comes_goes_wrong_and_vanishes(cli, bundle, tmp_path
     said = [row["reason"] for row in rows(tmp_path / "events.jsonl") if row["kind"] == "objective"]
     assert [reason.split()[0].strip(",") for reason in said] == ["latency", "throughput"]
     assert "control.toml, line 1: it is no TOML" in outcome.err
-    assert "control.toml, line 1: --objective 'beauty' is none of" in outcome.err
+    assert "control.toml, line 1: objective 'beauty' is none of" in outcome.err
 
 
 def test_the_example_is_a_service():

@@ -13,8 +13,8 @@ import pytest
 
 from tests.service.test_service import count, decoder, rows
 from tvm_pipeline.errors import BundleError, OptionError, StageError, VideoError
-from tvm_pipeline.service.feeds import Progress
-from tvm_pipeline.service.supervisor import may_fare_better
+from tvm_pipeline.service.progress import FrameCounts
+from tvm_pipeline.service.supervisor import is_worth_a_restart
 
 
 def workers() -> list[int]:
@@ -112,8 +112,8 @@ def test_what_ends_on_purpose_is_not_started_again(cli, tmp_path, monkeypatch, s
     ],
 )
 def test_which_errors_another_process_may_not_meet(error, begun, live, again, tmp_path):
-    Progress(tmp_path).of("", "camera:0")[:] = (1, 1) if begun else (0, 0)
-    assert may_fare_better(error, Progress(tmp_path), live) == again
+    FrameCounts(tmp_path).of("", "camera:0")[:] = (1, 1) if begun else (0, 0)
+    assert is_worth_a_restart(error, FrameCounts(tmp_path), live) == again
 
 
 @pytest.mark.parametrize("earlier", ["", '{"frame": 500, "source": "film"}\n'])
@@ -124,16 +124,16 @@ def test_a_crash_between_writing_a_line_and_counting_it(tmp_path, earlier, writt
     folder.mkdir()
     if earlier:
         results.write_text(earlier)
-    before = Progress(folder)
+    before = FrameCounts(folder)
     before.recall(results)
     counts = before.of("", "film", 3)
     with results.open("a") as file:
-        for place in range(written):
-            file.write(json.dumps({"frame": 3 * place, "source": "film"}) + "\n")
-            if place < 7:
-                counts[:] = 3 * place + 3, place + 1
+        for index in range(written):
+            file.write(json.dumps({"frame": 3 * index, "source": "film"}) + "\n")
+            if index < 7:
+                counts[:] = 3 * index + 3, index + 1
         file.write('{"frame": ')
-    after = Progress(folder)
+    after = FrameCounts(folder)
     after.recall(results)
     assert after.of("", "film", 3).tolist() == goes_on_at
     assert after.of("", "another film").tolist() == [0, 0]

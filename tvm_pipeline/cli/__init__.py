@@ -1,24 +1,26 @@
-"""The command line, in tvmc's manner: one file a command, each thin.
+"""The command line, in tvmc's manner: one thin file for each command.
 
-Exit codes: 0, 2 for wrong usage, 1 for a failure with its reason in one line (`--traceback` for the rest), 130 after
-a second Ctrl-C; 70 tells the supervisor of `run --supervise` to start another worker.
+options.py  the options that several commands share
+screen.py   the terminal as what hears of a run
+output.py   tables, JSON and errors; fields of the library as options of the command line
+
+Exit codes: 0; 2 for wrong usage; 1 for a failure, whose reason is one line (`--traceback` shows the rest); 130 after a
+second Ctrl-C; 70 tells the supervisor of `run --supervise` to start another worker.
 """
 
 from __future__ import annotations
 
 import sys
-import traceback
 
 import typer
 
 from tvm_pipeline import __version__
 from tvm_pipeline.cli import bench, compile, deploy, devices, memory, plan, profile, run, show, simulate, slice, top
-from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.service.common import say
+from tvm_pipeline.cli.output import print_error, say
 
 app = typer.Typer(
     name="tvm-pipeline",
-    help="Partitions a network over the processors of one machine, and runs it as a pipeline on live video.",
+    help="Partition a network over the processors of one machine, and run it as a pipeline on live video.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -48,10 +50,4 @@ def main() -> None:
         say("stopped")
         sys.exit(130)
     except Exception as error:  # the last place where a failure can become one line
-        if wants_traceback:
-            traceback.print_exc()
-        reason = str(error) if isinstance(error, PipelineError) else f"{type(error).__name__}: {error}"
-        hint = "" if isinstance(error, PipelineError) or wants_traceback else " (--traceback shows where)"
-        lines = [line.strip() for line in reason.splitlines() if line.strip()]
-        say(f"error: {' '.join(lines[:2])}{hint}", "red")
-        sys.exit(2 if isinstance(error, OptionError) else 1)
+        sys.exit(print_error(error, wants_traceback))

@@ -1,18 +1,14 @@
-"""`tvm-pipeline compile`: a model becomes a bundle that `run` takes."""
+"""`tvm-pipeline compile`: make of a model a bundle that `run` takes."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
-from tvm_pipeline.core.plan import Decision, Plan, Problem, read_plan
-from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.report import TextTable, candidates_table
-from tvm_pipeline.service.common import (
-    Compiled,
+from tvm_pipeline.cli.options import (
     JsonOption,
     ObjectiveOption,
     PlatformOption,
@@ -20,22 +16,20 @@ from tvm_pipeline.service.common import (
     SchedulerOption,
     ShapesOption,
     StagesOption,
-    checked_objective,
-    compile_source,
-    decide,
-    decision_json,
-    measured_profile,
-    print_json,
-    progress,
-    show,
-    video_room,
+    shapes_of,
 )
+from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
+from tvm_pipeline.core.plan import Plan, Problem, read_plan
+from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.planning import Decision
+from tvm_pipeline.report import TextTable, candidates_table
+from tvm_pipeline.service.workflow import Compiled, checked_objective, compile_source, decide, measured_profile
 
 
 def command(
     model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The bundle to write, such as model.tar.")],
-    plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan instead of solving.")] = None,
+    plan: Annotated[Path | None, typer.Option("--plan", help="Take this plan instead of searching for one.")] = None,
     objective: ObjectiveOption = "throughput",
     stages: StagesOption = None,
     scheduler: SchedulerOption = "best",
@@ -43,7 +37,7 @@ def command(
     profile: ProfileOption = None,
     preprocessing: Annotated[
         Path | None,
-        typer.Option(help="TOML: how a picture becomes the input; MODEL.toml is taken where it exists."),
+        typer.Option(help="TOML that says how a picture becomes the input; without it, MODEL.toml where that exists."),
     ] = None,
     input_shapes: ShapesOption = None,
     memory_order: Annotated[
@@ -56,21 +50,21 @@ def command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Compiles, measures and plans a model, and writes one file with all that `run` needs.
+    """Compile, measure and plan a model, and write one file with all that `run` needs.
 
     Example: tvm-pipeline compile model.onnx -o model.tar
     """
-    wanted = checked_objective(objective)
+    chosen = checked_objective(objective)
     beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (beside if beside.exists() else None)
-    with progress() as tell:
-        made = compile_source(model, input_shapes, platform, tell)
-        # What a plan takes of a stated memory is what its stages take in their best order.
+    with spinner() as tell:
+        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn)
+        # Where a memory is stated, a plan fits by the bytes that its stages take in their best order.
         memory_order = memory_order or any(device.memory_bytes is not None for device in made.platform.devices)
         made.compiled.memory_ordered = memory_order
-        prepared = video_room().preprocessing_for(made.compiled.graph, settings).to_dict() if settings else None
-        measured = measured_profile(made, profile, tell)
-        problem = Problem(made.compiled.graph, made.platform, measured, wanted, stages)
+        prepared = _preprocessing(made, settings) if settings else None
+        measured = measured_profile(made, profile, tell, warn)
+        problem = Problem(made.compiled.graph, made.platform, measured, chosen, stages)
         if plan:
             given = judged(problem, read_plan(plan))
             decision = Decision(given, (given,), f"it was given by {plan}")
@@ -87,12 +81,28 @@ def command(
         show(candidates_table(decision), json)
         if memory_order:
             show(_activations_table(activations), json)
-        show(f"{decision.why}\nwritten: {output}", json)
+        show(f"{with_options(decision.why)}\nwritten: {output}", json)
 
 
-def _activations(made: Compiled, plan: Plan) -> list[dict[str, Any]]:
-    """Bytes of the activations of each stage on each of its devices, in the usual order and in that of least memory."""
-    rows = []
+class _Activations(TypedDict):
+    """Bytes of the activations of a stage on a device, in the usual order and in that of least memory."""
+
+    stage: int
+    device: str
+    usual_bytes: int
+    ordered_bytes: int
+
+
+def _preprocessing(made: Compiled, settings: Path) -> dict[str, Any]:
+    """Return how a picture becomes the model's input, by a TOML file."""
+    from tvm_pipeline.service.video_extra import preprocessing_for
+
+    return preprocessing_for(made.compiled.graph, settings).to_dict()
+
+
+def _activations(made: Compiled, plan: Plan) -> list[_Activations]:
+    """Return the bytes of the activations of each stage on each of its devices."""
+    rows: list[_Activations] = []
     for index, stage in enumerate(plan.stages):
         for device in stage.devices:
             before, after = made.compiled.activation_bytes(stage.operators, made.platform.device(device))
@@ -100,7 +110,7 @@ def _activations(made: Compiled, plan: Plan) -> list[dict[str, Any]]:
     return rows
 
 
-def _activations_table(rows: list[dict[str, Any]]) -> TextTable:
+def _activations_table(rows: list[_Activations]) -> TextTable:
     cells = tuple(
         (
             f"{row['stage']}",

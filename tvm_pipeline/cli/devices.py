@@ -1,4 +1,4 @@
-"""`tvm-pipeline devices`: what this machine has, or what a platform file says."""
+"""`tvm-pipeline devices`: the devices of this machine, or of a platform file."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.backends.contract import detect_platform, settle_platform
+from tvm_pipeline.cli.options import JsonOption, PlatformOption
+from tvm_pipeline.cli.output import print_json, show
 from tvm_pipeline.core.platform import platform_toml, read_platform
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import devices_table
-from tvm_pipeline.service.common import JsonOption, PlatformOption, print_json, show
 
 
 def command(
     platform: PlatformOption = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write them as a platform file to edit.")
+        Path | None, typer.Option("-o", "--output", help="Write the devices as a platform file to edit.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Lists the devices that a plan can use.
+    """List the devices that a plan can use.
 
     Example: tvm-pipeline devices -o desk.toml
     """

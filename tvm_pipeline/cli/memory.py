@@ -1,4 +1,4 @@
-"""`tvm-pipeline memory`: what the order of the operators costs, before and after, and where it is fullest."""
+"""`tvm-pipeline memory`: the memory that orders of the operators need, and where its peak is."""
 
 from __future__ import annotations
 
@@ -8,28 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
+from tvm_pipeline.cli.options import JsonOption, ShapesOption, shapes_of
+from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, read_plan
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
 from tvm_pipeline.memory.memory_graph import peak_bytes
-from tvm_pipeline.memory.stage_memory import Comparison, compare, peak_operators
+from tvm_pipeline.memory.stage_memory import Comparison, compare, fullest
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.memory.traffic_order import traffic_order
-from tvm_pipeline.report import TextTable, alive_at, draw_memory, orders_table, peak_table
-from tvm_pipeline.service.common import (
-    JsonOption,
-    ShapesOption,
-    compile_source,
-    is_relay,
-    opened_bundle,
-    print_json,
-    progress,
-    say,
-    show,
-)
+from tvm_pipeline.report import TextTable, alive_at, draw_memory, fullest_table, orders_table
+from tvm_pipeline.service.workflow import compile_source, is_relay, opened_bundle
 
 
 def command(
@@ -37,7 +30,7 @@ def command(
         str, typer.Argument(help="A model, a bundle (.tar), or an operator graph (.json), which needs no TVM.")
     ],
     plan: Annotated[
-        Path | None, typer.Option("--plan", help="Look at each stage of this plan; a bundle has its own.")
+        Path | None, typer.Option("--plan", help="Examine each stage of this plan; a bundle has its own.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option("--plot", help="Memory over time, in the listed and in the best order: .svg or .png.")
@@ -49,9 +42,9 @@ def command(
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Finds the order of operators that needs the least memory, and lists what the usual orders need.
+    """Find the order of operators that needs the least memory, and list what the usual orders need.
 
-    Counted are activations, with inputs and outputs alive to the end; parameters are listed by `plan` and `show`.
+    Activations are counted, with inputs and outputs alive to the end; `plan` and `show` list parameters.
 
     Example: tvm-pipeline memory model.onnx --plot memory.svg
     """
@@ -59,7 +52,7 @@ def command(
         raise OptionError(f"--on-chip {on_chip}: give the bytes of the on-chip memory, above 0")
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"--plot {plot}: pictures are .png or .svg")
-    with progress() as tell:
+    with spinner() as tell:
         graph, chosen = _read(source, input_shapes, plan, tell)
         _say_empty(graph)
         tell("searching for the order that needs the least memory")
@@ -80,7 +73,7 @@ def command(
     show(_arena_table(found, arenas), json)
     if moved:
         show(_traffic_table(found, moved, on_chip or 0), json)
-    show(peak_table(found[0]), json)
+    show(fullest_table(found[0]), json)
     if plot:
         show(f"written: {plot}", json)
 
@@ -88,17 +81,17 @@ def command(
 def _read(
     source: str, shapes: str | None, plan: Path | None, tell: Callable[[str], None]
 ) -> tuple[OperatorGraph, Plan | None]:
-    """The graph, and the plan whose stages are to be looked at."""
+    """Return the graph, and the plan whose stages are to be examined."""
     chosen = read_plan(plan) if plan else None
     if source.endswith(".tar"):
-        with opened_bundle(Path(source)) as bundle:
+        with opened_bundle(Path(source), warn) as bundle:
             graph, chosen = bundle.graph, chosen or bundle.plan
     elif source.endswith(".json") and not is_relay(source):
         graph = read_graph(source)
     else:
-        graph = compile_source(source, shapes, None, tell).compiled.graph
+        graph = compile_source(source, shapes_of(shapes), None, tell, warn).compiled.graph
     if chosen is not None:
-        check_partition(graph, [stage.operators for stage in chosen.stages])
+        check_stages(graph, Platform("any", tuple(map(Device, chosen.devices))), chosen.stages)
     return graph, chosen
 
 
@@ -107,11 +100,11 @@ def _say_empty(graph: OperatorGraph) -> None:
     if empty:
         more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
         named = ", ".join(empty[:3])
-        say(f"warning: tensors of no bytes: {named}{more}; they take no memory, check their shapes", "yellow")
+        warn(f"tensors of no bytes: {named}{more}; they take no memory, check their shapes")
 
 
 def _arena(found: Comparison) -> dict[str, int]:
-    """Bytes of the arena, offsets aligned: greedy in the listed order; greedy, exact and at least in the best one."""
+    """Return the bytes of the arena: greedy in the listed order; greedy, exact and the bound in the best one."""
     tensors = lifetimes(found.graph, found.least.order)[0]
     layout = exact_layout(tensors)
     return {
@@ -123,7 +116,7 @@ def _arena(found: Comparison) -> dict[str, int]:
 
 
 def _moved(found: Comparison, on_chip: int) -> dict[str, int]:
-    """Bytes to and from the on-chip memory, by order, and what no order moves less than."""
+    """Return the bytes to and from the on-chip memory by each order, and a bound for every order."""
     best = traffic_order(found.graph, on_chip, [found.least.order])
     moved = {name: traffic(found.graph, order, on_chip).bytes for name, order in found.orders.items()}
     return {**moved, "least_traffic": best.traffic_bytes, "bound": best.bound_bytes}
@@ -144,7 +137,7 @@ def _json(found: Comparison, arena: dict[str, int]) -> dict[str, Any]:
                 "operator": graph.operators[index],
                 "alive": [{"name": t.name, "bytes": t.bytes} for t in alive_at(found, least.order, index)],
             }
-            for index in peak_operators(graph, least.order)
+            for index in fullest(graph, least.order)
         ],
         "arena_bytes": arena,
     }

@@ -7,11 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.core.plan import Decision, Problem, cost_key
-from tvm_pipeline.files import write_bytes
-from tvm_pipeline.planning.search.pareto import pareto
-from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
-from tvm_pipeline.service.common import (
+from tvm_pipeline.cli.options import (
     JsonOption,
     MaxLatencyOption,
     MinThroughputOption,
@@ -21,19 +17,21 @@ from tvm_pipeline.service.common import (
     SchedulerOption,
     ShapesOption,
     StagesOption,
-    checked_objective,
-    decide,
-    decision_json,
-    planned,
-    print_json,
-    progress,
-    show,
+    TimeLimitOption,
+    shapes_of,
 )
+from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
+from tvm_pipeline.core.plan import Problem, merit
+from tvm_pipeline.files import write_bytes
+from tvm_pipeline.planning import Decision
+from tvm_pipeline.planning.search.pareto import pareto
+from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
+from tvm_pipeline.service.workflow import checked_objective, decide, planned
 
 
 def pareto_decision(problem: Problem) -> Decision:
-    """The front as candidates; the one that is best by the objective is chosen."""
-    plans = sorted(pareto(problem), key=cost_key)
+    """Return the Pareto front as candidates; the one that is best by the objective is chosen."""
+    plans = sorted(pareto(problem), key=merit)
     return Decision(plans[0], tuple(plans), f"none of these {len(plans)} plans is beaten in everything by another")
 
 
@@ -48,42 +46,42 @@ def command(
     platform: PlatformOption = None,
     profile: ProfileOption = None,
     children_together: Annotated[
-        bool, typer.Option("--children-together", help="All readers of an operator's outputs stand in one stage.")
+        bool, typer.Option("--children-together", help="Put all readers of an operator's outputs into one stage.")
     ] = False,
     min_throughput: MinThroughputOption = None,
     max_latency: MaxLatencyOption = None,
-    time_limit: Annotated[
-        float | None, typer.Option("--time-limit", help="Seconds to search; then the best plan known, with its gap.")
-    ] = None,
+    time_limit: TimeLimitOption = None,
     front: Annotated[
-        bool, typer.Option("--pareto", help="All plans that none beats in throughput, latency and energy at once.")
+        bool,
+        typer.Option("--pareto", help="All plans that no other beats in throughput, latency and energy together."),
     ] = False,
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Plans a model: which device runs which operators.
+    """Plan a model: which device runs which operators.
 
     Example: tvm-pipeline plan model.onnx --objective latency -o plan.txt
     """
-    wanted = checked_objective(objective)
-    limits = {
-        "children_together": children_together,
-        "min_throughput_fps": min_throughput,
-        "max_latency_s": max_latency,
-        "time_limit_s": time_limit,
-    }
-    with progress() as tell, planned(model, input_shapes, platform, profile, tell) as what:
-        problem = what.problem(wanted, stages, **limits)
+    chosen = checked_objective(objective)
+    with spinner() as tell, planned(model, shapes_of(input_shapes), platform, profile, tell, warn) as subject:
+        problem = subject.problem(
+            chosen,
+            stages,
+            children_together=children_together,
+            min_throughput_fps=min_throughput,
+            max_latency_s=max_latency,
+            time_limit_s=time_limit,
+        )
         if front:
             decision = pareto_decision(problem)
         else:
-            decision, _ = decide(problem, scheduler, what.compiled, tell)
+            decision, _ = decide(problem, scheduler, subject.compiled, tell)
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:
-        print_json({**decision_json(decision, what.platform), "memory": memories})
+        print_json({**decision_json(decision, subject.platform), "memory": memories})
     else:
         show(candidates_table(decision), json)
         show(stages_memory_table(memories), json)
-        show(decision.why, json)
+        show(with_options(decision.why), json)

@@ -1,4 +1,4 @@
-"""`tvm-pipeline profile`: every operator measured on every device."""
+"""`tvm-pipeline profile`: measure every operator on every device."""
 
 from __future__ import annotations
 
@@ -8,39 +8,32 @@ from typing import Annotated
 import msgspec
 import typer
 
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, shapes_of
+from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import devices_table
-from tvm_pipeline.service.common import (
-    JsonOption,
-    PlatformOption,
-    ShapesOption,
-    compile_source,
-    measured_profile,
-    print_json,
-    progress,
-    show,
-)
+from tvm_pipeline.service.workflow import REPEATS, compile_source, measured_profile
 
 
 def command(
     model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the profile goes, as JSON.")] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="The file for the profile, as JSON.")] = None,
     graph: Annotated[Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")] = None,
-    repeats: Annotated[int, typer.Option(help="Passes over the model for each device.")] = 24,
+    repeats: Annotated[int, typer.Option(help="Passes over the model for each device.")] = REPEATS,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Measures every operator on every device, and the links between them.
+    """Measure every operator on every device, and the links between them.
 
     Example: tvm-pipeline profile model.onnx -o profile.json
     """
     if repeats < 2:
         raise OptionError(f"--repeats {repeats}: a median needs at least 2")
-    with progress() as tell:
-        made = compile_source(model, input_shapes, platform, tell)
-        measured = measured_profile(made, None, tell, repeats)
+    with spinner() as tell:
+        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn)
+        measured = measured_profile(made, None, tell, warn, repeats)
     if output:
         write_bytes(output, msgspec.json.format(msgspec.json.encode(measured)))
     if graph:

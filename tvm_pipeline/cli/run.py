@@ -1,33 +1,35 @@
-"""`tvm-pipeline run`: bundles on videos, cameras and streams.
+"""`tvm-pipeline run`: run bundles on videos, cameras and streams.
 
-Here stands what it takes; read next: settings.py (what contradicts itself), service.py (the same from a file),
-running.py (the run), supervise.py (the run again, after a crash).
+This file holds the options and the screen. Read next: service/settings.py (options that contradict each other),
+service/file.py (the same from a file), service/running.py (the run), service/supervisor.py (the run again, after a
+crash). Those need the libraries of the extra `video` and are imported when the command runs.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import traceback
-from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.service.common import JsonOption, MaxLatencyOption, MinThroughputOption, say
-from tvm_pipeline.service.feeds import Progress, is_live
-from tvm_pipeline.service.file import Asked
-from tvm_pipeline.service.running import run
-from tvm_pipeline.service.settings import Settings
-from tvm_pipeline.service.supervisor import CRASHED, WORKER, may_fare_better, supervise
+from tvm_pipeline.cli.options import JsonOption, MaxLatencyOption, MinThroughputOption
+from tvm_pipeline.cli.output import say
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.service.progress import WORKER, FrameCounts
+
+if TYPE_CHECKING:
+    from tvm_pipeline.service.file import SettingsReader
+    from tvm_pipeline.service.settings import Settings
 
 
 def command(
     ctx: typer.Context,
     bundle: Annotated[
         list[Path] | None,
-        typer.Argument(help="Bundles of `compile`; of several, each takes one --source, in their order."),
+        typer.Argument(help="Bundles of `compile`. Where there are several, each takes one --source, in their order."),
     ] = None,
     source: Annotated[
         list[str] | None,
@@ -36,62 +38,63 @@ def command(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="TOML with any of these options under their long names, and `bundle`; paths are relative to it. "
-            "SIGHUP reads it anew: what is inside comes out, and it goes on by the new settings."
+            help="TOML with any of these options under their long names, and `bundle`; paths are relative to it. On "
+            "SIGHUP it is read again: the frames inside come out, and the run goes on by the new settings."
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Annotated video to write.")] = None,
     results: Annotated[
         str | None,
         typer.Option(
-            help="JSON lines to write, one a frame; - is standard output. "
+            help="JSON lines to write, one for each frame; - is standard output. "
             "With --config or --supervise they are appended as they come."
         ),
     ] = None,
     decoder: Annotated[
         list[str] | None,
-        typer.Option(help="What reads the outputs: file.py:function; one, or one for each model."),
+        typer.Option(help="The function that reads the outputs, as file.py:function; one, or one for each model."),
     ] = None,
     plan: Annotated[
         list[Path] | None,
         typer.Option("--plan", help="Run this plan instead of the bundle's own; one, or one for each model."),
     ] = None,
     preprocessing: Annotated[Path | None, typer.Option(help="TOML instead of the bundle's own.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Stop each model after so many frames.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Stop each model after this number of frames.")] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="Which frames of sources that are read ahead, and opened again where they break, are let go: "
+            help="Read the sources ahead, open them again where they break, and drop frames by this rule: "
             "block, latest, every=N, max-age=SECONDS, or several with commas; one, or one for each source. "
-            "Without it cameras and rtsp, rtmp and udp streams have latest, all else block."
+            "Without it, cameras and rtsp, rtmp and udp streams have latest, all others block."
         ),
     ] = None,
     stall: Annotated[
-        float, typer.Option(help="Seconds without a frame after which a source that is read ahead broke.")
+        float, typer.Option(help="Seconds without a frame after which a source that is read ahead counts as broken.")
     ] = 10.0,
     adapt: Annotated[
         str,
         typer.Option(
-            help="replan: another plan where devices become slower or faster, without stopping; hill-climb: one "
-            "operator at a time from the slowest stage; or off."
+            help="replan: change to another plan where devices become slower or faster, without stopping; hill-climb: "
+            "move one operator at a time out of the slowest stage; or off."
         ),
     ] = "replan",
     objective: Annotated[
-        str | None, typer.Option(help="What to plan for: throughput, latency or energy; else what the bundle is for.")
+        str | None,
+        typer.Option(help="What to plan for: throughput, latency or energy; without it, that of the bundle."),
     ] = None,
     min_throughput: MinThroughputOption = None,
     max_latency: MaxLatencyOption = None,
     control: Annotated[
         Path | None,
-        typer.Option(help="TOML with objective, min-throughput, max-latency: obeyed whenever it changes."),
+        typer.Option(help="TOML with objective, min-throughput, max-latency: it is read whenever it changes."),
     ] = None,
     isolate: Annotated[
-        bool, typer.Option("--isolate", help="Each stage in a process of its own, whose crash costs no frame.")
+        bool, typer.Option("--isolate", help="Run each stage in a process of its own, whose crash costs no frame.")
     ] = False,
-    watchdog: Annotated[
-        float, typer.Option(help="Seconds after which a stage that is at one frame has failed.")
-    ] = 30.0,
-    events: Annotated[Path | None, typer.Option(help="JSON lines to append: every change of plan, with why.")] = None,
+    watchdog: Annotated[float, typer.Option(help="Seconds at one frame after which a stage counts as failed.")] = 30.0,
+    events: Annotated[
+        Path | None, typer.Option(help="JSON lines to append: each change of plan and its reason.")
+    ] = None,
     watch: Annotated[
         str | None,
         typer.Option(
@@ -100,19 +103,22 @@ def command(
         ),
     ] = None,
     unhealthy_after: Annotated[
-        float, typer.Option("--unhealthy-after", help="With --watch: seconds without a result until health says no.")
+        float,
+        typer.Option("--unhealthy-after", help="With --watch: seconds without a result before /health says no."),
     ] = 10.0,
     token: Annotated[
-        str | None, typer.Option(help="With --watch: what a client must know.", envvar="TVM_PIPELINE_TOKEN")
+        str | None, typer.Option(help="With --watch: the token that a client must send.", envvar="TVM_PIPELINE_TOKEN")
     ] = None,
-    supervise_: Annotated[
+    supervise: Annotated[
         bool,
-        typer.Option("--supervise", help="Start it again where it crashes, to go on where it was; ever less often."),
+        typer.Option(
+            "--supervise", help="Start it again where it crashes, to go on where it was; after ever longer waits."
+        ),
     ] = False,
     json: JsonOption = False,
     worker: Annotated[Path | None, typer.Option(envvar=WORKER, hidden=True)] = None,
 ) -> None:
-    """Runs bundles on live video, with a table of what it measures; Ctrl-C drains the pipeline and ends.
+    """Run bundles on live video, with a table of measured figures; Ctrl-C drains the pipeline and ends.
 
     A device that fails is left out and its frames run again on the others, as long as there are others.
 
@@ -124,27 +130,66 @@ def command(
 
     A service: tvm-pipeline run --config service.toml --supervise
     """
-    values = {name.rstrip("_"): value for name, value in locals().items()}
+    from tvm_pipeline.service.file import SettingsReader
+    from tvm_pipeline.service.settings import Settings
+
+    settings = Settings(
+        bundle=bundle or [],
+        source=source or [],
+        output=output,
+        results=results,
+        decoder=decoder or [],
+        plan=plan or [],
+        preprocessing=preprocessing,
+        limit=limit,
+        policy=policy or [],
+        stall=stall,
+        adapt=adapt,
+        objective=objective,
+        min_throughput=min_throughput,
+        max_latency=max_latency,
+        control=control,
+        isolate=isolate,
+        watchdog=watchdog,
+        events=events,
+        watch=watch,
+        unhealthy_after=unhealthy_after,
+        token=token,
+        supervise=supervise,
+        json=json,
+    )
+    if config is None:
+        _run(settings.check(), None, worker)
+        return
     given = {
-        name.rstrip("_")
+        name
         for name in ctx.params
         if (origin := ctx.get_parameter_source(name)) and origin.name in ("COMMANDLINE", "ENVIRONMENT")
     }
-    several = {"bundle", "source", "decoder", "plan", "policy"}
-    options = {f.name: values[f.name] or [] if f.name in several else values[f.name] for f in fields(Settings)}
-    asked = Asked(options, given, config)
-    settings = asked.read()
-    if settings.supervise and worker is None:
-        raise typer.Exit(supervise(settings.events, asked.may_change))
-    progress = Progress(worker)
-    try:
-        run(asked, settings, progress, os.getppid() if worker else None)
-    except OptionError as error:
-        raise asked.located(error) from error
-    except Exception as error:
-        if worker is None or not may_fare_better(error, progress, any(map(is_live, settings.source))):
-            raise
-        if not isinstance(error, PipelineError):
-            traceback.print_exc()
-        say(f"error: {error}", "red")
-        raise typer.Exit(CRASHED) from error
+    reader = SettingsReader(config, settings, given)
+    _run(reader.read(), reader, worker)
+
+
+def _run(settings: Settings, reader: SettingsReader | None, worker: Path | None) -> None:
+    """Run as the parent that supervises, as its worker, or as neither."""
+    from tvm_pipeline.cli.screen import Screen
+    from tvm_pipeline.service.inputs import is_live
+    from tvm_pipeline.service.running import Service
+    from tvm_pipeline.service.supervisor import CRASHED, is_worth_a_restart, supervise
+
+    with Screen() as screen:
+        if settings.supervise and worker is None:
+            command = [sys.executable, "-m", "tvm_pipeline.cli", *sys.argv[1:]]
+            raise typer.Exit(supervise(command, settings.events, reader is not None, screen))
+        counts = FrameCounts(worker)
+        parent = os.getppid() if worker else None
+        service = Service(settings, reader=reader, counts=counts, parent=parent, listener=screen)
+        try:
+            service.run()
+        except Exception as error:
+            if worker is None or not is_worth_a_restart(error, counts, any(map(is_live, settings.source))):
+                raise
+            if not isinstance(error, PipelineError):
+                traceback.print_exc()
+            say(f"error: {error}", "red")
+            raise typer.Exit(CRASHED) from error

@@ -1,4 +1,4 @@
-"""`tvm-pipeline show`: a bundle's plan as pictures."""
+"""`tvm-pipeline show`: draw a bundle's plan."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Annotated
 
 import typer
 
+from tvm_pipeline.cli.options import JsonOption
+from tvm_pipeline.cli.output import print_json, warn
+from tvm_pipeline.cli.output import show as show_table
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.report import draw_gantt, draw_graph, first_frames, stage_memories, stages_memory_table, stages_table
-from tvm_pipeline.service.common import JsonOption, chosen_plan, opened_bundle, plan_json, print_json
-from tvm_pipeline.service.common import show as show_table
+from tvm_pipeline.report import draw_gantt, draw_graph, stage_memories, stages_memory_table, stages_table
+from tvm_pipeline.service.workflow import chosen_plan, opened_bundle, plan_json
 
 
 def command(
@@ -21,19 +23,19 @@ def command(
     plan: Annotated[Path | None, typer.Option("--plan", help="Show this plan instead of the bundle's own.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draws the Gantt chart of the first frames, and the operator graph coloured by stage.
+    """Draw the Gantt chart of the first frames, and the operator graph coloured by stage.
 
     Example: tvm-pipeline show model.tar -o out --format svg
     """
     if format not in ("png", "svg"):
         raise OptionError(f"--format {format!r} is neither png nor svg")
-    with opened_bundle(bundle) as opened:
+    with opened_bundle(bundle, warn) as opened:
         problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
     memories = stage_memories(problem.graph, problem.platform, chosen)
     output.mkdir(parents=True, exist_ok=True)
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
-    draw_gantt(evaluation, chosen, first_frames(problem, chosen.stages), pictures[0])
+    draw_gantt(evaluation, chosen, pictures[0])
     draw_graph(opened.graph, chosen, pictures[1])
     if json:
         drawn = [str(picture) for picture in pictures]

@@ -1,4 +1,4 @@
-"""`tvm-pipeline simulate`: a plan as a run of discrete events, predicted beside simulated, before any hardware."""
+"""`tvm-pipeline simulate`: run a plan as discrete events, predicted beside simulated, without the hardware."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.backends.bundle import open_bundle
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, ProfileOption
+from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.plan import Plan, read_plan
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
 from tvm_pipeline.cost.simulate import simulate as run
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.report import DRAWN_FRAMES, TextTable, draw_gantt, stages_table, statistics_table
-from tvm_pipeline.service.common import (
-    JsonOption,
-    PlatformOption,
-    ProfileOption,
-    plan_json,
-    planned,
-    print_json,
-    progress,
-    show,
-)
+from tvm_pipeline.report import TextTable, draw_gantt, stages_table, statistics_table
+from tvm_pipeline.service.workflow import plan_json, planned
+
+DRAWN_FRAMES = 8
 
 
 def command(
@@ -36,7 +31,7 @@ def command(
     platform: PlatformOption = None,
     profile: ProfileOption = None,
     rate: Annotated[
-        float | None, typer.Option(help="Frames a second that arrive; else the source never waits.")
+        float | None, typer.Option(help="Frames a second that arrive; without it, the source is never waited for.")
     ] = None,
     poisson_rate: Annotated[
         float | None, typer.Option("--poisson", help="The same, at random times (a Poisson process).")
@@ -46,13 +41,13 @@ def command(
     ] = False,
     frames: Annotated[int, typer.Option(help="How many frames arrive.")] = 1000,
     in_flight: Annotated[
-        int | None, typer.Option(help="Frames inside at once; else as many as keep every worker busy.")
+        int | None, typer.Option(help="Frames inside at the same time; without it, as many as keep every worker busy.")
     ] = None,
-    jitter: Annotated[float, typer.Option(help="How much stage times vary: standard deviation over mean.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the random times; the same seed gives the same run.")] = 0,
+    jitter: Annotated[float, typer.Option(help="Variation of the stage times: standard deviation over mean.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random times; the same seed gives the same run.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Simulates a plan: throughput, latency, bubbles and dropped frames, without the hardware.
+    """Simulate a plan: throughput, latency, bubbles and dropped frames, without the hardware.
 
     Example: tvm-pipeline simulate graph.json --plan plan.txt --platform box.toml --rate 30 --live
     """
@@ -66,17 +61,17 @@ def command(
     arrivals = SATURATED
     if pace_fps is not None:
         arrivals = fixed_rate(pace_fps) if rate is not None else poisson(pace_fps, seed)
-    with progress() as tell, planned(model, None, platform, profile, tell) as what:
-        problem, chosen = what.problem(), _plan(model, plan)
+    with spinner() as tell, planned(model, None, platform, profile, tell, warn) as subject:
+        problem, chosen = subject.problem(), _plan(model, plan)
         evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
         found = run(problem, chosen.stages, frames, arrivals, in_flight=in_flight, drop=live, jitter=jitter, seed=seed)
     if output:
         drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
-        draw_gantt(evaluation, chosen, [bar for bar in found.events if bar.frame in drawn], output)
+        draw_gantt(evaluation, chosen, output, simulated=[bar for bar in found.events if bar.frame in drawn])
     if json:
         simulated = {"latency_s": found.statistics.latency_p50_s, **asdict(found.statistics)}
-        print_json({**plan_json(chosen, what.platform), "simulated": {**simulated, "dropped": len(found.dropped)}})
+        print_json({**plan_json(chosen, subject.platform), "simulated": {**simulated, "dropped": len(found.dropped)}})
         return
     predicted = chosen.predicted
     if pace_fps is not None and predicted.throughput_fps is not None:
@@ -96,6 +91,6 @@ def _plan(model: str, plan: Path | None) -> Plan:
 
 
 def _simulated(table: TextTable) -> TextTable:
-    """The table of a real run, with the word for this one."""
+    """Return the table of a real run with the word `simulated` in place of `measured`."""
     columns = tuple(column.replace("measured", "simulated") for column in table.columns)
     return replace(table, title=table.title.replace("measured", "simulated"), columns=columns)

@@ -1,4 +1,4 @@
-"""`tvm-pipeline slice`: a TFLite file cut into one file for each stage, for those who only want the files."""
+"""`tvm-pipeline slice`: cut a TFLite file into one file for each stage, without a bundle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from tvm_pipeline.cli.options import JsonOption
+from tvm_pipeline.cli.output import print_json, say, show, spinner
 from tvm_pipeline.core.plan import read_plan
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import TextTable, size
-from tvm_pipeline.service.common import JsonOption, print_json, progress, say, show
 
 
 def command(
@@ -31,7 +32,7 @@ def command(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Cuts a TFLite file into stage0.tflite, stage1.tflite, ... and says in stages.json what goes in and out of each.
+    """Cut a TFLite file into stage0.tflite, stage1.tflite, ... and list in stages.json what goes in and out of each.
 
     The plan names the operators of the file as its operator graph calls them, so there are three steps:
 
@@ -41,7 +42,7 @@ def command(
 
       tvm-pipeline slice model.tflite --plan plan.txt -o stages
 
-    A stage's inputs and outputs bear the names of the model's tensors; hand each on to whatever stage reads it.
+    A stage's inputs and outputs have the names of the model's tensors; pass each on to every stage that reads it.
     Operators that an Edge TPU does not take are listed with the reason.
 
     Example: tvm-pipeline slice model.tflite --plan plan.txt -o stages
@@ -67,7 +68,7 @@ def command(
     files = {f"{name}.tflite": part.content for name, part in zip(names, slices, strict=True)}
     reports: list[Any] = [None] * len(slices)
     if compile_:
-        with progress() as tell:
+        with spinner() as tell:
             for index, part in enumerate(slices):
                 [(content, reports[index])] = edgetpu.compile_parts([part.content], [names[index]], tell=tell)
                 files[f"{names[index]}_edgetpu.tflite"] = content
@@ -113,13 +114,13 @@ def command(
 
 
 def _figures(report: Any) -> str:
-    """What edgetpu_compiler says of a stage, in a few words."""
+    """Return the figures of edgetpu_compiler for a stage, in a few words."""
     mapped = f"{report.mapped} of {report.mapped + report.on_cpu} operators"
     return f"{mapped}, {size(report.on_chip_used_bytes)} cached, {size(report.off_chip_bytes)} streamed"
 
 
 def _write(folder: Path, files: dict[str, bytes], listed: dict[str, Any]) -> None:
-    """Writes the files and their list; what an earlier plan of more stages left behind goes."""
+    """Write the files and their list; remove those that an earlier plan of more stages left."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file in folder.glob("stage*.tflite"):

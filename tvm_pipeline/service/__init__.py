@@ -1,10 +1,18 @@
-"""The application that runs a bundle on sources of frames, for weeks if need be.
+"""The application that runs bundles on sources of frames, for weeks if need be; and the steps to a bundle's plan.
 
-settings.py    the options of a run
-file.py        the options of a run, from a TOML file
-feeds.py       sources of frames, and how far a run has come
-running.py     one run, from the bundle to the last record
-records.py     results and events as lines of JSON
-control.py     commands to a running process
-supervisor.py  a parent that starts the run again after a crash
+workflow.py       from a model file to a plan, as one call each
+settings.py       the options of a run
+option_names.py   their names on the command line and in files
+file.py           the options of a run, from a TOML file
+running.py        Service: a run, from the bundles to the last record
+running_model.py  one model of a run: its pipeline, its sources, what watches it
+inputs.py         the sources of a run
+progress.py       how far each source has come, which outlives a process
+listener.py       what hears of a run while it runs
+records.py        results, events and figures as JSON
+log_files.py      files of JSON lines that several runs append to
+control.py        a file that says what a running process plans for
+signals.py        what signals request
+supervisor.py     a parent that starts the run again after a crash
+video_extra.py    the parts of the video room that a service needs
 """

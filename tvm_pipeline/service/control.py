@@ -1,9 +1,10 @@
-"""A small file that says what a run plans for from now on, looked at while it runs.
+"""A small file that says what a run plans for from now on; it is read whenever it changes.
 
-    objective = "energy"    # that of the run's start, where it is not named
-    min-throughput = 10     # no limit, where none is named
+    objective = "energy"    # that of the run's start, where the file names none
+    min-throughput = 10     # no limit, where the file names none
 
-It may appear late, vanish (the last objective stays) or be half written (said, and read again when it changes).
+The file may appear late. When it vanishes, the last objective stays. A file that is half written is reported, and read
+again when it changes.
 """
 
 from __future__ import annotations
@@ -14,31 +15,40 @@ from pathlib import Path
 from tvm_pipeline.core.plan import Problem, is_lexicographic
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.replanning import timed
-from tvm_pipeline.service.common import checked_objective
 from tvm_pipeline.service.file import Keys, read_keys
 from tvm_pipeline.service.settings import Settings
+from tvm_pipeline.service.workflow import checked_objective
 
 KINDS = {"objective": str, "min-throughput": float, "max-latency": float}
 
 
-def wanted(problem: Problem, objective: str | None, min_throughput: float | None, max_latency: float | None) -> Problem:
-    """The problem with another objective (None: its own) and these limits; raises OptionError for contradictions."""
+def requested_problem(
+    problem: Problem, objective: str | None, min_throughput_fps: float | None, max_latency_s: float | None
+) -> Problem:
+    """Return the problem with another objective (None: its own) and these limits.
+
+    Raises OptionError for contradictions.
+    """
     usual = replace(timed(problem), min_throughput_fps=None, max_latency_s=None)
     chosen = checked_objective(objective) if objective else usual.objective
     if is_lexicographic(chosen):
-        raise OptionError(f"--objective {objective} counts bytes, which do not change while a plan runs")
-    return replace(usual, objective=chosen, min_throughput_fps=min_throughput, max_latency_s=max_latency)
+        raise OptionError(
+            f"`objective` {objective} counts bytes, which do not change while a plan runs",
+            option="objective",
+            value=objective,
+        )
+    return replace(usual, objective=chosen, min_throughput_fps=min_throughput_fps, max_latency_s=max_latency_s)
 
 
 class ControlFile:
-    """The file, and what it looked like last."""
+    """The file, with what tells whether it changed since it was read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
 
-    def news(self) -> Keys | None:
-        """What it says, where it has changed; raises OptionError, once for each change, where it cannot be used."""
+    def changed_keys(self) -> Keys | None:
+        """Return its keys where it has changed; raise OptionError, once for each change, where it cannot be used."""
         try:
             found = self._path.stat()
         except OSError:
@@ -51,10 +61,10 @@ class ControlFile:
 
 
 def controlled(problem: Problem, keys: Keys, settings: Settings) -> Problem:
-    """The problem as a control file wants it; raises OptionError with the line that is wrong."""
+    """Return the problem as a control file requests it; raise OptionError with the line that is wrong."""
     values = keys.values
     try:
-        return wanted(
+        return requested_problem(
             problem,
             values.get("objective", settings.objective),
             values.get("min-throughput"),

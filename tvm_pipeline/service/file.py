@@ -1,11 +1,11 @@
-"""A service's file: whatever `run` takes as TOML, the keys named as the long options.
+"""A service's file: the options of a run as TOML, each key named as the long option.
 
     bundle = "model.tar"            # paths are relative to this file's folder
     source = ["camera:0", "camera:1"]
     policy = "latest"               # a list, or one for all
 
-Whatever is wrong is said with its line. The command line wins over the file. Read next: settings.py (what the keys
-are), control.py (a second such file, looked at while it runs).
+A mistake is reported with its line. The command line wins over the file. Read next: settings.py (what the keys are),
+option_names.py (how the fields of an error become keys), control.py (a second such file, read while it runs).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import stat
 import sys
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -23,6 +23,7 @@ import msgspec
 
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes
+from tvm_pipeline.service.option_names import explained, long_name
 from tvm_pipeline.service.settings import Settings
 
 if sys.version_info >= (3, 11):
@@ -45,15 +46,18 @@ class Keys:
         return f"{self.path}, line {self.lines.get(key, 1)}"
 
     def located(self, error: OptionError, elsewhere: Container[str] = ()) -> OptionError:
-        """The error with the line of the first option that it names, of those which stand here and not `elsewhere`."""
-        for key in re.findall(r"--([a-z-]+)", str(error)):
-            if key in self.values and key not in elsewhere:
-                return OptionError(f"{self.where(key)}: {error}")
-        return error
+        """Return the error with the line of its option, in the words of this file.
+
+        An option that does not stand here, or is given `elsewhere` (by its key), leaves the error as it is.
+        """
+        key = (long_name(error.option) or error.option) if error.option else None
+        if key is None or key not in self.values or key in elsewhere:
+            return error
+        return OptionError(f"{self.where(key)}: {explained(error, str)}", option=error.option, value=error.value)
 
 
 def read_keys(path: Path, kinds: Mapping[str, Any]) -> Keys:
-    """Reads a flat TOML file whose keys have these types; a Path is relative to the file's folder.
+    """Read a flat TOML file whose keys have these types; a Path is relative to the file's folder.
 
     Raises OptionError, naming the line, where it is no TOML, has an unknown key or a value of another type.
     """
@@ -95,7 +99,7 @@ def _beside(file: Path, value: Any) -> Path:
 
 
 def read_service(path: Path) -> Keys:
-    """Reads the file of a service, with all its paths made whole.
+    """Read the file of a service, with each path completed by the file's folder.
 
     Raises OptionError, naming the line; also where others may read a token that stands in it.
     """
@@ -116,39 +120,33 @@ def read_service(path: Path) -> Keys:
     return keys
 
 
-class Asked:
-    """What the command line and a service's file ask for together.
+class SettingsReader:
+    """Reads the settings of a run from a service's file, as often as needed; the command line wins over the file.
 
     Args:
-        options: every field of Settings, as the command line or its defaults have it.
-        given: the names of those that the command line, or the environment, gave.
-        config: the file, which says the others.
+        path: the file.
+        options: the options of the command line, or their defaults.
+        given: the fields that the command line, or the environment, gave.
     """
 
-    def __init__(self, options: Mapping[str, Any], given: Container[str], config: Path | None) -> None:
-        self._options, self._given, self._config = options, given, config
+    def __init__(self, path: Path, options: Settings | None = None, given: Container[str] = ()) -> None:
+        self._path, self._options, self._given = path, options or Settings(), given
         self._keys: Keys | None = None
 
-    @property
-    def may_change(self) -> bool:
-        """Whether reading it again may say something else."""
-        return self._config is not None
-
     def read(self) -> Settings:
-        """The settings of now; raises OptionError with the line that is wrong."""
-        if self._config is None:
-            return Settings(**self._options)
-        keys = read_service(self._config)
-        said = {key.replace("-", "_"): value for key, value in keys.values.items()}
+        """Return the settings as the file has them now; raise OptionError with the line that is wrong."""
+        keys = read_service(self._path)
+        fields = {key.replace("-", "_"): value for key, value in keys.values.items()}
+        settings = replace(self._options, **{k: value for k, value in fields.items() if k not in self._given})
         try:
-            settings = Settings(**{**self._options, **{k: v for k, v in said.items() if k not in self._given}})
+            settings.check()
         except OptionError as error:
             raise self._located(keys, error) from error
         self._keys = keys
         return settings
 
     def located(self, error: OptionError) -> OptionError:
-        """The error with the line in the file, where what it speaks of stands there."""
+        """Return the error with its line in the file that was read last, where its option stands there."""
         return self._located(self._keys, error) if self._keys else error
 
     def _located(self, keys: Keys, error: OptionError) -> OptionError:

@@ -1,38 +1,43 @@
-"""What a run writes for others to read: its events, a line for each frame, its figures.
+"""What a run writes for others to read: its events, a line for each frame, and its figures at the end.
 
-What a service writes is a log: lines are appended as they come, and one that a crash cut short is cut off.
+Read next: log_files.py (how lines are appended), listener.py (what hears of a run while it runs).
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Event, RunStatistics
-from tvm_pipeline.service.common import say
+from tvm_pipeline.service.video_extra import Analysed, Frame, LiveFrame, LiveStatistics
+from tvm_pipeline.service.workflow import plan_json
 
-LONGEST_LINE = 1 << 20  # bytes that are searched for the end of the last whole line
-
-Tell = Callable[[Event, str], None]  # an event, and the model it is of where there are several
+WriteEvent = Callable[[Event, str], None]  # an event, and the label of its model, empty where there is one model
 
 
 @contextmanager
-def event_log(path: Path | None) -> Iterator[Tell]:
-    """Appends each event to a file of JSON lines; where that fails it is said, and the run goes on."""
+def event_log(path: Path | None, warn: Callable[[str], None]) -> Iterator[WriteEvent]:
+    """Open a file of JSON lines that each event is appended to; where that fails, warn and go on.
+
+    Raises OptionError where it cannot be opened.
+    """
     if path is None:
-        yield lambda _, __: None
+        yield lambda _event, _model: None
         return
     try:
         file = path.open("ab", buffering=0)  # what could not be written is not tried again when it is closed
     except OSError as error:
-        raise OptionError(f"--events {path}: {error.strerror}; choose another place") from error
+        raise OptionError(
+            f"`events` {path}: {error.strerror}; choose another place", option="events", value=path
+        ) from error
     with file:
 
         def write(event: Event, model: str) -> None:
@@ -40,58 +45,24 @@ def event_log(path: Path | None) -> Iterator[Tell]:
             try:
                 file.write(msgspec.json.encode(line) + b"\n")
             except (OSError, ValueError) as error:
-                say(f"warning: --events {path}: {error}; it lacks: {event.reason}", "yellow")
+                warn(f"`events` {path}: {error}; it lacks: {event.reason}")
 
         yield write
 
 
-@contextmanager
-def appending(path: Path) -> Iterator[IO[bytes]]:
-    """A file to append lines to, each at once; what a crash left of a line is cut off.
-
-    Raises OptionError where it cannot be written.
-    """
-    try:
-        file = path.open("ab", buffering=0)
-        if path.is_file():
-            _, end = _tail(path)
-            os.truncate(path, end)
-    except OSError as error:
-        raise OptionError(f"--results {path}: {error.strerror}; choose another place") from error
-    with file:
-        yield file
-
-
-def last_line(path: Path, after: int) -> dict[str, Any]:
-    """The last whole line of JSON, where it ends more than so many bytes into the file; else empty."""
-    whole, end = _tail(path)
-    try:
-        line = msgspec.json.decode(whole.splitlines()[-1]) if end > after else {}
-    except msgspec.DecodeError:
-        return {}
-    return line if isinstance(line, dict) else {}
-
-
-def _tail(path: Path) -> tuple[bytes, int]:
-    """The last whole lines of a file, and where they end."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        file.seek(max(0, size - LONGEST_LINE))
-        tail = file.read()
-    whole = tail[: tail.rfind(b"\n") + 1]
-    return whole, size - len(tail) + len(whole)
-
-
-def line_json(seen: Any, stand_ins: Iterable[str] = (), model: str = "") -> dict[str, Any]:
-    """One frame's line: what a decoder found, else the size and the highest place of each output."""
-    line = {"frame": seen.frame.index, "time_s": seen.frame.time_s, "latency_s": seen.result.latency_s}
-    if model:
-        line["model"] = model
-    line["source"] = seen.frame.source
-    if seen.frame.age_s is not None:
-        line["age_s"] = seen.frame.age_s
-    if stand_ins:
-        line["stand_ins"] = list(stand_ins)
+def line_json(
+    seen: Analysed[Frame], source: str, stand_ins: Mapping[str, str] | None = None, model: str = ""
+) -> dict[str, Any]:
+    """Return one frame's line: what a decoder found, else the shape and the largest value of each output."""
+    line: dict[str, Any] = {
+        "frame": seen.frame.index,
+        "time_s": seen.frame.time_s,
+        "latency_s": seen.result.latency_s,
+        **({"model": model} if model else {}),
+        "source": source,
+        **({"age_s": seen.frame.age_s} if isinstance(seen.frame, LiveFrame) else {}),
+        **({"stand_ins": list(stand_ins)} if stand_ins else {}),
+    }
     if seen.annotations:
         return {**line, "annotations": [asdict(annotation) for annotation in seen.annotations]}
     outputs = {
@@ -101,6 +72,43 @@ def line_json(seen: Any, stand_ins: Iterable[str] = (), model: str = "") -> dict
     return {**line, "outputs": outputs}
 
 
-def measured_json(statistics: RunStatistics) -> dict[str, Any]:
-    """A run's statistics under the names of a prediction; the latency includes the queues of a full pipeline."""
+def statistics_json(statistics: RunStatistics) -> dict[str, Any]:
+    """Return a run's statistics under the names of a prediction; the latency includes the queues of a full pipeline."""
     return {"latency_s": statistics.latency_p50_s, "energy_j": None, **asdict(statistics)}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """The figures of one model of a run, while it runs or at its end.
+
+    Attributes:
+        label: of the model; empty where the run has one model.
+        source: the names of its sources.
+        frame: the index of the last frame that came out.
+        plan: that which runs now, with its prediction.
+        statistics: what was measured in steady state.
+        events: all changes of plan and failures, without the start.
+        sources: what became of the frames of each source that is read ahead.
+        damaged: pieces of its sources that could not be decoded.
+    """
+
+    label: str
+    source: str
+    frame: int
+    plan: Plan
+    platform: Platform
+    statistics: RunStatistics
+    events: tuple[Event, ...]
+    sources: Mapping[str, LiveStatistics]
+    damaged: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report for JSON."""
+        return {
+            **({"model": self.label} if self.label else {}),
+            **plan_json(self.plan, self.platform),
+            "source": self.source,
+            "measured": statistics_json(self.statistics),
+            "events": [asdict(event) for event in self.events],
+            "sources": {name: asdict(statistics) for name, statistics in self.sources.items()},
+        }

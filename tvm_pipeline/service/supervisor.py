@@ -1,7 +1,7 @@
-"""`run --supervise`: a process that crashes is started again, and goes on where it was.
+"""A supervised run: a process that crashes is started again, and goes on where it was.
 
-The parent does nothing but start the same command as its child, hand on signals, and wait. The child keeps the count
-of finished frames in files that outlive it, see frames.py. Read next: run.py, which is both of them.
+The parent only starts a command as its child, passes signals on, and waits. The child keeps its counts of finished
+frames in files that outlive it, see progress.py. Read next: cli/run.py, which is the parent and the child.
 """
 
 from __future__ import annotations
@@ -9,68 +9,73 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from tvm_pipeline.errors import OptionError, PipelineError, RunError, VideoError
 from tvm_pipeline.runtime import Event
-from tvm_pipeline.service.common import say, video_room
-from tvm_pipeline.service.feeds import Progress
+from tvm_pipeline.service.listener import Listener
+from tvm_pipeline.service.progress import WORKER, FrameCounts
 from tvm_pipeline.service.records import event_log
-from tvm_pipeline.service.running import handling
+from tvm_pipeline.service.signals import handling
+from tvm_pipeline.service.video_extra import Reconnect
 
-WORKER = "TVM_PIPELINE_WORKER"  # the environment variable that makes a run a child: the folder of its counts
-CRASHED = 70  # the status of a child that another may do better than; EX_SOFTWARE of sysexits.h
+CRASHED = 70  # the status of a child after an error that the next may not meet; EX_SOFTWARE of sysexits.h
 TICK_S = 0.1  # between two looks whether a signal came while it waits
-FINAL = (0, 1, 2, 130)  # what the command line ends with on purpose
-STEADY_S = 60.0  # after so long a run the back-off begins anew
+FINAL = (0, 1, 2, 130)  # statuses by which the command line ends on purpose
+STEADY_S = 60.0  # after a run of this length the back-off begins again at its shortest wait
 
 
-def may_fare_better(error: Exception, progress: Progress, live: bool) -> bool:
-    """Whether another process may not meet this error: all but what the user must mend.
+def is_worth_a_restart(error: Exception, counts: FrameCounts, live: bool) -> bool:
+    """Return whether another process may not meet this error. It meets again what the user must mend.
 
-    Once frames came out, files and devices were right; then only a file as a source may still be to blame.
+    Once frames came out, files and devices were right; then the only lasting error is a file as a source that breaks.
     """
     if isinstance(error, OptionError):
         return False
     if isinstance(error, VideoError):
-        return live and progress.begun
-    return progress.begun or isinstance(error, RunError) or not isinstance(error, PipelineError)
+        return live and counts.begun
+    return counts.begun or isinstance(error, RunError) or not isinstance(error, PipelineError)
 
 
-def supervise(events: Path | None, reloads: bool) -> int:
-    """Runs this command in child processes until one ends on purpose; returns the status to end with.
+def supervise(command: Sequence[str], events: Path | None, reloads: bool, listener: Listener | None = None) -> int:
+    """Run a command in child processes until one ends on purpose; return the status to end with.
 
-    SIGINT, SIGTERM and SIGHUP are handed on; all end it, but SIGHUP where the child `reloads` by it. A child that
-    crashed is followed by the next after .5 s, then twice as long each time up to 30 s.
+    SIGINT, SIGTERM and SIGHUP are passed on. Each ends the supervision, but not SIGHUP where the child `reloads` by it.
+    A child that crashed is followed by the next after .5 s, then after twice as long each time, up to 30 s.
+
+    Args:
+        command: the program and its arguments. The environment variable WORKER gives it the folder of its counts.
+        events: the file of JSON lines that restarts are appended to.
     """
-    back_off = video_room().Reconnect()
+    listener = listener or Listener()
+    back_off = Reconnect()
     began_s, waits = time.monotonic(), back_off.waits()
     ended_by: list[int] = []  # signals
     child: subprocess.Popen[bytes] | None = None
 
-    def hand_on(number: int, _: FrameType | None) -> None:
+    def pass_on(number: int, _: FrameType | None) -> None:
         if number != signal.SIGHUP or not reloads:
             ended_by.append(number)
         if child:
             child.send_signal(number)
 
     with (
-        handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), hand_on)),
+        handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on)),
         tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder,
-        event_log(events) as tell,
+        event_log(events, listener.warn) as write_event,
     ):
         while not ended_by:
             started_s = time.monotonic()
             # What a crash leaves in its temporary folder, such as an unpacked bundle, goes with the folder.
             with tempfile.TemporaryDirectory(prefix="tvm-pipeline-", ignore_cleanup_errors=True) as temporary:
                 child = subprocess.Popen(
-                    [sys.executable, "-m", "tvm_pipeline.cli", *sys.argv[1:]],
+                    command,
                     env={**os.environ, WORKER: folder, "TMPDIR": temporary},
-                    start_new_session=True,  # Ctrl-C in a terminal comes here only, and is handed on once
+                    start_new_session=True,  # Ctrl-C in a terminal comes here alone, and is passed on once
                 )
                 if ended_by:  # while it was being started
                     child.terminate()
@@ -81,8 +86,8 @@ def supervise(events: Path | None, reloads: bool) -> int:
                 waits = back_off.waits()
             wait_s = next(waits)
             reason = f"the worker {_end(status)}; it is started again in {wait_s:g} s"
-            say(reason, "yellow")
-            tell(Event(time.monotonic() - began_s, "restart", reason, 0), "")
+            listener.warn(reason)
+            write_event(Event(time.monotonic() - began_s, "restart", reason, 0), "")
             until_s = time.monotonic() + wait_s
             while not ended_by and time.monotonic() < until_s:
                 time.sleep(TICK_S)
@@ -90,7 +95,7 @@ def supervise(events: Path | None, reloads: bool) -> int:
 
 
 def _end(status: int) -> str:
-    """How a process ended, from its status."""
+    """Return how a process ended, from its status."""
     if status >= 0:
         return f"ended with status {status}"
     try:

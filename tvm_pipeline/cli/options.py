@@ -1,0 +1,60 @@
+"""The options that several commands share, as types for typer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_pipeline.core.plan import OBJECTIVES
+from tvm_pipeline.frontends import Shapes, parse_shapes
+from tvm_pipeline.planning import SCHEDULERS
+from tvm_pipeline.profiling import MEASURED
+
+PlatformOption = Annotated[
+    Path | None,
+    typer.Option("--platform", help="TOML file of devices and links; without it, this machine is detected."),
+]
+ShapesOption = Annotated[
+    str | None,
+    typer.Option("--input-shapes", help='Shapes of inputs that the file leaves open: "data:[1,3,224,224]".'),
+]
+ProfileOption = Annotated[
+    Path | None, typer.Option("--profile", help="Measured before with `profile`; without it, measured now.")
+]
+ObjectiveOption = Annotated[
+    str,
+    typer.Option(
+        "--objective",
+        help=f"What the plan is best at: {'; '.join(OBJECTIVES)}. Commas mean lexicographic, and count bytes.",
+    ),
+]
+MinThroughputOption = Annotated[
+    float | None, typer.Option("--min-throughput", help="Frames a second to keep, for latency or energy.")
+]
+MaxLatencyOption = Annotated[
+    float | None, typer.Option("--max-latency", help="Seconds a frame may take, for throughput.")
+]
+StagesOption = Annotated[
+    int | None, typer.Option("--stages", help="Exactly this number of stages; without it, the planner chooses.")
+]
+TimeLimitOption = Annotated[
+    float | None, typer.Option("--time-limit", help="Seconds to search; then the best plan known, with its gap.")
+]
+SchedulerOption = Annotated[
+    str,
+    typer.Option(
+        "--scheduler",
+        help=f"best (of all exact ones), {MEASURED} (stages are compiled and measured until the plan stays, for "
+        f"Edge TPUs), or one of: {', '.join(SCHEDULERS)}.",
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
+]
+
+
+def shapes_of(text: str | None) -> Shapes | None:
+    """Return the shapes that --input-shapes gives."""
+    return parse_shapes(text) if text else None

@@ -1,0 +1,82 @@
+"""Where the output of a command goes: tables for people, one JSON object for programs, an error in one line.
+
+Messages of the library name settings by their fields, such as `min_throughput_fps`; they are printed here with the
+option of the command line, such as --min-throughput. Read next: service/option_names.py, the table of these names.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console, RenderableType
+
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.planning import Decision
+from tvm_pipeline.service.option_names import explained, translated
+from tvm_pipeline.service.workflow import plan_json
+
+errors = Console(stderr=True)
+
+
+def show(renderable: RenderableType, as_json: bool) -> None:
+    """Print for people: on standard output, or on standard error where standard output belongs to JSON."""
+    (errors if as_json else Console()).print(renderable)
+
+
+def say(line: str, style: str | None = None) -> None:
+    """Print one line on standard error, unbroken however long: logs and scripts read it."""
+    errors.print(with_options(line), style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def warn(line: str) -> None:
+    """Print a warning on standard error."""
+    say(f"warning: {line}", "yellow")
+
+
+def print_json(value: Any) -> None:
+    """Print the one JSON object of a command."""
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def spinner() -> Iterator[Callable[[str], None]]:
+    """Show a spinner on standard error; yield the function that sets the text beside it."""
+    with errors.status("starting") as status:
+        yield lambda text: status.update(with_options(text))
+
+
+def with_options(text: str) -> str:
+    """Return a text of the library with options of the command line in place of fields."""
+    return translated(text, _option)
+
+
+def print_error(error: Exception, wants_traceback: bool) -> int:
+    """Print the error in one line; return the status to end with: 2 for wrong usage, else 1."""
+    if wants_traceback:
+        traceback.print_exception(error)
+    is_known = isinstance(error, PipelineError)
+    reason = explained(error, _option) if is_known else f"{type(error).__name__}: {error}"
+    hint = "" if is_known or wants_traceback else " (--traceback shows where)"
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    say(f"error: {' '.join(lines[:2])}{hint}", "red")
+    return 2 if isinstance(error, OptionError) else 1
+
+
+def decision_json(decision: Decision, platform: Platform) -> dict[str, Any]:
+    """Return the winner, why it won, and every candidate, for JSON."""
+    return {
+        **plan_json(decision.plan, platform),
+        "why": with_options(decision.why),
+        "candidates": [plan_json(plan) for plan in decision.candidates],
+    }
+
+
+def _option(name: str) -> str:
+    return f"--{name}"

@@ -1,0 +1,146 @@
+"""The sources of a run: which of them are read ahead, where each begins, and which frames are done.
+
+Read next: progress.py (the counts of frames that outlive a run), video/live_source.py (reading ahead).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from tvm_pipeline.service.progress import Counts
+from tvm_pipeline.service.video_extra import (
+    Frame,
+    LiveFrame,
+    LiveSource,
+    LiveStatistics,
+    Source,
+    merge,
+    open_source,
+    parse_policy,
+    without_password,
+)
+
+DECODING_FPS = 10.0  # slower than any file is decoded, to know how long skipping frames may take
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSources:
+    """The sources of one model: one as it is, or several that are read ahead.
+
+    Attributes:
+        name: of all of them, for people.
+        frames: of all of them, as they come.
+        damaged: counts the pieces that could not be decoded.
+        live: those that are read ahead.
+        counts: for each source, the frame to go on at and how many results came out.
+        every: for each source, only each frame that this number divides is taken.
+    """
+
+    name: str
+    fps: float | None
+    frames: Iterable[Frame]
+    damaged: Callable[[], int]
+    counts: Mapping[str, Counts]
+    live: tuple[LiveSource, ...] = ()
+    every: Mapping[str, int] = field(default_factory=dict)
+
+    def statistics(self) -> dict[str, LiveStatistics]:
+        """Return what became of the frames of each source that is read ahead."""
+        return {source.name: source.statistics() for source in self.live}
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Return `statistics` as plain data."""
+        return {name: asdict(statistics) for name, statistics in self.statistics().items()}
+
+    def close(self) -> None:
+        """End those that are read ahead, which might wait long for a frame."""
+        for source in self.live:
+            source.close()
+
+    def source_of(self, frame: Frame) -> str:
+        """Return the name of the source that gave the frame."""
+        return frame.source if isinstance(frame, LiveFrame) else self.name
+
+    def count(self, frame: Frame) -> None:
+        """Count a frame whose result came out and is written."""
+        name = self.source_of(frame)
+        counts = self.counts[name]
+        counts[:] = frame.index + self.every.get(name, 1), counts[1] + 1
+
+
+def is_live(spec: str) -> bool:
+    """Return whether a source films by itself, so that a frame that waits grows old."""
+    return spec.lower().startswith(("camera:", "/dev/video", "rtsp://", "rtmp://", "udp://"))
+
+
+@contextmanager
+def opened_sources(
+    specs: Sequence[str],
+    policies: Sequence[str | None],
+    stall_s: float,
+    limit: int | None,
+    counts_of: Callable[[str, int], Counts],
+) -> Iterator[ModelSources]:
+    """Open the sources of one model, each where it is to go on.
+
+    A source is read ahead where it has a policy, is live or is one of several; else it is read as frames are needed.
+
+    Args:
+        specs: what `video.open_source` takes.
+        policies: for each source, what `video.parse_policy` takes, or None.
+        stall_s: seconds without a frame after which a source that is read ahead counts as broken.
+        limit: how many results are wanted, over all runs.
+        counts_of: gives the counts of a source of which each so many-th frame is taken.
+    """
+    if len(specs) == 1 and policies[0] is None and not is_live(specs[0]):
+        with open_source(specs[0]) as only:
+            counts = counts_of(only.name, 1)
+            _skip(only, int(counts[0]))
+            frames = islice(only, _left(limit, [counts]))
+            yield ModelSources(only.name, only.fps, frames, lambda: only.damaged, {only.name: counts})
+        return
+    live: list[LiveSource] = []
+    counted: dict[str, Counts] = {}
+    every: dict[str, int] = {}
+    with ExitStack() as stack:
+        for spec, text in zip(specs, policies, strict=True):
+            policy = parse_policy(text or ("latest" if is_live(spec) else "block"))
+            name = without_password(spec)
+            counted[name], every[name] = counts_of(name, policy.every), policy.every
+            skipped = int(counted[name][0])
+            patience_s = stall_s if is_live(spec) else stall_s + skipped / DECODING_FPS
+            opening = partial(_opened_at, skipped, 0.8 * stall_s) if skipped else None
+            live.append(stack.enter_context(LiveSource(spec, policy, open=opening, stall_s=patience_s)))
+        begins = {name: int(counts[0]) for name, counts in counted.items()}
+        merged = (replace(frame, index=frame.index + begins[frame.source]) for frame in merge(live))
+        yield ModelSources(
+            ", ".join(source.name for source in live),
+            live[0].fps,
+            islice(merged, _left(limit, counted.values())),
+            lambda: sum(source.statistics().damaged for source in live),
+            counted,
+            tuple(live),
+            every,
+        )
+
+
+def _left(limit: int | None, counts: Iterable[Counts]) -> int | None:
+    return None if limit is None else max(0, limit - sum(int(count[1]) for count in counts))
+
+
+def _opened_at(frames: int, timeout_s: float, spec: str) -> Source:
+    source = open_source(spec, timeout_s=timeout_s)
+    _skip(source, frames)
+    return source
+
+
+def _skip(source: Source, frames: int) -> None:
+    """Leave out the first frames of a source that begins again; a live one does not."""
+    if not source.live:
+        for _ in islice(source, frames):
+            pass

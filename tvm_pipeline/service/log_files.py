@@ -1,0 +1,54 @@
+"""Files of JSON lines that a service appends to over several runs: a line that a crash cut short is cut off."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from tvm_pipeline.errors import OptionError
+
+LONGEST_LINE = 1 << 20  # bytes that are searched for the end of the last whole line
+
+
+@contextmanager
+def appending(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file of results to append lines to, each at once, and cut off what a crash left of a line.
+
+    Raises OptionError where it cannot be written.
+    """
+    try:
+        file = path.open("ab", buffering=0)
+        if path.is_file():
+            _, end = _tail(path)
+            os.truncate(path, end)
+    except OSError as error:
+        raise OptionError(
+            f"`results` {path}: {error.strerror}; choose another place", option="results", value=path
+        ) from error
+    with file:
+        yield file
+
+
+def last_line(path: Path, after: int) -> dict[str, Any]:
+    """Return the last whole line of JSON; empty where it does not end more than `after` bytes into the file."""
+    whole, end = _tail(path)
+    try:
+        line = msgspec.json.decode(whole.splitlines()[-1]) if end > after else {}
+    except msgspec.DecodeError:
+        return {}
+    return line if isinstance(line, dict) else {}
+
+
+def _tail(path: Path) -> tuple[bytes, int]:
+    """Return the last whole lines of a file, and where they end."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        file.seek(max(0, size - LONGEST_LINE))
+        tail = file.read()
+    whole = tail[: tail.rfind(b"\n") + 1]
+    return whole, size - len(tail) + len(whole)

@@ -1,0 +1,64 @@
+"""How far each source of a run has come, so that a run can go on where one ended.
+
+A run begins again when its settings are read again, and after its process died. A camera is then opened again; a file
+goes on at the frame after the last one whose result came out. Read next: inputs.py, which counts those frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_pipeline.service.log_files import last_line
+
+WORKER = "TVM_PIPELINE_WORKER"  # the environment variable that gives a supervised run the folder of its counts
+
+Counts = NDArray[np.int64]  # [next frame, results]
+
+
+class FrameCounts:
+    """For each model and source: the frame to go on at, and how many results came out.
+
+    Args:
+        folder: for files that outlive a process which is killed between two frames; without it, the counts are in
+            memory.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self.last: dict[str, Any] = {}  # the last line of the results, which may be ahead by one frame
+        self._counts: dict[tuple[str, str], Counts] = {}
+
+    def of(self, model: str, source: str, every: int = 1) -> Counts:
+        """Return [next frame, results], to be written to; only each frame that `every` divides gives a result."""
+        key = model, source
+        if key not in self._counts:
+            self._counts[key] = np.zeros(2, np.int64) if self._folder is None else self._mapped(self._folder, key)
+        counts, last = self._counts[key], self.last
+        if (last.get("model", ""), last.get("source")) == key and last["frame"] >= counts[0]:
+            counts[:] = last["frame"] + every, counts[1] + 1
+        return counts
+
+    def recall(self, results: Path) -> None:
+        """Trust the file of results: a process may have died after it wrote a line and before it counted the frame."""
+        if self._folder is None:
+            return
+        began = self.of("", str(results))  # 1 + how long the file was when this run first saw it
+        if not began[0]:
+            began[0] = 1 + (results.stat().st_size if results.is_file() else 0)
+        elif results.is_file():
+            self.last = last_line(results, int(began[0]) - 1)
+
+    def _mapped(self, folder: Path, key: tuple[str, str]) -> Counts:
+        path = folder / hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]
+        return np.memmap(path, np.int64, "r+" if path.exists() else "w+", shape=(2,))
+
+    @property
+    def begun(self) -> bool:
+        """Whether any result came out, of this process or of one before it."""
+        mapped = [np.fromfile(path, np.int64) for path in self._folder.iterdir()] if self._folder else []
+        return any(counts[1] for counts in (*mapped, *self._counts.values()))

@@ -1,0 +1,57 @@
+"""What a service takes from the video room, whose libraries (PyAV, Pillow) are an extra.
+
+All modules of a service import video from here, so that the types are known and a missing extra is one clear error:
+importing this module without the extra raises a PipelineError that names what to install. The command line therefore
+imports a service only when a command needs it.
+"""
+
+from __future__ import annotations
+
+from tvm_pipeline.errors import PipelineError
+
+try:
+    from tvm_pipeline.video import (
+        Analysed,
+        Decoder,
+        Frame,
+        JsonLines,
+        LiveFrame,
+        LiveSource,
+        LiveStatistics,
+        Preprocessing,
+        Reconnect,
+        Source,
+        VideoFile,
+        draw,
+        find_decoder,
+        merge,
+        open_source,
+        parse_policy,
+        preprocessing_for,
+        stream,
+    )
+    from tvm_pipeline.video.decoding import without_password
+except ImportError as error:
+    raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
+
+__all__ = [
+    "Analysed",
+    "Decoder",
+    "Frame",
+    "JsonLines",
+    "LiveFrame",
+    "LiveSource",
+    "LiveStatistics",
+    "Preprocessing",
+    "Reconnect",
+    "Source",
+    "VideoFile",
+    "draw",
+    "find_decoder",
+    "merge",
+    "open_source",
+    "parse_policy",
+    "preprocessing_for",
+    "stream",
+    "without_password",
+]

@@ -1,0 +1,246 @@
+"""The steps from a model file to a plan, as one call each: for the command line, and for programs.
+
+    from tvm_pipeline.service.workflow import decide, planned
+
+    with planned("model.onnx") as subject:
+        decision, profile = decide(subject.problem("latency"), compiled=subject.compiled)
+        print(decision.plan)
+
+Each step takes `tell`, which hears what is being done, and `warn`, which hears why a figure may be doubtful; without
+them it is silent, and warnings go to the log. Read next: planning/ (how plans are found), running.py (what runs them).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tvm_pipeline.backends.bundle import Bundle, open_bundle
+from tvm_pipeline.backends.contract import Backend, CompiledModel, detect_platform, settle_platform
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic, read_plan
+from tvm_pipeline.core.platform import Device, Platform, read_platform
+from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
+from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.errors import GraphError, OptionError
+from tvm_pipeline.files import read_bytes
+from tvm_pipeline.frontends import Shapes, load
+from tvm_pipeline.planning import Decision, solve
+from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
+from tvm_pipeline.profiling import MEASURED, measured_plan, profile_model
+
+Say = Callable[[str], None]
+REPEATS = 24  # passes over the model for each device
+
+_log = logging.getLogger(__name__)
+
+
+def silent(_: str) -> None:
+    """Ignore what is being done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A model that was compiled for the devices of a platform, with the backend that did it."""
+
+    backend: Backend
+    compiled: CompiledModel
+    platform: Platform
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a plan is made for. It can also be run where `compiled` is not None."""
+
+    graph: OperatorGraph
+    platform: Platform
+    profile: Profile
+    compiled: CompiledModel | None = None
+
+    def problem(
+        self,
+        objective: Objective = "throughput",
+        stages: int | None = None,
+        *,
+        children_together: bool = False,
+        min_throughput_fps: float | None = None,
+        max_latency_s: float | None = None,
+        time_limit_s: float | None = None,
+    ) -> Problem:
+        """Return the problem for a scheduler; see `Problem`, which also says what is raised."""
+        return Problem(
+            self.graph,
+            self.platform,
+            self.profile,
+            objective,
+            stages,
+            children_together,
+            min_throughput_fps,
+            max_latency_s,
+            time_limit_s,
+        )
+
+
+def checked_objective(text: str) -> Objective:
+    """Return the objective of this name; raises OptionError where there is none."""
+    for objective in OBJECTIVES:
+        if text == objective:
+            return objective
+    raise OptionError(f"`objective` {text!r} is none of {', '.join(OBJECTIVES)}", option="objective", value=text)
+
+
+def stand_in_warnings(platform: Platform) -> list[str]:
+    """Return a line for each kind of device that is not here itself, so that none of its figures passes for its own."""
+    alike: dict[str, list[Device]] = {}
+    for device in platform.devices:
+        if device.stand_in:
+            alike.setdefault(device.stand_in.replace(device.target, "*"), []).append(device)
+    return [
+        f"not here: {', '.join(device.name for device in devices)}. Stages run on {devices[0].stand_in}"
+        for devices in alike.values()
+    ]
+
+
+@contextmanager
+def opened_bundle(path: Path, warn: Say = _log.warning) -> Iterator[Bundle]:
+    """Open a bundle, which is unpacked while the block lasts, and warn of what stands in for its devices."""
+    with open_bundle(path) as bundle:
+        for line in stand_in_warnings(bundle.platform):
+            warn(line)
+        yield bundle
+
+
+def compile_source(
+    source: str | Path,
+    shapes: Shapes | None = None,
+    platform: Path | None = None,
+    tell: Say = silent,
+    warn: Say = _log.warning,
+) -> Compiled:
+    """Read a model and compile it for the platform of a file, or for this machine without one.
+
+    Args:
+        source: what `load` takes.
+        shapes: of the inputs, where the file leaves them open.
+    """
+    model = load(source, shapes)
+    backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
+    for line in stand_in_warnings(settled):
+        warn(line)
+    return Compiled(backend, backend.compile(model, settled.devices, tell), settled)
+
+
+def measured_profile(
+    compiled: Compiled,
+    profile: Path | None = None,
+    tell: Say = silent,
+    warn: Say = _log.warning,
+    repeats: int = REPEATS,
+) -> Profile:
+    """Return the profile of a file, or measure it now without one; warn of what makes it doubtful."""
+    if profile:
+        found = read_profile(profile)
+    else:
+        found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell)
+    for line in found.warnings:
+        warn(line)
+    return found
+
+
+@contextmanager
+def planned(
+    source: str,
+    shapes: Shapes | None = None,
+    platform: Path | None = None,
+    profile: Path | None = None,
+    tell: Say = silent,
+    warn: Say = _log.warning,
+) -> Iterator[Planned]:
+    """Open what a plan is to be made for.
+
+    Args:
+        source: a bundle (.tar), an operator graph (.json, for which nothing is run), or a model, which is compiled and
+            measured.
+    """
+    with ExitStack() as stack:
+        if source.endswith(".tar"):
+            bundle = stack.enter_context(opened_bundle(Path(source), warn))
+            yield Planned(
+                bundle.graph,
+                read_platform(platform) if platform else bundle.platform,
+                read_profile(profile) if profile else bundle.profile,
+                bundle.compiled,
+            )
+        elif source.endswith(".json") and not is_relay(source):
+            graph = read_graph(source)
+            known = read_profile(profile) if profile else unmeasured(graph)
+            yield Planned(graph, read_platform(platform) if platform else detect_platform(), known)
+        else:
+            made = compile_source(source, shapes, platform, tell, warn)
+            measured = measured_profile(made, profile, tell, warn)
+            yield Planned(made.compiled.graph, made.platform, measured, made.compiled)
+
+
+def decide(
+    problem: Problem, scheduler: str = "best", compiled: CompiledModel | None = None, tell: Say = silent
+) -> tuple[Decision, Profile]:
+    """Plan with the scheduler of that name; return also the profile with what was measured on the way.
+
+    Args:
+        scheduler: one of `planning.SCHEDULERS`, `best`, or `measured`, which compiles and measures stages.
+        compiled: the model, which only `measured` needs.
+    """
+    if scheduler != MEASURED:
+        decision = solve(problem, scheduler)
+        if scheduler == "best" and shares_a_bus(problem) and problem.time_limit_s is None:
+            tell("playing the best plans through, with turns on the bus")
+            decision = rehearsed(problem, decision)
+        return decision, problem.profile
+    if compiled is None:
+        raise OptionError(
+            f"`scheduler` {MEASURED} compiles and measures stages; give a model, not a graph alone",
+            option="scheduler",
+            value=scheduler,
+        )
+    plan, segments = measured_plan(compiled, problem, tell)
+    profile = replace(problem.profile, segments=(*problem.profile.segments, *segments))
+    return Decision(plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured"), profile
+
+
+def is_relay(source: str) -> bool:
+    """Return whether a .json holds a Relay module, which TVM begins with its root, and not an operator graph."""
+    return b'"root"' in read_bytes(source, GraphError)[:100]
+
+
+def chosen_plan(bundle: Bundle, plan: Path | None = None) -> tuple[Problem, Plan]:
+    """Return the bundle's problem with its plan, or with the plan of a file, whose figures are computed again."""
+    problem = Problem(bundle.graph, bundle.platform, bundle.profile, bundle.plan.objective)
+    return problem, judged(problem, read_plan(plan) if plan else bundle.plan)
+
+
+def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:
+    """Return a plan for JSON; with its platform, also which of the devices are not here themselves."""
+    return {
+        "graph": plan.graph,
+        "scheduler": plan.scheduler,
+        "status": plan.status,
+        "bound": plan.bound[0] if plan.bound and len(plan.bound) == 1 else plan.bound,
+        "gap": plan.gap,
+        "objectives": _objectives(plan),
+        "stages": [{"devices": stage.devices, "operators": stage.operators} for stage in plan.stages],
+        "predicted": asdict(plan.predicted),
+        **({"stand_ins": platform.stand_ins} if platform else {}),
+    }
+
+
+def _objectives(plan: Plan) -> dict[str, float | None]:
+    """Return the figure of the objective; where bytes are the objective, all three figures of bytes."""
+    if not is_lexicographic(plan.objective):
+        return {plan.objective: plan.value[0] if plan.value else None}
+    figures = asdict(plan.predicted)
+    return {name: figures[name] for name in ("memory_bytes", "dram_bytes", "communication_bytes")}
