@@ -19,13 +19,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tvm_pipeline import Device, Problem, detect_platform, load, profile_model, settle_platform
+from tvm_pipeline import Device, Problem
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.runtime import LivePipeline, Result
+from tvm_pipeline.service.workflow import compile_source, measured_profile
 
 FRAMES = 7  # a prime, so that no pattern of plans or slots is in step with them
 USUAL_SIDE = 224
@@ -101,13 +102,12 @@ class Rig:
 
 def make_rig(side: int) -> Rig:
     """squeezenet on square pictures of `side` pixels."""
-    backend, platform = settle_platform(detect_platform())
-    model = load("squeezenet", None if side == USUAL_SIDE else {"data": (1, 3, side, side)})
-    compiled = backend.compile(model, platform.devices, lambda _: None)
+    made = compile_source("squeezenet", None if side == USUAL_SIDE else {"data": (1, 3, side, side)})
+    compiled, platform = made.compiled, made.platform
     (tensor,) = compiled.graph.inputs
     draw = np.random.default_rng(0)
     frames = [draw.standard_normal(tensor.shape).astype(tensor.dtype) for _ in range(FRAMES)]
-    problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
+    problem = Problem(compiled.graph, platform, measured_profile(made))
     return Rig(Breakable(compiled), problem, frames, unsplit(compiled, platform.devices[0], frames))
 
 

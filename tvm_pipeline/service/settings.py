@@ -103,7 +103,7 @@ class Settings:
 
     def _check_sources(self) -> None:
         if not self.bundle or not self.source:
-            raise OptionError("give a bundle of `tvm-pipeline compile` and at least one `source`")
+            raise OptionError("give a bundle of `compile` and at least one `source`")
         if self.models > 1 and len(self.source) != self.models:
             raise OptionError(
                 f"`source` is given {len(self.source)} times for {self.models} models; each takes one, in their order",

@@ -1,0 +1,65 @@
+"""What the library says of fields is printed with the options of the command line."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import tvm_pipeline
+from tvm_pipeline.cli.output import print_error, with_options
+from tvm_pipeline.errors import InfeasibleError, OptionError
+
+ROOT = Path(tvm_pipeline.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "status"),
+    [
+        (OptionError("`min_throughput_fps` -1: it must be positive", option="min_throughput_fps", value=-1),
+         "error: --min-throughput -1: it must be positive", 2),
+        (OptionError("it must be positive", option="max_latency_s", value=-1),
+         "error: --max-latency -1: it must be positive", 2),
+        (OptionError("give `children_together` or `stages`, not `both`"),
+         "error: give --children-together or --stages, not `both`", 2),
+        (InfeasibleError("no plan keeps all of: `stages` 2; `max_latency_s` 0.3"),
+         "error: no plan keeps all of: --stages 2; --max-latency 0.3", 1),
+        (ValueError("a bug"), "error: ValueError: a bug (--traceback shows where)", 1),
+    ],
+)  # fmt: skip
+def test_an_error_is_one_line_about_options(capsys, error, line, status):
+    assert print_error(error, False) == status
+    assert capsys.readouterr().err.strip() == line
+
+
+def test_what_is_no_field_stays():
+    text = "`compile` makes one; `chmod 600 a.toml`; Expected `int | null`, got `str`"
+    assert with_options(text) == text
+
+
+def messages(path: Path) -> list[str]:
+    """Every text of a module that is no docstring."""
+    tree = ast.parse(path.read_text())
+    docstrings = {
+        node.body[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in docstrings]
+    return [node.value for node in constants if isinstance(node.value, str)]
+
+
+@pytest.mark.parametrize("room", ["service"])
+def test_no_message_of_the_room_names_an_option(room):
+    """The rooms that were cleared; the core follows."""
+    found = [
+        (path.name, text)
+        for path in (ROOT / room).rglob("*.py")
+        for text in messages(path)
+        if re.search(r"(?<![\w-])--[a-z][a-z-]+", text)
+    ]
+    assert found == []

@@ -1,0 +1,113 @@
+"""A service from Python: the same runs as those of the command line, without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import fields
+from inspect import signature
+
+import pytest
+
+from tvm_pipeline.cli.run import command
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.service.file import KINDS
+from tvm_pipeline.service.listener import Listener
+from tvm_pipeline.service.option_names import OTHER_NAMES, SAME_NAMES, long_name
+from tvm_pipeline.service.running import Service
+from tvm_pipeline.service.settings import Settings
+
+
+class Heard(Listener):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.begun: list[Settings] = []
+        self.looks = self.ends = 0
+
+    def say(self, line):
+        self.lines.append(line)
+
+    warn = say
+
+    def begin(self, settings):
+        self.begun.append(settings)
+
+    def look(self, reports):
+        self.looks += len(reports())
+
+    def end(self, reports):
+        self.ends += len(reports)
+
+
+def test_a_run_from_python(bundle, tmp_path):
+    lines, heard = tmp_path / "lines.jsonl", Heard()
+    settings = Settings(bundle=[bundle], source=["synthetic:64x48@30:20"], results=str(lines), adapt="off")
+    (report,) = Service(settings, listener=heard).run()
+    assert report.statistics.frames == 20
+    assert (report.source, report.frame, report.label, report.events) == ("synthetic:64x48@30:20", 19, "", ())
+    assert [json.loads(line)["frame"] for line in lines.read_text().splitlines()] == list(range(20))
+    assert report.to_json()["measured"]["frames"] == 20
+    assert (heard.begun, heard.ends) == ([settings], 1)
+    assert heard.looks >= 1
+
+
+def test_a_run_in_another_thread_can_be_stopped(bundle):
+    """Signals belong to the main thread, so that such a run leaves them alone."""
+    reports = []
+    sources = ["synthetic:64x48", "synthetic:32x32"]
+    service = Service(Settings(bundle=[bundle], source=sources, limit=10**6, objective="latency"), listener=Heard())
+    thread = threading.Thread(target=lambda: reports.extend(service.run()))
+    thread.start()
+    time.sleep(1.0)
+    service.stop()
+    thread.join(60)
+    assert not thread.is_alive()
+    (report,) = reports
+    assert report.statistics.frames > 0
+    assert list(report.sources) == sources
+
+
+def test_an_error_names_the_field(bundle):
+    with pytest.raises(OptionError, match="`limit` 0: at least one frame must run") as caught:
+        Service(Settings(bundle=[bundle], source=["synthetic"], limit=0))
+    assert (caught.value.option, caught.value.value) == ("limit", 0)
+    with pytest.raises(OptionError, match="`min_throughput_fps` goes with objective latency") as caught:
+        Service(Settings(bundle=[bundle], source=["synthetic"], min_throughput=3.0)).run()
+    assert caught.value.option == "min_throughput_fps"
+
+
+def test_every_setting_is_an_option_of_run_with_the_same_default():
+    parameters = signature(command).parameters
+    for field in fields(Settings):
+        default = getattr(Settings(), field.name)
+        assert parameters[field.name].default == (None if default == [] else default), field.name
+        assert field.name == "bundle" or long_name(field.name) in KINDS
+
+
+def test_a_field_has_one_name_outside():
+    assert not SAME_NAMES & OTHER_NAMES.keys()
+    assert long_name("time_limit_s") == "time-limit"
+    assert long_name("compile") is None
+
+
+def test_a_service_knows_no_command_line():
+    """It is used where typer and the commands are not."""
+    code = (
+        "import sys, tvm_pipeline.service.running, tvm_pipeline.service.supervisor\n"
+        "sys.exit(any(name.startswith(('tvm_pipeline.cli', 'typer')) for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["run", "net.tar", "--source", "camera:0"], ["plan", "--help"]])
+def test_without_the_extra_video_only_run_fails_and_says_what_to_install(arguments):
+    code = "import sys\nsys.modules['av'] = None\nfrom tvm_pipeline.cli import main\nmain()\n"
+    outcome = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert (outcome.returncode, "pip install 'tvm-pipeline[video]'" in outcome.stderr) == (
+        (1, True) if arguments[0] == "run" else (0, False)
+    )
