@@ -1,7 +1,7 @@
 """The command line, in tvmc's manner: one thin file for each command.
 
 options.py  the options that several commands share
-screen.py   the terminal as what hears of a run
+screen.py   the terminal as a listener of a run
 output.py   tables, JSON and errors; fields of the library as options of the command line
 
 Exit codes: 0; 2 for wrong usage; 1 for a failure, whose reason is one line (`--traceback` shows the rest); 130 after a

@@ -1,4 +1,4 @@
-"""Where the output of a command goes: tables for people, one JSON object for programs, an error in one line.
+"""The output of a command: tables for people, one JSON object for programs, an error in one line.
 
 Messages of the library name settings by their fields, such as `min_throughput_fps`; they are printed here with the
 option of the command line, such as --min-throughput. Read next: service/option_names.py, the table of these names.

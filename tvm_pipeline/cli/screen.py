@@ -1,6 +1,6 @@
-"""The terminal as what hears of a run: a table that is drawn again while it runs, and the figures at its end.
+"""The terminal as a listener of a run: a table that is drawn again while it runs, and the figures at its end.
 
-It needs the libraries of the extra `video`, and so is imported by the commands that run a service alone.
+It needs the libraries of the extra `video`, and so is imported only by the command that runs a service.
 """
 
 from __future__ import annotations

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from tvm_pipeline.cli.options import JsonOption
 from tvm_pipeline.cli.output import print_json, say, show, spinner
-from tvm_pipeline.core.plan import read_plan
+from tvm_pipeline.core.plan import Stage, read_plan
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import TextTable, size
+
+if TYPE_CHECKING:
+    from tvm_pipeline_edgetpu.compiler import Report
+    from tvm_pipeline_edgetpu.model import TfliteModel
+    from tvm_pipeline_edgetpu.slicer import Slice
 
 
 def command(
@@ -51,8 +56,15 @@ def command(
         raise OptionError("give --plan to cut the file, or --graph to write the operator graph that a plan is made for")
     if compile_ and not plan:
         raise OptionError("--compile compiles the stages of a plan; give --plan")
-    edgetpu = _edgetpu()
-    parsed = edgetpu.read_model(model)
+    try:
+        from tvm_pipeline_edgetpu.model import read_model
+        from tvm_pipeline_edgetpu.slicer import slice_model
+    except ImportError as error:
+        raise PipelineError(
+            f"cutting a TFLite file needs an extra: pip install 'tvm-pipeline[edgetpu]' ({error})"
+        ) from error
+
+    parsed = read_model(model)
     if graph:
         write_bytes(graph, msgspec.json.format(msgspec.json.encode(parsed.graph)))
     if not plan:
@@ -62,41 +74,69 @@ def command(
             show(f"written: {graph}, {len(parsed.graph)} operators", json)
         return
     stages = read_plan(plan).stages
-    slices = edgetpu.slice_model(parsed, stages)
-    refused = edgetpu.unsupported(parsed)
-    names = [f"stage{index}" for index in range(len(slices))]
-    files = {f"{name}.tflite": part.content for name, part in zip(names, slices, strict=True)}
-    reports: list[Any] = [None] * len(slices)
-    if compile_:
-        with spinner() as tell:
-            for index, part in enumerate(slices):
-                [(content, reports[index])] = edgetpu.compile_parts([part.content], [names[index]], tell=tell)
-                files[f"{names[index]}_edgetpu.tflite"] = content
-    described = [
-        {
-            "file": f"{name}.tflite",
-            "devices": stage.devices,
-            "operators": stage.operators,
-            "inputs": [edgetpu.described(parsed, tensor) for tensor in part.inputs],
-            "outputs": [edgetpu.described(parsed, tensor) for tensor in part.outputs],
-            "refused_by_edge_tpu": {operator: refused[operator] for operator in stage.operators if operator in refused},
-            "compiled": report and {"file": f"{name}_edgetpu.tflite", **asdict(report)},
-        }
-        for name, stage, part, report in zip(names, stages, slices, reports, strict=True)
-    ]
-    listed = {
-        "model": parsed.name,
-        "inputs": [edgetpu.described(parsed, tensor) for tensor in parsed.graph.inputs],
-        "outputs": [edgetpu.described(parsed, parsed.graph.tensors[name]) for name in parsed.graph.outputs],
-        "stages": described,
-    }
+    slices = slice_model(parsed, stages)
+    files = {f"stage{index}.tflite": part.content for index, part in enumerate(slices)}
+    reports = _compiled(slices, files) if compile_ else [None] * len(slices)
+    listed = _listed(parsed, stages, slices, reports)
     _write(output, files, listed)
     if json:
         print_json(listed)
         return
+    show(_table(f"{parsed.name} in {len(slices)} files in {output}", stages, slices, reports), json)
+    for operator, reason in _refused(parsed).items():
+        say(f"an Edge TPU leaves {operator} to the CPU: {reason}", "yellow")
+
+
+def _compiled(slices: Sequence[Slice], files: dict[str, bytes]) -> list[Report | None]:
+    """Compile each stage with edgetpu_compiler and add its file; return the reports."""
+    from tvm_pipeline_edgetpu.compiler import compile_parts
+
+    reports: list[Report | None] = []
+    with spinner() as tell:
+        for index, part in enumerate(slices):
+            [(content, report)] = compile_parts([part.content], [f"stage{index}"], tell=tell)
+            files[f"stage{index}_edgetpu.tflite"] = content
+            reports.append(report)
+    return reports
+
+
+def _refused(model: TfliteModel) -> dict[str, str]:
+    """Return the operators that an Edge TPU does not take, each with the reason."""
+    from tvm_pipeline_edgetpu.support import unsupported
+
+    return unsupported(model)
+
+
+def _listed(
+    model: TfliteModel, stages: Sequence[Stage], slices: Sequence[Slice], reports: Sequence[Report | None]
+) -> dict[str, Any]:
+    """Return what stands in stages.json."""
+    from tvm_pipeline_edgetpu.model import described
+
+    refused = _refused(model)
+    return {
+        "model": model.name,
+        "inputs": [described(model, tensor) for tensor in model.graph.inputs],
+        "outputs": [described(model, model.graph.tensors[name]) for name in model.graph.outputs],
+        "stages": [
+            {
+                "file": f"stage{index}.tflite",
+                "devices": stage.devices,
+                "operators": stage.operators,
+                "inputs": [described(model, tensor) for tensor in part.inputs],
+                "outputs": [described(model, tensor) for tensor in part.outputs],
+                "refused_by_edge_tpu": {name: refused[name] for name in stage.operators if name in refused},
+                "compiled": report and {"file": f"stage{index}_edgetpu.tflite", **asdict(report)},
+            }
+            for index, (stage, part, report) in enumerate(zip(stages, slices, reports, strict=True))
+        ],
+    }
+
+
+def _table(title: str, stages: Sequence[Stage], slices: Sequence[Slice], reports: Sequence[Report | None]) -> TextTable:
     rows = tuple(
         (
-            f"{name}.tflite",
+            f"stage{index}.tflite",
             " + ".join(stage.devices),
             str(len(stage.operators)),
             size(len(part.content)),
@@ -104,16 +144,13 @@ def command(
             ", ".join(tensor.name for tensor in part.outputs),
             *([_figures(report)] if report else []),
         )
-        for name, stage, part, report in zip(names, stages, slices, reports, strict=True)
+        for index, (stage, part, report) in enumerate(zip(stages, slices, reports, strict=True))
     )
-    title = f"{parsed.name} in {len(slices)} files in {output}"
-    columns = ("file", "device", "operators", "size", "in", "out", *(["on the Edge TPU"] if compile_ else []))
-    show(TextTable(title, columns, rows), json)
-    for operator, reason in refused.items():
-        say(f"an Edge TPU leaves {operator} to the CPU: {reason}", "yellow")
+    more = ["on the Edge TPU"] if any(reports) else []
+    return TextTable(title, ("file", "device", "operators", "size", "in", "out", *more), rows)
 
 
-def _figures(report: Any) -> str:
+def _figures(report: Report) -> str:
     """Return the figures of edgetpu_compiler for a stage, in a few words."""
     mapped = f"{report.mapped} of {report.mapped + report.on_cpu} operators"
     return f"{mapped}, {size(report.on_chip_used_bytes)} cached, {size(report.off_chip_bytes)} streamed"
@@ -132,23 +169,3 @@ def _write(folder: Path, files: dict[str, bytes], listed: dict[str, Any]) -> Non
         write_bytes(folder / name, content)
     # Last, so that it lists no file that is not there.
     write_bytes(folder / "stages.json", msgspec.json.format(msgspec.json.encode(listed)))
-
-
-def _edgetpu() -> SimpleNamespace:
-    """What reads, cuts and compiles TFLite files, whose library is an extra."""
-    try:
-        from tvm_pipeline_edgetpu.compiler import compile_parts
-        from tvm_pipeline_edgetpu.model import described, read_model
-        from tvm_pipeline_edgetpu.slicer import slice_model
-        from tvm_pipeline_edgetpu.support import unsupported
-    except ImportError as error:
-        raise PipelineError(
-            f"cutting a TFLite file needs an extra: pip install 'tvm-pipeline[edgetpu]' ({error})"
-        ) from error
-    return SimpleNamespace(
-        compile_parts=compile_parts,
-        described=described,
-        read_model=read_model,
-        slice_model=slice_model,
-        unsupported=unsupported,
-    )

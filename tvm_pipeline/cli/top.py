@@ -1,4 +1,4 @@
-"""`tvm-pipeline top`: a running pipeline in the terminal, by what its `run --watch` says at /state."""
+"""`tvm-pipeline top`: show a running pipeline in the terminal, from /state of its `run --watch`."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tvm_pipeline.report import statistics_table
 from tvm_pipeline.report.tables import UNKNOWN, TextTable, duration, fps, percent
 
 LOOK_EVERY_S = 1.0
-SILENCE_S = 5.0  # after which a server that says nothing counts as gone
+SILENCE_S = 5.0  # after which a server that sends nothing counts as gone
 LARGEST_BYTES = 1 << 25
 SHOWN_EVENTS = 8
 
 
 def command(
-    url: Annotated[str, typer.Argument(help="Where `run --watch` listens.")] = "http://127.0.0.1:9600/",
+    url: Annotated[str, typer.Argument(help="The address at which `run --watch` listens.")] = "http://127.0.0.1:9600/",
     token: Annotated[
-        str | None, typer.Option(help="What `run --token` was given.", envvar="TVM_PIPELINE_TOKEN")
+        str | None, typer.Option(help="The token that `run --token` was given.", envvar="TVM_PIPELINE_TOKEN")
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print what is now and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
 ) -> None:
-    """Shows a running pipeline, once a second, until Ctrl-C: throughput, latency, stages, sources, decisions.
+    """Show a running pipeline, once a second, until Ctrl-C: throughput, latency, stages, sources, decisions.
 
     Example: tvm-pipeline run model.tar --source camera:0 --watch 9600, and in another terminal: tvm-pipeline top
     """
@@ -57,7 +57,7 @@ def command(
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """Where to ask. Plainly so: no proxy and no redirection may carry the token elsewhere."""
+    """A server of a run. No proxy and no redirection is used, since either may carry the token elsewhere."""
 
     secure: bool
     host: str
@@ -66,16 +66,16 @@ class _Server:
 
     @property
     def url(self) -> str:
-        """For messages: without what the user's may hold beside it."""
+        """The URL for messages, without the token that the user's may hold."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}/"
 
     def state(self) -> State:
-        """Asks once.
+        """Ask once.
 
         Raises:
             OSError: nothing answers there.
-            PipelineError: what answers does not let us in, cannot tell, or is something else.
+            PipelineError: the server refuses, cannot answer, or is something else.
         """
         connection = (HTTPSConnection if self.secure else HTTPConnection)(self.host, self.port, timeout=SILENCE_S)
         try:
@@ -113,14 +113,14 @@ class _Server:
 
 
 def _server(url: str, token: str | None) -> _Server:
-    """Reads `http://host:port/`, also without http://, and with the page's ?token=."""
+    """Read `http://host:port/`, also without http://, and with the page's ?token=."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         host, port, scheme = parts.hostname, parts.port, parts.scheme
     except ValueError:
         host, port, scheme = None, None, ""
     if not host or scheme not in ("http", "https"):
-        # Whatever it holds, its token stays unsaid.
+        # The message leaves out the token, which the rest may hold.
         raise OptionError(f"{url.partition('?')[0]!r} is no URL of a run; give one such as http://127.0.0.1:9600/")
     token = token or parse_qs(parts.query).get("token", [None])[0]
     if token is not None and not re.fullmatch("[!-~]+", token):
@@ -129,7 +129,7 @@ def _server(url: str, token: str | None) -> _Server:
 
 
 def _views(server: _Server, state: State) -> Iterator[Group]:
-    """What to show, each time it may have changed; a server that goes away is said, and asked again."""
+    """Yield what to show each time it may have changed; a server that does not answer is asked again."""
     rate = state.statistics.throughput_fps
     seen_s = time.monotonic()
     yield view(state, rate)
@@ -150,10 +150,10 @@ def _views(server: _Server, state: State) -> Iterator[Group]:
 
 
 def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
-    """All of it as one renderable.
+    """Return all of the state as one renderable.
 
     Args:
-        rate_fps: frames a second lately.
+        rate_fps: frames a second of the last interval.
         gone: why there is no newer state; empty where there is.
     """
     health = Text(gone or ("healthy" if state.healthy else f"unhealthy: {state.why}"))
@@ -173,7 +173,7 @@ def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
 
 
 def _stages(state: State) -> TextTable:
-    """As the run has them: one row for each stage and device; the queue is that of the whole stage."""
+    """Return a row for each stage and device; the queue is that of the whole stage."""
     rows = []
     for found in state.statistics.stages:
         stage = state.stages[found.stage] if found.stage < len(state.stages) else None  # between two plans

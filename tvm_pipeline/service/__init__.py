@@ -5,14 +5,14 @@ settings.py       the options of a run
 option_names.py   their names on the command line and in files
 file.py           the options of a run, from a TOML file
 running.py        Service: a run, from the bundles to the last record
-running_model.py  one model of a run: its pipeline, its sources, what watches it
+running_model.py  one model of a run: its pipeline, its sources, its watcher
 inputs.py         the sources of a run
 progress.py       how far each source has come, which outlives a process
-listener.py       what hears of a run while it runs
+listener.py       the object that hears of a run while it runs
 records.py        results, events and figures as JSON
 log_files.py      files of JSON lines that several runs append to
 control.py        a file that says what a running process plans for
-signals.py        what signals request
+signals.py        the requests of signals
 supervisor.py     a parent that starts the run again after a crash
 video_extra.py    the parts of the video room that a service needs
 """

@@ -1,4 +1,4 @@
-"""What hears of a run: lines of text, the present figures while it runs, the last figures at its end."""
+"""The object that hears of a run: lines of text, the present figures while it runs, the last figures at its end."""
 
 from __future__ import annotations
 

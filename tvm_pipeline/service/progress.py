@@ -1,4 +1,4 @@
-"""How far each source of a run has come, so that a run can go on where one ended.
+"""The counts of frames of each source, so that a run can go on where one ended.
 
 A run begins again when its settings are read again, and after its process died. A camera is then opened again; a file
 goes on at the frame after the last one whose result came out. Read next: inputs.py, which counts those frames.
@@ -21,7 +21,7 @@ Counts = NDArray[np.int64]  # [next frame, results]
 
 
 class FrameCounts:
-    """For each model and source: the frame to go on at, and how many results came out.
+    """Counts for each model and source: the frame to go on at, and how many results came out.
 
     Args:
         folder: for files that outlive a process which is killed between two frames; without it, the counts are in
@@ -59,6 +59,6 @@ class FrameCounts:
 
     @property
     def begun(self) -> bool:
-        """Whether any result came out, of this process or of one before it."""
+        """True where any result came out, of this process or of one before it."""
         mapped = [np.fromfile(path, np.int64) for path in self._folder.iterdir()] if self._folder else []
         return any(counts[1] for counts in (*mapped, *self._counts.values()))

@@ -1,6 +1,6 @@
-"""What a run writes for others to read: its events, a line for each frame, and its figures at the end.
+"""The records of a run for others to read: its events, a line for each frame, and its figures at the end.
 
-Read next: log_files.py (how lines are appended), listener.py (what hears of a run while it runs).
+Read next: log_files.py (how lines are appended), listener.py (the object that hears of a run).
 """
 
 from __future__ import annotations

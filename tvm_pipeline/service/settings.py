@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """All that `tvm-pipeline run` takes, under the names of its options, whose help explains them.
+    """The options of `tvm-pipeline run`, under their own names; the help of the command explains them.
 
     Lists hold one value for each model (bundle, decoder, plan) or source (source, policy). Nothing is checked before
     `check`, so that settings from several places can be put together.

@@ -1,4 +1,4 @@
-"""What signals ask of a run: to end after what is inside has come out, or to read its settings again."""
+"""Signals that request something of a run: to end after what is inside has come out, or to read its settings again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Handler = Callable[[int, FrameType | None], object]
 
 
 class Requests:
-    """What signals have requested. The flags are plain, since a signal may come while any lock is held."""
+    """Keeps what signals have requested. The flags are plain, since a signal may come while any lock is held."""
 
     def __init__(self) -> None:
         self.stop = False

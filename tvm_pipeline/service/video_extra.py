@@ -1,4 +1,4 @@
-"""What a service takes from the video room, whose libraries (PyAV, Pillow) are an extra.
+"""The names that a service takes from the video room, whose libraries (PyAV, Pillow) are an extra.
 
 All modules of a service import video from here, so that the types are known and a missing extra is one clear error:
 importing this module without the extra raises a PipelineError that names what to install. The command line therefore

@@ -55,7 +55,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a plan is made for. It can also be run where `compiled` is not None."""
+    """A graph, platform and profile to plan for. It can also be run where `compiled` is not None."""
 
     graph: OperatorGraph
     platform: Platform
