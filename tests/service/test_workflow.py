@@ -1,0 +1,61 @@
+"""The steps from a file to a plan, as programs call them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.service.workflow import (
+    checked_objective,
+    compile_source,
+    decide,
+    measured_profile,
+    planned,
+    stand_in_warnings,
+)
+
+PROFILES = Path(__file__).parents[2] / "profiles"
+GRAPH, USB = PROFILES / "keras" / "MobileNetV2.json", PROFILES / "platforms" / "coral-usb-2.toml"
+
+
+def test_a_graph_is_planned_without_running_anything():
+    with planned(str(GRAPH), platform=USB) as subject:
+        assert subject.compiled is None
+        problem = subject.problem(stages=2)
+        heard: list[str] = []
+        decision, profile = decide(problem, tell=heard.append)
+    assert len(decision.plan.stages) == 2
+    assert profile is subject.profile
+    assert heard == ["playing the best plans through, with turns on the bus"]
+
+
+def test_stages_of_a_graph_alone_cannot_be_measured():
+    with planned(str(GRAPH), platform=USB) as subject, pytest.raises(OptionError, match="give a model") as caught:
+        decide(subject.problem(), "measured")
+    assert (caught.value.option, caught.value.value) == ("scheduler", "measured")
+
+
+def test_a_model_is_compiled_and_measured(model):
+    heard: list[str] = []
+    warned: list[str] = []
+    made = compile_source(model, tell=heard.append, warn=warned.append)
+    profile = measured_profile(made, tell=heard.append, warn=warned.append, repeats=2)
+    profile.check_graph(made.compiled.graph)
+    assert heard
+    assert warned == [*stand_in_warnings(made.platform), *profile.warnings]
+
+
+def test_devices_with_the_same_stand_in_share_a_warning():
+    devices = tuple(Device(f"tpu{i}", target=f"usb:{i}", stand_in=f"a CPU for usb:{i}") for i in range(2))
+    platform = Platform("desk", (*devices, Device("cpu0")))
+    assert stand_in_warnings(platform) == ["not here: tpu0, tpu1. Stages run on a CPU for usb:0"]
+
+
+def test_an_objective_that_is_none():
+    assert checked_objective("latency") == "latency"
+    with pytest.raises(OptionError, match="`objective` 'beauty' is none of throughput") as caught:
+        checked_objective("beauty")
+    assert caught.value.option == "objective"
