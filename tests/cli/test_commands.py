@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
+from PIL import Image
 
 import tvm_pipeline.cli
 from tvm_pipeline import Plan, read_graph, read_platform, read_profile
@@ -141,18 +142,41 @@ def test_bench_sets_predicted_beside_measured(cli, bundle):
         assert candidate["predicted"]["throughput_fps"] > 0
 
 
-def test_bench_prints_a_table(cli, bundle):
+def test_bench_prints_a_table(cli, bundle, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     outcome = cli("bench", bundle, "--seconds", 0.05, "--rounds", 1)
+    lines = outcome.out.splitlines()
     assert "Side by side" in outcome.out
+    assert all(column in outcome.out for column in ("plan", "fps predicted", "measured", "error", "spread"))
+    found = cli("plan", bundle, "--json").json["candidates"]
+    shown = [line for line in lines if any(f"{candidate['scheduler']} (" in line for candidate in found)]
+    assert len(shown) == len(found)  # a row for each candidate, with an error and a spread in per cent
+    assert all(line.count("%") >= 2 for line in shown)
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_show_draws(cli, bundle, tmp_path, suffix):
     outcome = cli("show", bundle, "-o", tmp_path / "pictures", "--format", suffix, "--json")
     assert outcome.code == 0, outcome.err
-    for picture in outcome.json["pictures"]:
-        with open(picture, "rb") as file:
-            assert file.read(5) in (b"\x89PNG\r", b"<?xml")
+    gantt, graph = map(Path, outcome.json["pictures"])
+    assert (gantt.name, graph.name) == (f"gantt.{suffix}", f"graph.{suffix}")
+    if suffix == "png":
+        for picture in (gantt, graph):
+            with Image.open(picture) as image:
+                assert image.format == "PNG"
+                assert min(image.size) > 100
+                # The ground, and at least one stage or frame in a colour of its own.
+                colours = sorted((count for count, _ in image.convert("RGB").getcolors(1 << 22)), reverse=True)
+                assert colours[1] > 1000
+        return
+    stages = outcome.json["stages"]
+    for stage in stages:
+        assert all(f"<!-- {name} -->" in graph.read_text() for name in stage["operators"])
+    text = gantt.read_text()
+    assert "bottleneck: stage" in text
+    assert all(f"stage {index} on" in graph.read_text() for index in range(len(stages)))
+    assert all(device in text for stage in stages for device in stage["devices"])
+    assert all(f"<!-- {frame}" in text for frame in range(8))
 
 
 def test_preprocessing_beside_the_model_goes_into_the_bundle(cli, model, tmp_path):

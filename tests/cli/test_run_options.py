@@ -16,6 +16,7 @@ from itertools import groupby
 import pytest
 from PIL import Image
 
+from tests.video.test_kinds import BY_ID, install
 from tvm_pipeline.service.inputs import is_live
 
 WIDE, SMALL = "synthetic:64x48@30:20", "synthetic:32x32@30:10"
@@ -71,8 +72,29 @@ def test_a_policy_for_each_source(cli, bundle):
 
 
 def test_what_films_by_itself_is_given_as_the_latest():
-    assert all(map(is_live, ("camera:0", "/dev/video1", "rtsp://gate/1", "udp://0.0.0.0:5000")))
-    assert not any(map(is_live, ("bikes.mp4", "pictures", WIDE, "http://host/bikes.mp4")))
+    assert all(map(is_live, ("camera:0", "/dev/video1", BY_ID, "CAMERA:0", "rtsp://gate/1", "udp://0.0.0.0:5000")))
+    assert not any(map(is_live, ("bikes.mp4", "pictures", WIDE, "http://host/bikes.mp4", "/dev/shm/bikes.mp4")))
+
+
+@pytest.mark.parametrize("spec", ["camera:97", "CAMERA:97", BY_ID])
+def test_a_camera_is_one_however_it_is_named(cli, bundle, spec):
+    """It is opened as a camera, and two models cannot have it at the same time."""
+    outcome = cli("run", bundle, "--source", spec)
+    assert outcome.code == 1
+    assert f"there is no camera {BY_ID if spec == BY_ID else '/dev/video97'}" in outcome.err.replace("\n", "")
+    outcome = cli("run", bundle, bundle, "--source", spec, "--source", spec)
+    assert outcome.code == 2
+    assert "twice; a camera can be opened once only" in " ".join(outcome.err.split())
+
+
+def test_a_source_of_an_installed_package(cli, bundle, tmp_path, monkeypatch):
+    """It films by itself, so it is read ahead and its newest frame is the one that waits."""
+    install(tmp_path, "film = tests.video.test_kinds:FILM")
+    monkeypatch.syspath_prepend(tmp_path)
+    outcome = cli("run", bundle, "--source", "film:1000000", "--limit", 12, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.json["sources"]["film:1000000"]["delivered"] >= 12
+    assert set(outcome.json["sources"]["film:1000000"]["dropped"]) <= {"latest", "closed"}
 
 
 def test_several_models_each_with_its_source(cli, bundle, tmp_path):

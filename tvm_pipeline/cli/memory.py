@@ -18,10 +18,10 @@ from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
 from tvm_pipeline.memory.memory_graph import peak_bytes
-from tvm_pipeline.memory.stage_memory import Comparison, compare, fullest
+from tvm_pipeline.memory.stage_memory import Comparison, compare, peak_operators
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.memory.traffic_order import traffic_order
-from tvm_pipeline.report import TextTable, alive_at, draw_memory, fullest_table, orders_table
+from tvm_pipeline.report import TextTable, alive_at, draw_memory, orders_table, peak_table
 from tvm_pipeline.service.workflow import compile_source, is_relay, opened_bundle
 
 
@@ -73,7 +73,7 @@ def command(
     show(_arena_table(found, arenas), json)
     if moved:
         show(_traffic_table(found, moved, on_chip or 0), json)
-    show(fullest_table(found[0]), json)
+    show(peak_table(found[0]), json)
     if plot:
         show(f"written: {plot}", json)
 
@@ -137,7 +137,7 @@ def _json(found: Comparison, arena: dict[str, int]) -> dict[str, Any]:
                 "operator": graph.operators[index],
                 "alive": [{"name": t.name, "bytes": t.bytes} for t in alive_at(found, least.order, index)],
             }
-            for index in fullest(graph, least.order)
+            for index in peak_operators(graph, least.order)
         ],
         "arena_bytes": arena,
     }

@@ -9,8 +9,7 @@ import typer
 
 from tvm_pipeline.core.plan import OBJECTIVES
 from tvm_pipeline.frontends import Shapes, parse_shapes
-from tvm_pipeline.planning import SCHEDULERS
-from tvm_pipeline.profiling import MEASURED
+from tvm_pipeline.planning import MEASURED, SCHEDULERS
 
 PlatformOption = Annotated[
     Path | None,

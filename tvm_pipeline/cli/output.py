@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from rich.console import Console, RenderableType
 
+from tvm_pipeline.core.plan import Decision
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.planning import Decision
 from tvm_pipeline.service.option_names import explained, translated
 from tvm_pipeline.service.workflow import plan_json
 

@@ -21,9 +21,8 @@ from tvm_pipeline.cli.options import (
     shapes_of,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
-from tvm_pipeline.core.plan import Problem, merit
+from tvm_pipeline.core.plan import Decision, Problem, cost_key
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.planning import Decision
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.service.workflow import checked_objective, decide, planned
@@ -31,7 +30,7 @@ from tvm_pipeline.service.workflow import checked_objective, decide, planned
 
 def pareto_decision(problem: Problem) -> Decision:
     """Return the Pareto front as candidates; the one that is best by the objective is chosen."""
-    plans = sorted(pareto(problem), key=merit)
+    plans = sorted(pareto(problem), key=cost_key)
     return Decision(plans[0], tuple(plans), f"none of these {len(plans)} plans is beaten in everything by another")
 
 

@@ -12,7 +12,7 @@ from tvm_pipeline.cli.output import print_json, warn
 from tvm_pipeline.cli.output import show as show_table
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.report import draw_gantt, draw_graph, stage_memories, stages_memory_table, stages_table
+from tvm_pipeline.report import draw_gantt, draw_graph, first_frames, stage_memories, stages_memory_table, stages_table
 from tvm_pipeline.service.workflow import chosen_plan, opened_bundle, plan_json
 
 
@@ -35,7 +35,7 @@ def command(
     memories = stage_memories(problem.graph, problem.platform, chosen)
     output.mkdir(parents=True, exist_ok=True)
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
-    draw_gantt(evaluation, chosen, pictures[0])
+    draw_gantt(evaluation, chosen, first_frames(problem, chosen.stages), pictures[0])
     draw_graph(opened.graph, chosen, pictures[1])
     if json:
         drawn = [str(picture) for picture in pictures]

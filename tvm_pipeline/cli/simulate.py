@@ -16,10 +16,8 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
 from tvm_pipeline.cost.simulate import simulate as run
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.report import TextTable, draw_gantt, stages_table, statistics_table
+from tvm_pipeline.report import DRAWN_FRAMES, TextTable, draw_gantt, stages_table, statistics_table
 from tvm_pipeline.service.workflow import plan_json, planned
-
-DRAWN_FRAMES = 8
 
 
 def command(
@@ -68,7 +66,7 @@ def command(
         found = run(problem, chosen.stages, frames, arrivals, in_flight=in_flight, drop=live, jitter=jitter, seed=seed)
     if output:
         drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
-        draw_gantt(evaluation, chosen, output, simulated=[bar for bar in found.events if bar.frame in drawn])
+        draw_gantt(evaluation, chosen, [bar for bar in found.events if bar.frame in drawn], output)
     if json:
         simulated = {"latency_s": found.statistics.latency_p50_s, **asdict(found.statistics)}
         print_json({**plan_json(chosen, subject.platform), "simulated": {**simulated, "dropped": len(found.dropped)}})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -15,13 +15,13 @@ from typing import Any
 from tvm_pipeline.service.progress import Counts
 from tvm_pipeline.service.video_extra import (
     Frame,
-    LiveFrame,
     LiveSource,
     LiveStatistics,
     Source,
     merge,
     open_source,
     parse_policy,
+    source_kind,
     without_password,
 )
 
@@ -62,20 +62,15 @@ class ModelSources:
         for source in self.live:
             source.close()
 
-    def source_of(self, frame: Frame) -> str:
-        """Return the name of the source that gave the frame."""
-        return frame.source if isinstance(frame, LiveFrame) else self.name
-
     def count(self, frame: Frame) -> None:
         """Count a frame whose result came out and is written."""
-        name = self.source_of(frame)
-        counts = self.counts[name]
-        counts[:] = frame.index + self.every.get(name, 1), counts[1] + 1
+        counts = self.counts[frame.source]
+        counts[:] = frame.index + self.every.get(frame.source, 1), counts[1] + 1
 
 
 def is_live(spec: str) -> bool:
     """Return whether a source films by itself, so that a frame that waits grows old."""
-    return spec.lower().startswith(("camera:", "/dev/video", "rtsp://", "rtmp://", "udp://"))
+    return source_kind(spec).live
 
 
 @contextmanager
@@ -115,13 +110,12 @@ def opened_sources(
             skipped = int(counted[name][0])
             patience_s = stall_s if is_live(spec) else stall_s + skipped / DECODING_FPS
             opening = partial(_opened_at, skipped, 0.8 * stall_s) if skipped else None
-            live.append(stack.enter_context(LiveSource(spec, policy, open=opening, stall_s=patience_s)))
-        begins = {name: int(counts[0]) for name, counts in counted.items()}
-        merged = (replace(frame, index=frame.index + begins[frame.source]) for frame in merge(live))
+            source = LiveSource(spec, policy, open=opening, stall_s=patience_s, first_index=skipped)
+            live.append(stack.enter_context(source))
         yield ModelSources(
             ", ".join(source.name for source in live),
             live[0].fps,
-            islice(merged, _left(limit, counted.values())),
+            islice(merge(live), _left(limit, counted.values())),
             lambda: sum(source.statistics().damaged for source in live),
             counted,
             tuple(live),

@@ -17,7 +17,7 @@ from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Event, RunStatistics
-from tvm_pipeline.service.video_extra import Analysed, Frame, LiveFrame, LiveStatistics
+from tvm_pipeline.service.video_extra import Analysed, Frame, LiveStatistics
 from tvm_pipeline.service.workflow import plan_json
 
 WriteEvent = Callable[[Event, str], None]  # an event, and the label of its model, empty where there is one model
@@ -50,17 +50,15 @@ def event_log(path: Path | None, warn: Callable[[str], None]) -> Iterator[WriteE
         yield write
 
 
-def line_json(
-    seen: Analysed[Frame], source: str, stand_ins: Mapping[str, str] | None = None, model: str = ""
-) -> dict[str, Any]:
+def line_json(seen: Analysed[Frame], stand_ins: Mapping[str, str] | None = None, model: str = "") -> dict[str, Any]:
     """Return one frame's line: what a decoder found, else the shape and the largest value of each output."""
     line: dict[str, Any] = {
         "frame": seen.frame.index,
         "time_s": seen.frame.time_s,
         "latency_s": seen.result.latency_s,
         **({"model": model} if model else {}),
-        "source": source,
-        **({"age_s": seen.frame.age_s} if isinstance(seen.frame, LiveFrame) else {}),
+        "source": seen.frame.source,
+        **({} if seen.frame.age_s is None else {"age_s": seen.frame.age_s}),
         **({"stand_ins": list(stand_ins)} if stand_ins else {}),
     }
     if seen.annotations:

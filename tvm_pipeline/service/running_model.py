@@ -206,8 +206,7 @@ def writing(models: Sequence[RunningModel], settings: Settings, keeps_results: b
         def write(model: RunningModel, seen: Analysed[Frame]) -> None:
             with lock:
                 if lines:
-                    source = model.sources.source_of(seen.frame)
-                    lines.write(line_json(seen, source, model.bundle.platform.stand_ins, model.label))
+                    lines.write(line_json(seen, model.bundle.platform.stand_ins, model.label))
                 if video:
                     video.write(draw(seen.frame.image, seen.annotations))
                 model.sources.count(seen.frame)

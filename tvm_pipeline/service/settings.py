@@ -15,7 +15,7 @@ from typing import TypeVar
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Adaptation, HillClimb
 from tvm_pipeline.runtime.strategy import Strategy
-from tvm_pipeline.service.video_extra import parse_policy
+from tvm_pipeline.service.video_extra import parse_policy, source_kind
 
 # The strategies that may propose another plan while one runs; `off` has none.
 STRATEGIES: dict[str, Callable[[], Strategy | None]] = {
@@ -112,7 +112,7 @@ class Settings:
         twice = {spec for spec in self.source if self.source.count(spec) > 1}
         if self.models == 1 and twice:
             raise OptionError("`source` names one source twice", option="source")
-        if cameras := [spec for spec in twice if spec.startswith(("camera:", "/dev/"))]:
+        if cameras := [spec for spec in twice if source_kind(spec).exclusive]:
             raise OptionError(f"`source` names {cameras[0]} twice; a camera can be opened once only", option="source")
         for_each("decoder", self.decoder, self.models, "models")
         for_each("plan", self.plan, self.models, "models")

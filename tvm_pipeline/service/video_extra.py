@@ -15,7 +15,6 @@ try:
         Decoder,
         Frame,
         JsonLines,
-        LiveFrame,
         LiveSource,
         LiveStatistics,
         Preprocessing,
@@ -28,6 +27,7 @@ try:
         open_source,
         parse_policy,
         preprocessing_for,
+        source_kind,
         stream,
     )
     from tvm_pipeline.video.decoding import without_password
@@ -39,7 +39,6 @@ __all__ = [
     "Decoder",
     "Frame",
     "JsonLines",
-    "LiveFrame",
     "LiveSource",
     "LiveStatistics",
     "Preprocessing",
@@ -52,6 +51,7 @@ __all__ = [
     "open_source",
     "parse_policy",
     "preprocessing_for",
+    "source_kind",
     "stream",
     "without_password",
 ]

@@ -19,20 +19,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Backend, CompiledModel, detect_platform, settle_platform
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic, read_plan
+from tvm_pipeline.core.plan import OBJECTIVES, Decision, Objective, Plan, Problem, is_lexicographic, read_plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import GraphError, OptionError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.frontends import Shapes, load
-from tvm_pipeline.planning import Decision, solve
-from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
-from tvm_pipeline.profiling import MEASURED, measured_plan, profile_model
+from tvm_pipeline.profiling import profile_model, stage_timer
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -195,21 +194,11 @@ def decide(
         scheduler: one of `planning.SCHEDULERS`, `best`, or `measured`, which compiles and measures stages.
         compiled: the model, which only `measured` needs.
     """
-    if scheduler != MEASURED:
-        decision = solve(problem, scheduler)
-        if scheduler == "best" and shares_a_bus(problem) and problem.time_limit_s is None:
-            tell("playing the best plans through, with turns on the bus")
-            decision = rehearsed(problem, decision)
+    measure = None if compiled is None else stage_timer(compiled)
+    decision = planning.plan(problem, scheduler, measure=measure, progress=tell)
+    if not decision.segments:
         return decision, problem.profile
-    if compiled is None:
-        raise OptionError(
-            f"`scheduler` {MEASURED} compiles and measures stages; give a model, not a graph alone",
-            option="scheduler",
-            value=scheduler,
-        )
-    plan, segments = measured_plan(compiled, problem, tell)
-    profile = replace(problem.profile, segments=(*problem.profile.segments, *segments))
-    return Decision(plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured"), profile
+    return decision, replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))
 
 
 def is_relay(source: str) -> bool:
