@@ -109,7 +109,7 @@ def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
 
 def relay_model(graph: OperatorGraph) -> Model:
     """The graph as a network: its operators' kinds, shapes and bytes of parameters say all but the weights."""
-    import tvm_pipeline.tvm.relay  # noqa: F401 - first, since it settles TVM's environment
+    import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
 
     import tvm  # isort: skip
     from tvm import relay  # isort: skip

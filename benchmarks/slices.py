@@ -40,11 +40,11 @@ from tvm_pipeline.core.graph import OperatorGraph, crossing_tensors
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
+from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build
 from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
 
 import tvm  # isort: skip

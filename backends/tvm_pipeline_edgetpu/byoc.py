@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
+import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, readers_of
 from tvm_pipeline.errors import ModelError, RunError

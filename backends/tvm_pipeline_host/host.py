@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import tvm_pipeline.tvm.relay  # noqa: F401 - first, since it settles TVM's environment
 from tvm_pipeline.backends.contract import CompiledModel, Progress, check_cores
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage

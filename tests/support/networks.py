@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
+import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

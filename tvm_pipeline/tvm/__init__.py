@@ -1,25 +1,30 @@
 """All that touches TVM. Nothing outside this room and the backends imports it.
 
+kernels.py          the vocabulary: kernels, their outputs and entries
 alignment.py        the kernels of several libraries become one operator graph
+kernel_order.py     the order of kernels that needs the least memory
 stack_placement.py  the depth of the stack at which kernels are called
-relay/              what is Relay's
+relay/              Relay and the graph executor it compiles for
+
+The modules beside `relay/` know no intermediate representation, so that a second one can stand beside Relay. An import
+of this package sets TVM's environment up, so it comes before `import tvm`.
 """
 
 import logging
 import os
 
-# Without this every build looks for tuned schedules on the network; read when TVM is imported.
+# Without this every build looks for tuned schedules on the network. TVM reads it when it is imported.
 os.environ.setdefault("TOPHUB_LOCATION", "NONE")
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
-def _new(record: logging.LogRecord) -> bool:
-    """Lets a message through once: TVM has the same one for each of a hundred convolutions."""
+def _is_new(record: logging.LogRecord) -> bool:
+    """Return True for the first record of a message: TVM logs the same one for each of a hundred convolutions."""
     message = record.getMessage()
-    known = message in _said
-    _said.add(message)
-    return not known
+    is_known = message in _logged
+    _logged.add(message)
+    return not is_known
 
 
-logging.getLogger("strategy").addFilter(_new)
+logging.getLogger("strategy").addFilter(_is_new)

@@ -1,9 +1,10 @@
 """The kernels of one or several libraries become one operator graph.
 
-Two targets fuse the same network into kernels that differ: other layouts, other layout changes between them.
-With everything left out that only moves elements, the sequence of elementary operators is the same, and each
-has its ordinal in it. An operator of the graph is a run of ordinals that begins and ends with a kernel in every
-library; with one library it is simply a kernel. A tensor is known by the ordinal of the operator that computes it.
+Two targets fuse the same network into different kernels: their layouts differ, and so do the layout changes between
+them. Without the operators that only move elements, the sequence of elementary operators is the same, and each of
+them has an ordinal in it. An operator of the graph is a run of ordinals that begins and ends with a kernel in every
+library; with one library it is simply a kernel. A tensor is identified by the ordinal of the operator that computes
+it. No intermediate representation is known here: read `kernels.py` before this file.
 """
 
 from __future__ import annotations
@@ -15,16 +16,15 @@ from itertools import pairwise
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.tensor_layout import logical_shape
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relay.kernels import Kernel
+from tvm_pipeline.tvm.kernels import Entry, Kernel
 
 # An activation's value: (ordinal of its operator, field), or (-1, index of a model input).
 Value = tuple[int, int]
-Entry = tuple[int, int]  # (kernel, output), or (-1, index of a model input)
 
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """How one library's kernels stand under the shared operator graph.
+    """How the kernels of one library belong to the shared operator graph.
 
     Attributes:
         kernels: for each operator of the graph its kernels in this library; glue belongs to none.
@@ -43,9 +43,12 @@ def align(
     libraries: Sequence[Sequence[Kernel]],
     heads: Sequence[Sequence[Entry]],
 ) -> tuple[OperatorGraph, list[Alignment]]:
-    """One operator graph over all libraries (its sizes are those of the first), and each one's place under it.
+    """Return one operator graph over all libraries (its sizes are those of the first), and the alignment of each.
 
     Args:
+        name: the name of the graph.
+        inputs: the model's inputs.
+        libraries: the kernels of each library, in order.
         heads: for each library the entries that are the model's outputs.
 
     Raises:
@@ -74,18 +77,18 @@ def align(
     shapes = _tensors(reference, values[0])
     operators = []
     for index, label in enumerate(labels):
-        mine = [reference[k] for k in members[0][label]]
-        read = [_value(values[0], entry) for kernel in mine for entry in kernel.reads]
+        own_kernels = [reference[k] for k in members[0][label]]
+        read = [_value(values[0], entry) for kernel in own_kernels for entry in kernel.reads]
         outside = dict.fromkeys(v for v in read if v[0] < 0 or run_of[v[0]] != index)
         written = sorted(v for v in crossing if v[0] >= 0 and run_of[v[0]] == index)
         operators.append(
             Operator(
                 name=label,
-                kind="+".join(short for kernel in mine for short, _ in kernel.operators),
+                kind="+".join(short for kernel in own_kernels for short, _ in kernel.operators),
                 inputs=tuple(names[v] for v in outside),
                 outputs=tuple(Tensor(names[v], *shapes[v]) for v in written),
-                param_bytes=sum(kernel.param_bytes for kernel in mine),
-                macs=sum(kernel.macs for kernel in mine),
+                param_bytes=sum(kernel.param_bytes for kernel in own_kernels),
+                macs=sum(kernel.macs for kernel in own_kernels),
             )
         )
     graph = OperatorGraph(name, inputs, tuple(operators), tuple(names[v] for v in head_values))
@@ -96,19 +99,19 @@ def _check_same_sequence(name: str, libraries: Sequence[Sequence[Kernel]]) -> No
     sequences = [[op for kernel in kernels for op in kernel.operators] for kernels in libraries]
     for other in sequences[1:]:
         if other != sequences[0]:
-            where = next(
+            differs_at = next(
                 (i for i, pair in enumerate(zip(sequences[0], other, strict=False)) if pair[0] != pair[1]),
                 min(len(sequences[0]), len(other)),
             )
-            shown = [s[where][0] if where < len(s) else "the end" for s in (sequences[0], other)]
+            shown = [s[differs_at][0] if differs_at < len(s) else "the end" for s in (sequences[0], other)]
             raise ModelError(
-                f"{name}: its targets compile it to different operators (at {where}: {shown[0]} and {shown[1]}), so "
-                "it cannot be cut between them; give its devices one target"
+                f"{name}: its targets compile it to different operators (at {differs_at}: {shown[0]} and {shown[1]}), "
+                "so it cannot be cut between them; give its devices one target"
             )
 
 
 def _starts(kernels: Sequence[Kernel]) -> list[int]:
-    """The first ordinal of every kernel that is not glue."""
+    """Return the first ordinal of every kernel that is not glue."""
     starts, ordinal = [], 0
     for kernel in kernels:
         if not kernel.is_glue:
@@ -128,7 +131,7 @@ def _members(
 
 
 def _values(kernels: Sequence[Kernel]) -> list[tuple[Value, ...]]:
-    """The value of every output, followed through whatever only moves elements."""
+    """Return the value of every output, followed through the operators that only move elements."""
     values: list[tuple[Value, ...]] = []
     ordinal = 0
     for kernel in kernels:
@@ -156,7 +159,7 @@ def _crossing(
     run_of: dict[int, int],
     heads: list[Value],
 ) -> set[Value]:
-    """Every value that some library reads in another run than the one that computes it, and the outputs."""
+    """Return the values that some library reads in another run than the one that computes them, and the outputs."""
     crossing = {value for value in heads if value[0] >= 0}
     for kernels, known, begins in zip(libraries, values, starts, strict=True):
         real = [kernel for kernel in kernels if not kernel.is_glue]
@@ -171,7 +174,7 @@ def _crossing(
 def _tensors(
     kernels: Sequence[Kernel], values: Sequence[tuple[Value, ...]]
 ) -> dict[Value, tuple[tuple[int, ...], str]]:
-    """The logical shape and the dtype of every value, as its own kernel writes it."""
+    """Return the logical shape and the dtype of every value, as its own kernel writes it."""
     shapes: dict[Value, tuple[tuple[int, ...], str]] = {}
     for kernel, written in zip(kernels, values, strict=True):
         for output, value in zip(kernel.outputs, written, strict=True):
@@ -180,6 +183,6 @@ def _tensors(
 
 
 def _labels(kernels: Sequence[Kernel], runs: Sequence[tuple[int, int]]) -> list[str]:
-    """A readable unique name for each run: its first operators and its place."""
+    """Return a readable, unique name for each run: its first operators and its index."""
     flat = [short for kernel in kernels for short, _ in kernel.operators]
     return ["+".join(flat[start:end][:3]) + f"_{index}" for index, (start, end) in enumerate(runs)]

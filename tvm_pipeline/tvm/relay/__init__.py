@@ -1,17 +1,24 @@
-"""What is Relay's: models compiled and cut by TVM 0.19.
+"""Relay and the graph executor that it compiles for: models compiled and cut by TVM 0.19.
+
+Relay's IR and its passes:
 
 importer.py            a Model becomes a Relay module
 fold.py                constants are folded in numpy, which makes building several times faster
-build.py               a module becomes a Library for one target, kept in a cache
-kernels.py             what the kernels of a library, or of a fused module, compute and read
-macs.py                how much one Relay operator computes
-slicing.py             some operators of a library become a slice of its graph
-memory_order.py        kernels in the order of least memory; the pass MemoryOrder
-executor.py            a slice that runs
-compiled.py            one library for each target under one operator graph
+kernels.py             two walkers: the kernels of a library, and those of a fused module
+macs.py                names and work of Relay operators
 extraction.py          the pass ExtractOperatorGraph
 partition_pipeline.py  the pass PartitionPipeline
+memory_order.py        the pass MemoryOrder
 rewrite_concat.py      the pass RewriteConcat
+
+The graph executor's, which only `relay.build` serves (a second IR brings its own):
+
+build.py               a module becomes a Library for one target, kept in a cache
+slicing.py             some operators of a library become a slice of its graph JSON
+executor.py            a slice that runs
+compiled.py            one library for each target under one operator graph
+
+An import of this package without Relay raises an ImportError that says what to install.
 """
 
 try:

@@ -22,9 +22,10 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError, ModelError
 from tvm_pipeline.files import cache_folder, replacing
+from tvm_pipeline.tvm.kernels import Kernel
 from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
 from tvm_pipeline.tvm.relay.importer import import_model, reason
-from tvm_pipeline.tvm.relay.kernels import Kernel, kernels_of_library
+from tvm_pipeline.tvm.relay.kernels import kernels_of_library
 
 FORMAT = 3  # raise it when a saved library must not be read any more
 

@@ -1,8 +1,11 @@
-"""A slice with an executor: what a stage's thread runs.
+"""A slice with its graph executor: the part of a stage that its thread runs.
 
-The graph executor asks for the storage of every tensor through its `lookup_linked_param` hook. It gets the
-library's own parameter, so that slices share parameters, or a view of the slice's arena (`memory/layout.py`). Inputs
-and outputs are pointers into the caller's buffers, set for a run where they changed.
+The graph executor asks for the storage of every tensor through its `lookup_linked_param` hook. It gets the library's
+own parameter, so that slices share parameters, or a view of the slice's arena (`memory/arena.py`). Inputs and outputs
+are pointers into the caller's buffers; a run sets those that changed.
+
+Nothing here reads Relay, and yet the file stays in Relay's folder: `relay.build` alone writes the JSON that this
+executor and `slicing.py` take, while Relax compiles for a virtual machine and would bring a slice of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from typing import Any
 import tvm
 
 from tvm_pipeline.backends.contract import Array, aligned_empty
+from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
-from tvm_pipeline.tvm.relay.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
 from tvm_pipeline.tvm.stack_placement import placed
 
@@ -32,10 +35,11 @@ class Slice:
         self._views: dict[int, Array] = {}
         kind = "graph_executor_debug" if debug else "graph_executor"
         create = tvm.get_global_func(f"tvm.{kind}.create")
-        # The executor keeps the function for good, which must not keep this slice: no collector sees through TVM.
+        # The executor keeps the function for ever, and the function must not keep this slice: TVM hides the cycle from
+        # the garbage collector.
         storage_of = [self._storage_of]
         self.executor = create(
-            part.graph_json, library.module, lambda *asked: storage_of[0](*asked), library.device_type, 0
+            part.graph_json, library.module, lambda *request: storage_of[0](*request), library.device_type, 0
         )
         storage_of.clear()
         self._run = placed(self.executor["run"])
@@ -45,7 +49,7 @@ class Slice:
         self._wrapped: dict[int, tuple[Array, Any]] = {}
 
     def _storage_of(self, _module: Any, entry: int, _template: Any, _device: Any) -> Any:
-        """Called by the executor while it is made, once for each storage id; ours are entries."""
+        """Return the storage of an entry: the executor calls this once for each storage id while it is created."""
         name = self.graph.params.get(entry)
         if name is not None:
             return self._library.params[name]
@@ -57,7 +61,7 @@ class Slice:
         return tvm.nd.from_dlpack(view)
 
     def set_buffers(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Points the slice at these arrays, in the order and with the shapes of the ports."""
+        """Point the slice at these arrays, in the order and with the shapes of the ports."""
         for index, array in enumerate(inputs):
             if self._set.get((True, index)) is not array:
                 self._set_input(f"input_{index}", self._wrap(array))
@@ -68,14 +72,14 @@ class Slice:
                 self._set[False, index] = array
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Computes `outputs` from `inputs`."""
+        """Compute `outputs` from `inputs`."""
         self.set_buffers(inputs, outputs)
         self._run()
         for index, entry in self.graph.copied.items():
             outputs[index].reshape(-1)[:] = self._views[entry].reshape(-1)
 
     def _wrap(self, array: Array, shape: tuple[int, ...] | None = None) -> Any:
-        """The array as TVM's, kept for as long as the array comes again."""
+        """Return the array as TVM's, kept so that the same array is wrapped once."""
         known = self._wrapped.get(id(array))
         if known is None:
             if len(self._wrapped) > 64:

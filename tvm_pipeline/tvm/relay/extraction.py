@@ -12,13 +12,14 @@ from tvm import relay
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError
 from tvm_pipeline.tvm.alignment import Alignment, align
-from tvm_pipeline.tvm.relay.kernels import Kernel, kernels_of_module
+from tvm_pipeline.tvm.kernels import Kernel
+from tvm_pipeline.tvm.relay.kernels import kernels_of_module
 
 ATTRIBUTE = "operator_graph"
 
 
 def ExtractOperatorGraph(name: str = "main", params: Collection[str] = ()) -> tvm.transform.Pass:  # noqa: N802
-    """A pass that attaches the operator graph of `main` to the module; `operator_graph(mod)` reads it.
+    """Return a pass that attaches the operator graph of `main` to the module; `operator_graph(mod)` reads it.
 
     An operator is what `main` calls: a fused function after `relay.transform.FuseOps`, else a single operator.
     The graph holds parameter bytes, output bytes and multiply-accumulates of each.
@@ -40,7 +41,7 @@ def ExtractOperatorGraph(name: str = "main", params: Collection[str] = ()) -> tv
 
 
 def operator_graph(mod: tvm.IRModule) -> OperatorGraph:
-    """The graph that ExtractOperatorGraph attached; raises GraphError where none is."""
+    """Return the graph that ExtractOperatorGraph attached; raise GraphError where none is attached."""
     attached = mod.get_attr(ATTRIBUTE)
     if attached is None:
         raise GraphError("the module carries no operator graph; run ExtractOperatorGraph first")
@@ -58,7 +59,7 @@ class Analysis:
 
 
 def analyse(mod: tvm.IRModule, name: str = "main", params: Collection[str] = ()) -> Analysis:
-    """Reads the operator graph off a type-checked module; raises ModelError where it is no dataflow graph."""
+    """Read the operator graph off a type-checked module; raise ModelError where it is no dataflow graph."""
     variables = [var for var in mod["main"].params if var.name_hint not in params]
     inputs = tuple(
         Tensor(var.name_hint, tuple(int(n) for n in var.checked_type.shape), var.checked_type.dtype)

@@ -1,4 +1,4 @@
-"""A Model becomes a Relay module: the one place where TVM's importers are called."""
+"""A Model becomes a Relay module: TVM's importers are called here alone."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Params = dict[str, Any]
 
 
 def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
-    """The model as a type-checked Relay module and its parameters.
+    """Return the model as a type-checked Relay module and its parameters.
 
     Raises:
-        ModelError: the importer does not take the model; the message names the operator where TVM does.
+        ModelError: the importer does not take the model; the message names the operator if TVM names it.
     """
     importers: dict[str, Callable[[Model], tuple[tvm.IRModule, Params]]] = {
         "onnx": _from_onnx,
@@ -33,7 +33,7 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
         mod = relay.transform.InferType()(mod)
     except ModelError:
         raise
-    except Exception as error:  # TVM's importers raise whatever their author had at hand
+    except Exception as error:  # TVM's importers raise any type of error
         raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}") from error
     _check_static(model, mod)
     if all(parameter.name_hint in params for parameter in mod["main"].params):
@@ -113,7 +113,7 @@ def _is_open(type_: Any) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What TVM's message says, without its stack of frames: the line that names an error, and what it announces."""
+    """Return the reason in TVM's message without its stack of frames: the line that names an error and the next one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     named = [index for index, line in enumerate(lines) if re.match(r"\w*(Error|Exception): ", line)]
     telling = [index for index, line in enumerate(lines) if not line.startswith(("File", "[", "Stack trace"))]

@@ -1,9 +1,7 @@
-"""What compiled kernels compute and read: the bridge from Relay to the operator graph.
+"""Two walkers that read kernels off Relay: `kernels_of_library` after compilation, `kernels_of_module` before it.
 
-A kernel is one fused function. Of each we keep its elementary operators in order (the sequence by which two
-libraries are aligned), its work, and where each output comes from. Operators that only move elements (layout
-changes, reshapes) compute no value of their own: the value passes through them. A kernel made of nothing else
-is glue; a slice takes in whatever glue it needs, and no cut or plan ever names it.
+This is the bridge from Relay to the operator graph; `tvm/kernels.py` says what a kernel is, and `tvm/alignment.py`
+makes the graph. Both walkers visit each fused function operator by operator and follow its values and their layouts.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from tvm import relay
 
 from tvm_pipeline.core.tensor_layout import is_blocked, primal
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, tensor_bytes
 from tvm_pipeline.tvm.relay.macs import elements, macs, short_name
 
 _RESHAPES = {
@@ -32,53 +31,13 @@ _RESHAPES = {
     "annotation.stop_fusion",
 }
 
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a kernel's output has its value from: field of its own operator, or one of its inputs."""
-
-    operator: int | None
-    index: int
-
-
 _WEIGHT = Source(None, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One output of a kernel: its physical shape and blocked layout (empty for the logical order)."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    layout: str
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One fused function where it is called.
-
-    Attributes:
-        operators: short name and output elements of each elementary operator, in order.
-        reads: the activations it reads, as (kernel, output) or (-1, model input).
-        node: its node in the graph JSON; None where it was read from a Relay module.
-    """
-
-    operators: tuple[tuple[str, int], ...]
-    reads: tuple[tuple[int, int], ...]
-    outputs: tuple[Output, ...]
-    param_bytes: int
-    macs: int
-    node: int | None = None
-
-    @property
-    def is_glue(self) -> bool:
-        return not self.operators
+_WEIGHT_ENTRY: Entry = (-2, 0)
 
 
 @dataclass(slots=True)
 class _Walk:
-    """Walks one function once, operator by operator, following values and layouts."""
+    """One visit to each operator of a function, in order: values and layouts are followed on the way."""
 
     operators: list[tuple[str, int]] = field(default_factory=list)
     macs: int = 0
@@ -119,9 +78,9 @@ def _fields(type_: Any) -> Sequence[Any]:
 
 
 def _layout(call: relay.Call, type_: Any, arguments: list[tuple[Source, str]]) -> str:
-    """The blocked layout of a result: as the operator declares it, else inherited from an equally deep input."""
+    """Return the blocked layout of a result: the one its operator declares, else that of an input of equal rank."""
     attributes = call.attrs
-    # Those of some operators (fixed_point_multiply_per_axis) are nodes that tell no keys.
+    # Some operators (fixed_point_multiply_per_axis) have attributes that list no keys.
     names = attributes.keys() if hasattr(attributes, "keys") else ()
     for key in ("out_layout", "dst_layout", "layout", "data_layout"):
         if key in names and str(attributes[key]):
@@ -134,7 +93,7 @@ def _layout(call: relay.Call, type_: Any, arguments: list[tuple[Source, str]]) -
 
 
 def _without_dropped(layout: str, call: relay.Call) -> str:
-    """The layout of what a reduction or squeeze leaves of its blocked input: NCH8c for a mean over W of NCHW8c."""
+    """Return the layout that a reduction or squeeze leaves of its blocked input: NCH8c for a mean over W of NCHW8c."""
     axes, attributes = re.findall(r"\d*[A-Za-z]", layout), call.attrs
     if "keepdims" in attributes.keys() and attributes.keepdims:  # noqa: SIM118 - no mapping
         return layout
@@ -151,7 +110,7 @@ def _without_dropped(layout: str, call: relay.Call) -> str:
 
 
 def _analyse(function: relay.Function, arguments: Sequence[tuple[Source, str]]) -> _Walk:
-    """Walks a fused function; an argument is where a tensor comes from and its layout, fields of tuples one by one."""
+    """Walk a fused function; each argument is a tensor's source and layout, the fields of a tuple one by one."""
     walk = _Walk()
     rest = iter(arguments)
     for parameter in function.params:
@@ -169,7 +128,7 @@ def _outputs(function: relay.Function, walk: _Walk) -> list[Output]:
 
 
 def kernels_of_library(graph_json: str, functions: Mapping[str, relay.Function], inputs: Sequence[str]) -> list[Kernel]:
-    """The kernels of a compiled library in the order of its graph JSON, `__nop` reshapes among them as glue.
+    """Return the kernels of a compiled library in the order of its graph JSON, `__nop` reshapes among them as glue.
 
     Args:
         graph_json: as `lib.get_graph_json()` gives it.
@@ -196,7 +155,7 @@ def kernels_of_library(graph_json: str, functions: Mapping[str, relay.Function],
                 if name in inputs:
                     reads.append((-1, list(inputs).index(name)))
                 else:
-                    reads.append((-2, 0))
+                    reads.append(_WEIGHT_ENTRY)
                     param_bytes += tensor_bytes(shapes[entry], dtypes[entry])
         called = node["attrs"]["func_name"]
         if called == "__nop":
@@ -212,26 +171,29 @@ def kernels_of_library(graph_json: str, functions: Mapping[str, relay.Function],
 
 def kernels_of_module(
     mod: tvm.IRModule, inputs: Sequence[relay.Var]
-) -> tuple[list[Kernel], list[relay.Call], list[tuple[int, int]]]:
-    """The kernels of a module's `main`, the call that each is, and the entries that are its results.
+) -> tuple[list[Kernel], list[relay.Call], list[Entry]]:
+    """Return the kernels of a module's `main`, the call of each kernel, and the entries of its results.
 
     The module must be type-checked and in the dataflow form that the graph executor takes: calls of operators
     and of primitive functions, tuples, constants and parameters. A call of a bare operator counts as a kernel.
 
     Args:
         inputs: the parameters of `main` that are inputs; the others are weights.
+
+    Raises:
+        ModelError: `main` is no dataflow graph.
     """
     main = mod["main"]
     kernels: list[Kernel] = []
     calls: list[relay.Call] = []
-    known: dict[relay.Expr, list[tuple[int, int]]] = {parameter: [(-2, 0)] for parameter in main.params}
+    known: dict[relay.Expr, list[Entry]] = {parameter: [_WEIGHT_ENTRY] for parameter in main.params}
     known.update({parameter: [(-1, index)] for index, parameter in enumerate(inputs)})
 
     def visit(expr: relay.Expr) -> None:
         if expr in known or isinstance(expr, (relay.Function, tvm.ir.Op)):
             return
         if isinstance(expr, relay.Constant):
-            known[expr] = [(-2, 0)]
+            known[expr] = [_WEIGHT_ENTRY]
         elif isinstance(expr, relay.Tuple):
             known[expr] = [entry for part in expr.fields for entry in known[part]]
         elif isinstance(expr, relay.TupleGetItem):
@@ -240,7 +202,7 @@ def kernels_of_module(
             reads = [entry for argument in expr.args for entry in known[argument]]
             layouts = [kernels[k].outputs[i].layout if k >= 0 else "" for k, i in reads]
             types = [type_ for argument in expr.args for type_ in _fields(argument.checked_type)]
-            weights = [type_ for type_, (kernel, _) in zip(types, reads, strict=True) if kernel == -2]
+            weights = [type_ for type_, (kernel, _) in zip(types, reads, strict=True) if kernel == _WEIGHT_ENTRY[0]]
             param_bytes = sum(tensor_bytes(type_.shape, type_.dtype) for type_ in weights)
             kernels.append(_kernel(_as_function(expr), reads, layouts, param_bytes, None))
             calls.append(expr)
@@ -254,7 +216,7 @@ def kernels_of_module(
 
 
 def outer_expressions(body: relay.Expr) -> list[relay.Expr]:
-    """The expressions of a dataflow graph, inputs before users, without entering functions; no recursion."""
+    """Return the expressions of a dataflow graph, inputs before users, without entering functions; no recursion."""
     done: set[relay.Expr] = set()
     order: list[relay.Expr] = []
     stack: list[tuple[relay.Expr, bool]] = [(body, False)]
@@ -289,28 +251,20 @@ def _as_function(call: relay.Call) -> relay.Function:
 
 def _kernel(
     function: relay.Function,
-    reads: list[tuple[int, int]],
+    reads: list[Entry],
     layouts: list[str],
     param_bytes: int,
     node: int | None,
 ) -> Kernel:
     count = itertools.count()
-    sources = [_WEIGHT if kernel == -2 else Source(None, next(count)) for kernel, _ in reads]
+    sources = [_WEIGHT if kernel == _WEIGHT_ENTRY[0] else Source(None, next(count)) for kernel, _ in reads]
     walk = _analyse(function, list(zip(sources, layouts, strict=True)))
     activations, outputs = _activations(reads), tuple(_outputs(function, walk))
-    if not walk.operators and not activations:  # a weight that was not folded: here it is a value of its own
+    if not walk.operators and not activations:  # a weight that was not folded is a value of its own here
         walk.operators.append((short_name(function.body.op.name), elements(function.body.checked_type)))
         outputs = tuple(replace(output, source=Source(0, index)) for index, output in enumerate(outputs))
     return Kernel(tuple(walk.operators), activations, outputs, param_bytes, walk.macs, node)
 
 
-def _activations(reads: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    return tuple(read for read in reads if read[0] != -2)
-
-
-def tensor_bytes(shape: Sequence[int], dtype: str) -> int:
-    """Bytes of a tensor of TVM's dtype name."""
-    count = 1
-    for extent in shape:
-        count *= int(extent)
-    return count * max(tvm.DataType(dtype).bits // 8, 1)
+def _activations(reads: list[Entry]) -> tuple[Entry, ...]:
+    return tuple(read for read in reads if read != _WEIGHT_ENTRY)

@@ -1,4 +1,4 @@
-"""How much one Relay operator computes, whatever its layout."""
+"""Names and work of Relay operators: equal for one operator in any layout."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _SAME_OPERATOR = {
 
 
 def short_name(op: str) -> str:
-    """The operator without namespace and layout: conv2d for nn.contrib_conv2d_NCHWc."""
+    """Return the operator without namespace and layout: conv2d for nn.contrib_conv2d_NCHWc."""
     match = _NAME.match(op)
     name = match.group(1) if match else op
     return _SAME_OPERATOR.get(name, name)
 
 
 def elements(type_: Any) -> int:
-    """Elements of a tensor type, of all fields of a tuple type."""
+    """Return the elements of a tensor type, or of all fields of a tuple type."""
     if isinstance(type_, relay.TupleType):
         return sum(elements(field) for field in type_.fields)
     return math.prod(int(extent) for extent in type_.shape)
 
 
 def macs(call: relay.Call) -> int:
-    """Multiply-accumulates of a call; elementary operations (one an element) where nothing is multiplied.
+    """Return the multiply-accumulates of a call; one operation for each element where nothing is multiplied.
 
     A convolution costs, in any layout, output elements x weight elements / output channels; a transposed one
     input elements x weight elements / input channels; a matrix product output elements x inner extent; a
@@ -59,7 +59,7 @@ def macs(call: relay.Call) -> int:
 
 
 def _extent(type_: Any, layout: str, axis: str) -> int:
-    """The whole extent of a logical axis, over its outer part and its blocks."""
+    """Return the whole extent of a logical axis, over its outer part and its blocks."""
     letters = [character for character in str(layout) if character.isalpha()]
     shape = [int(extent) for extent in type_.shape]
     return math.prod(n for n, letter in zip(shape, letters, strict=True) if letter.upper() == axis)

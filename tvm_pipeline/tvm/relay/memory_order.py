@@ -1,91 +1,26 @@
-"""The order of kernels that needs the least memory: of a slice, and of a TVM script's module by the pass MemoryOrder.
+"""MemoryOrder: the pass that gives a TVM script's module the order of kernels that needs the least memory.
 
-What kernels write and read becomes a MemoryGraph (`tvm_pipeline/memory`), and the search there gives the order. A
-kernel never overwrites its input: TVM gives every result a place of its own. `slicing.py` plans the arena of a slice by
-the order; for a TVM script the graph executor's own planner does.
+`tvm/kernel_order.py` finds the order, for a slice as well. `slicing.py` plans the arena of a slice by that order; the
+graph executor's own planner does so for a TVM script.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 
 import tvm
 from tvm import relay
 
-from tvm_pipeline.memory import Buffer, MemoryGraph, minimum_peak
-from tvm_pipeline.memory.arena import ALIGNMENT
-from tvm_pipeline.tvm.alignment import Entry
-from tvm_pipeline.tvm.relay.kernels import Kernel, kernels_of_module, tensor_bytes
-
-# Slices are cut while a pipeline runs, and it waits; nearly all orders are proven in a fraction of this.
-TIME_LIMIT_S = 2.0
-
-
-def kernel_order(
-    kernels: Mapping[int, Kernel],
-    is_view: Callable[[int], bool],
-    held: Collection[Entry],
-    elsewhere: Collection[Entry] = (),
-) -> list[int]:
-    """The kernels (keys of `kernels`, ascending in an order that can run) in the order that needs the least memory.
-
-    Args:
-        is_view: whether a kernel only shows its input under another shape: nothing runs, and the bytes are the same.
-        held: entries that stay alive to the end.
-        elsewhere: entries that are written into the caller's buffers, and so take no memory here.
-    """
-    shown: dict[Entry, Entry] = {}  # entry -> the entry whose bytes it has; what other kernels make is not in it
-    for index in sorted(kernels):
-        reads = kernels[index].reads
-        for output in range(len(kernels[index].outputs)):
-            if not is_view(index):
-                shown[index, output] = index, output
-            elif reads and reads[0] in shown:
-                shown[index, output] = shown[reads[0]]
-    running = [index for index in sorted(kernels) if not is_view(index)]
-    readers: dict[Entry, list[int]] = {}
-    for place, index in enumerate(running):
-        for entry in dict.fromkeys(shown[read] for read in kernels[index].reads if read in shown):
-            readers.setdefault(entry, []).append(place)
-    kept = {shown[entry] for entry in held if entry in shown}
-    buffers = [
-        Buffer(
-            f"{index}.{output}",
-            0 if (index, output) in elsewhere else _aligned_bytes(kernels[index], output),
-            (place,),
-            tuple(readers.get((index, output), ())),
-            (index, output) in kept,
-        )
-        for place, index in enumerate(running)
-        for output in range(len(kernels[index].outputs))
-    ]
-    graph = MemoryGraph("kernels", tuple(map(str, running)), tuple(buffers))
-    found = minimum_peak(graph, time_limit_s=TIME_LIMIT_S)
-    return _with_views(kernels, [running[place] for place in found.order])
-
-
-def _aligned_bytes(kernel: Kernel, output: int) -> int:
-    size = tensor_bytes(kernel.outputs[output].shape, kernel.outputs[output].dtype)
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def _with_views(kernels: Mapping[int, Kernel], order: list[int]) -> list[int]:
-    """Puts each kernel that is not in `order` before the first that reads it; where none does, at the end."""
-    when = {index: place for place, index in enumerate(order)}
-    views = [index for index in kernels if index not in when]
-    first = dict.fromkeys(views, len(order))
-    for index in sorted(kernels, reverse=True):  # a view's readers come after it, views among them
-        for read, _ in kernels[index].reads:
-            if read in first:
-                first[read] = min(first[read], when.get(index, first.get(index, len(order))))
-    return sorted(kernels, key=lambda index: (when.get(index, first.get(index)), index in when, index))
+from tvm_pipeline.tvm.kernel_order import kernel_order
+from tvm_pipeline.tvm.kernels import tensor_bytes
+from tvm_pipeline.tvm.relay.kernels import kernels_of_module
 
 
 def MemoryOrder(params: Collection[str] = ()) -> tvm.transform.Pass:  # noqa: N802
-    """A pass that makes the graph executor run the kernels of `main` in the order that needs the least memory.
+    """Return a pass that makes the graph executor run the kernels of `main` in the order that needs the least memory.
 
     It fuses operators, and binds each kernel with a `let` in that order: the graph executor's code generator and its
-    memory planner follow it. A `let` stops fusion and every other rewriting, so have `relay.optimize` do those before:
+    memory planner follow it. A `let` stops fusion and every other rewriting, so run `relay.optimize` before it:
 
         mod, params = relay.optimize(mod, target, params=params)
         library = relay.build(MemoryOrder(params)(mod), target, params=params)
@@ -94,9 +29,9 @@ def MemoryOrder(params: Collection[str] = ()) -> tvm.transform.Pass:  # noqa: N8
         after:  fn (%data) { let %k0 = wide_a(%data); let %k1 = narrow_a(%k0); let %k2 = wide_b(%data);
                              let %k3 = narrow_b(%k2); let %k4 = add(%k1, %k3); %k4 }
 
-    The order needs the fewest bytes at once, and the graph executor's planner takes more than that, since it hands
-    tensors on whole: where its plan does not get smaller, the module stays as it is (`planned_bytes` says what it
-    takes). The arena of `tvm-pipeline compile --memory-order` has no such loss.
+    The order needs the fewest bytes at once. The graph executor's planner takes more than that, since it hands whole
+    storages on: where its plan does not get smaller, the module stays as it is (`planned_bytes` gives its size). The
+    arena of `tvm-pipeline compile --memory-order` has no such loss.
 
     Args:
         params: names of parameters of `main` that are weights; none where they are bound as constants.
@@ -117,21 +52,21 @@ def MemoryOrder(params: Collection[str] = ()) -> tvm.transform.Pass:  # noqa: N8
 
 
 def planned_bytes(mod: tvm.IRModule) -> int:
-    """What TVM's graph executor allocates for all that the kernels of a fused, typed module write, by its own plan."""
-    # `relay.optimize` says of the parameters on which device they are, and the planner wants to know it of all or none.
+    """Return the bytes that the graph executor's own plan allocates for the results of a fused, typed module."""
+    # `relay.optimize` puts devices on the parameters alone, and the planner takes devices on all variables or on none.
     given = {var: relay.Var(var.name_hint, var.checked_type) for var in mod["main"].params}
     bare = relay.Function(list(given.values()), relay.bind(mod["main"].body, given))
     main = relay.transform.InferType()(tvm.IRModule.from_expr(bare))["main"]
     plan = tvm.get_global_func("relay.backend.GraphPlanMemory")(main)
     outside = set(main.params)  # inputs and weights have storages of their own
     sizes: dict[int, int] = {}
-    for expr, told in plan.expr_to_storage_info.items():
+    for expr, storage_info in plan.expr_to_storage_info.items():
         if expr in outside or isinstance(expr, relay.Constant):
             continue
         type_ = expr.checked_type
         fields = type_.fields if isinstance(type_, relay.TupleType) else [type_]
-        # What the plan says of sizes is that of a storage's first tensor, which later ones may exceed.
-        for storage, field in zip(told.storage_ids, fields, strict=True):
+        # The plan's own sizes are those of each storage's first tensor, and later tensors may be larger.
+        for storage, field in zip(storage_info.storage_ids, fields, strict=True):
             sizes[storage] = max(sizes.get(storage, 0), tensor_bytes(field.shape, field.dtype))
     return sum(sizes.values())
 
@@ -141,7 +76,7 @@ def _in_lets(mod: tvm.IRModule, params: Collection[str]) -> relay.Function:
     inputs = [var for var in main.params if var.name_hint not in params]
     kernels, calls, heads = kernels_of_module(mod, inputs)
     order = kernel_order(dict(enumerate(kernels)), lambda index: _is_view(calls[index]), heads)
-    names = {calls[index]: relay.Var(f"k{place}", calls[index].checked_type) for place, index in enumerate(order)}
+    names = {calls[index]: relay.Var(f"k{step}", calls[index].checked_type) for step, index in enumerate(order)}
 
     def named(expr: relay.Expr) -> relay.Expr:
         if isinstance(expr, relay.Tuple):
@@ -159,6 +94,6 @@ def _in_lets(mod: tvm.IRModule, params: Collection[str]) -> relay.Function:
 
 
 def _is_view(call: relay.Call) -> bool:
-    """Whether the graph executor runs nothing for the call; FuseOps marks such functions."""
+    """Return whether the graph executor runs nothing for the call; FuseOps marks such functions."""
     attributes = call.op.attrs if isinstance(call.op, relay.Function) else None
     return attributes is not None and "relay.reshape_only" in attributes.keys()  # noqa: SIM118 - no mapping

@@ -21,10 +21,10 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.memory.arena import Lifetime, exact_layout, plan_arena
-from tvm_pipeline.tvm.alignment import Alignment, Entry
+from tvm_pipeline.tvm.alignment import Alignment
+from tvm_pipeline.tvm.kernel_order import TIME_LIMIT_S, kernel_order
+from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
-from tvm_pipeline.tvm.relay.kernels import tensor_bytes
-from tvm_pipeline.tvm.relay.memory_order import TIME_LIMIT_S, kernel_order
 
 
 @dataclass(slots=True)

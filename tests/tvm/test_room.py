@@ -1,0 +1,101 @@
+"""The walls of TVM's room: what is beside `relay/` knows no Relay, and the rest of the package knows no TVM."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tvm_pipeline
+
+PACKAGE = Path(tvm_pipeline.__file__).parent
+ROOM = PACKAGE / "tvm"
+# Relay's names of modules, as `import tvm_pipeline.tvm.relay.build` or `from tvm import relay` give them.
+RELAY = ("tvm_pipeline.tvm.relay", "tvm.relay")
+
+
+def imported(file: Path) -> Iterator[str]:
+    """The dotted names that a file imports anywhere, in functions as well."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules_outside_the_room() -> list[str]:
+    files = sorted(file for file in PACKAGE.rglob("*.py") if ROOM not in file.parents)
+    names = [".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts) for file in files]
+    return [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+
+
+def run_python(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("file", sorted(ROOM.glob("*.py")), ids=lambda file: file.name)
+def test_beside_relay_nothing_imports_it(file: Path) -> None:
+    assert [name for name in imported(file) if f"{name}.".startswith(tuple(f"{root}." for root in RELAY))] == []
+
+
+def test_only_the_room_imports_tvm() -> None:
+    """No import of TVM stands outside the room, not even inside a function."""
+    found = {
+        str(file.relative_to(PACKAGE))
+        for file in PACKAGE.rglob("*.py")
+        if ROOM not in file.parents
+        and any(f"{name}.".startswith(("tvm.", "tvm_pipeline.tvm.")) for name in imported(file))
+    }
+    assert found == set()
+
+
+def test_the_package_is_imported_without_tvm() -> None:
+    """TVM is not installed for a planner alone; and where it is, importing it takes a second."""
+    modules = modules_outside_the_room()
+    assert {"tvm_pipeline.core.plan", "tvm_pipeline.planning.deployment", "tvm_pipeline.frontends"} <= set(modules)
+    program = f"""
+import importlib, sys
+sys.modules["tvm"] = None  # every import of it fails
+for name in {modules}:
+    importlib.import_module(name)
+assert "tvm_pipeline.tvm" not in sys.modules
+print(len(sys.modules))
+"""
+    assert int(run_python(program)) > len(modules)
+
+
+def test_without_relay_the_room_says_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["tvm"] = None
+import tvm_pipeline.tvm
+try:
+    import tvm_pipeline.tvm.relay
+except ImportError as error:
+    print(error)
+from tvm_pipeline.backends.contract import find_backend
+try:
+    find_backend("host")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    relay, host = run_python(program).splitlines()
+    assert relay.startswith("TVM with Relay is not installed: run `pip install 'tvm-pipeline[relay]'`")
+    assert host.startswith("PlatformError the backend host cannot be used: TVM with Relay is not installed")
+
+
+def test_importing_the_room_sets_the_environment_up() -> None:
+    program = """
+import os
+os.environ.pop("TOPHUB_LOCATION", None)
+import tvm_pipeline.tvm
+print(os.environ["TOPHUB_LOCATION"])
+"""
+    assert run_python(program) == "NONE\n"

@@ -1,0 +1,75 @@
+"""What an intermediate representation tells of compiled kernels: the vocabulary of TVM's room, free of any IR.
+
+Relay's walkers (`relay/kernels.py`) make kernels; `alignment.py` turns the kernels of several libraries into one
+operator graph, and `kernel_order.py` orders them by memory. A second IR brings walkers of its own and shares the rest.
+
+A kernel is one fused function. Each keeps its elementary operators in order (two libraries are aligned by that
+sequence), its work, and the origin of each output. Operators that only move elements (layout changes, reshapes)
+compute no value of their own: the value passes through them. A kernel made of nothing else is glue. A slice takes in
+the glue that it needs, and no cut or plan ever names glue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tvm
+
+Entry = tuple[int, int]  # (kernel, output), or (-1, index of a model input)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The origin of an output's value: field `index` of the kernel's own `operator`, or input `index` where None."""
+
+    operator: int | None
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output of a kernel: its physical shape and blocked layout (empty for the logical order)."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One fused function where it is called.
+
+    Attributes:
+        operators: short name and output elements of each elementary operator, in order.
+        reads: the activations it reads.
+        outputs: the tensors it writes.
+        param_bytes: bytes of the parameters it reads.
+        macs: multiply-accumulates of one call.
+        node: its node in the graph executor's JSON; None for a kernel that was read from a module.
+    """
+
+    operators: tuple[tuple[str, int], ...]
+    reads: tuple[Entry, ...]
+    outputs: tuple[Output, ...]
+    param_bytes: int
+    macs: int
+    node: int | None = None
+
+    @property
+    def is_glue(self) -> bool:
+        """Whether the kernel only moves elements."""
+        return not self.operators
+
+
+def tensor_bytes(shape: Sequence[int], dtype: str) -> int:
+    """Return the bytes of a tensor, its dtype named as TVM does.
+
+    >>> tensor_bytes((1, 3, 224, 224), "float32")
+    602112
+    """
+    count = 1
+    for extent in shape:
+        count *= int(extent)
+    return count * max(tvm.DataType(dtype).bits // 8, 1)
