@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tvm_pipeline import frontends
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.errors import ModelError, OptionError
-from tvm_pipeline.frontends import TESTING_NETWORKS, load, parse_shapes
+from tvm_pipeline.errors import GraphError, ModelError, OptionError
+from tvm_pipeline.frontends import TESTING_NETWORKS, is_relay, load, parse_shapes
 
 # ---------------------------------------------------------------------------------------------- --input-shapes
 
@@ -114,6 +116,28 @@ def test_relay_files_bring_their_parameters(tmp_path: Path) -> None:
     assert load(tmp_path / "net.json").format == "relay.json"
     with pytest.raises(OptionError, match=r"--input-shapes: .*net\.relay fixes its shapes itself"):
         load(tmp_path / "net.relay", {"data": (1,)})
+
+
+def test_a_relay_module_is_told_from_an_operator_graph(tmp_path: Path) -> None:
+    tvm = pytest.importorskip("tvm")
+    x = tvm.relay.var("x", shape=(1, 4))
+    module = tmp_path / "module.json"
+    module.write_text(tvm.ir.save_json(tvm.IRModule.from_expr(tvm.relay.nn.relu(x))))
+    assert is_relay(module)
+    profiles = Path(__file__).parents[2] / "profiles"
+    assert not any(map(is_relay, profiles.glob("keras/*.json")))
+    # A graph whose operators happen to be called so, after its name.
+    graph = tmp_path / "graph.json"
+    graph.write_text('{"name": "' + "n" * 100 + '", "nodes": [{"name": "root"}]}')
+    assert not is_relay(graph)
+    with pytest.raises(GraphError, match=r"nowhere\.json"):
+        is_relay(tmp_path / "nowhere.json")
+
+
+def test_the_examples_of_the_docstrings_run() -> None:
+    found = doctest.testmod(frontends)
+    assert found.failed == 0
+    assert found.attempted == 3
 
 
 # ---------------------------------------------------------------------------------------------- ONNX

@@ -12,17 +12,17 @@ from tvm_pipeline.cli.options import JsonOption, ShapesOption, shapes_of
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, read_plan
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.frontends import is_relay
 from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
 from tvm_pipeline.memory.memory_graph import peak_bytes
 from tvm_pipeline.memory.stage_memory import Comparison, compare, peak_operators
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.memory.traffic_order import traffic_order
 from tvm_pipeline.report import TextTable, alive_at, draw_memory, orders_table, peak_table
-from tvm_pipeline.service.workflow import compile_source, is_relay, opened_bundle
+from tvm_pipeline.service.workflow import compile_source, opened_bundle
 
 
 def command(
@@ -91,7 +91,7 @@ def _read(
     else:
         graph = compile_source(source, shapes_of(shapes), None, tell, warn).compiled.graph
     if chosen is not None:
-        check_stages(graph, Platform("any", tuple(map(Device, chosen.devices))), chosen.stages)
+        check_partition(graph, [stage.operators for stage in chosen.stages])
     return graph, chosen
 
 

@@ -1,6 +1,10 @@
-"""Model files are read and checked here, without TVM: `load` gives a Model that a backend imports.
+"""Model files are read and checked here, without TVM: `load` returns a Model that a backend compiles.
 
-One file a format; each says which file, input or operator is at fault before a compiler sees it.
+onnx.py    ONNX files, checked by the package onnx
+tflite.py  TFLite files, read by the package tflite
+
+Each format has a module of its own. It names the file, the input or the operator at fault before a compiler sees it.
+Read `core/model.py` next.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from pathlib import Path
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.errors import GraphError, ModelError, OptionError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.frontends import onnx, tflite
 
@@ -31,16 +35,25 @@ _SHAPE = re.compile(r"([^\s,\[\]]+):\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]", re.ASCII)
 
 
 def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
-    """Reads a model file, or names a network of `relay.testing` such as `resnet-50`.
+    """Read a model file, or take a network of `relay.testing` by its name.
 
     Args:
-        source: a .onnx, .tflite, .relay/.txt (Relay text) or .json (Relay JSON) file, or a built-in name.
-            Parameters of a Relay file that stand beside it as NAME.params are read too.
-        input_shapes: shapes by input name, where the file does not fix them.
+        source: a .onnx, .tflite, .relay/.txt (Relay text) or .json (Relay JSON) file, or a name of TESTING_NETWORKS
+            such as `resnet-50`. A file NAME.params beside a Relay file is read as its parameters.
+        input_shapes: shapes by input name, for inputs whose shape the file leaves open.
+
+    Returns:
+        The model with its content unchanged. Its `inputs` have fixed shapes; they are empty for Relay files and for
+        built-in networks of the usual shape, whose importer knows them.
 
     Raises:
         ModelError: the file cannot be read, is not of its format, or leaves a shape open.
-        OptionError: `input_shapes` names an input that the model does not have.
+        OptionError: `input_shapes` names an input that the model does not have, or gives it another shape than the
+            file does.
+
+    >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
+    >>> model.format, model.inputs[0].name, model.inputs[0].shape
+    ('relay.testing', 'data', (1, 3, 64, 64))
     """
     path = Path(source)
     shapes = dict(input_shapes or {})
@@ -69,10 +82,23 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
     raise ModelError(f"{path}: unknown kind of model; it takes .onnx, .tflite, .relay, .txt and .json (Relay)")
 
 
-def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
-    """Reads tvmc's way of giving shapes: `data:[1,3,224,224]`, several separated by blanks or commas.
+def is_relay(source: str | Path) -> bool:
+    """Return whether a .json file holds a Relay module and not an operator graph; TVM writes the key `root` first.
 
-    Raises OptionError where it is something else.
+    Raises:
+        GraphError: the file cannot be read.
+    """
+    return b'"root"' in read_bytes(source, GraphError)[:100]
+
+
+def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
+    """Read shapes as tvmc takes them: `NAME:[EXTENT,...]`, several separated by blanks or commas.
+
+    Raises:
+        OptionError: the text is something else.
+
+    >>> parse_shapes("left:[1,3,224,224], right:[1,3,224,224]")
+    {'left': (1, 3, 224, 224), 'right': (1, 3, 224, 224)}
     """
     found = _SHAPE.findall(text)
     shapes = {name: tuple(int(extent) for extent in extents.split(",")) for name, extents in found}

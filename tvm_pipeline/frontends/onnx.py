@@ -19,7 +19,19 @@ _DTYPES = {
 
 
 def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...]]) -> Model:
-    """A checked Model of an ONNX file; raises ModelError where it is damaged or leaves a shape open."""
+    """Return a checked Model of an ONNX file.
+
+    Args:
+        name: the model's name.
+        path: the file, for messages alone.
+        content: the bytes of the file.
+        shapes: shapes by input name; an input that is not in it must have a fixed shape in the file.
+
+    Raises:
+        ModelError: the package onnx is missing, or the file is damaged, keeps its weights elsewhere or leaves a
+            shape open.
+        OptionError: `shapes` names an unknown input, or gives another number of dimensions.
+    """
     try:
         import onnx
     except ImportError as error:

@@ -21,11 +21,18 @@ _DTYPES = {
 
 
 def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...]]) -> Model:
-    """A checked Model of a TFLite file.
+    """Return a checked Model of a TFLite file.
+
+    Args:
+        name: the model's name.
+        path: the file, for messages alone.
+        content: the bytes of the file.
+        shapes: shapes by input name, which must be those of the file.
 
     Raises:
-        ModelError: it is damaged, has several subgraphs or variable tensors, or leaves a shape open.
-        OptionError: a shape is given that differs from the file's; a TFLite file fixes its own.
+        ModelError: the package tflite is missing, or the file is damaged, has several subgraphs or variable tensors,
+            or leaves a shape open.
+        OptionError: `shapes` differs from the file, which fixes its own shapes.
     """
     try:
         import tflite
@@ -53,7 +60,7 @@ def _inputs(tflite: Any, path: Path, parsed: Any) -> tuple[Tensor, ...]:
         raise ModelError(f"{path}: it has {parsed.SubgraphsLength()} subgraphs; only models with one can be cut")
     graph = parsed.Subgraphs(0)
     names = {value: key for key, value in vars(tflite.TensorType).items() if not key.startswith("_")}
-    # Touching every buffer finds a file that was cut short: weights stand at its end.
+    # A look at every buffer finds a file that was cut short, since weights stand at its end.
     for index in range(parsed.BuffersLength()):
         buffer = parsed.Buffers(index)
         if buffer.DataLength() and buffer.DataAsNumpy().size != buffer.DataLength():

@@ -30,7 +30,7 @@ from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import GraphError, OptionError
 from tvm_pipeline.files import read_bytes
-from tvm_pipeline.frontends import Shapes, load
+from tvm_pipeline.frontends import Shapes, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
 
 Say = Callable[[str], None]
@@ -199,11 +199,6 @@ def decide(
     if not decision.segments:
         return decision, problem.profile
     return decision, replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))
-
-
-def is_relay(source: str) -> bool:
-    """Return whether a .json holds a Relay module, which TVM begins with its root, and not an operator graph."""
-    return b'"root"' in read_bytes(source, GraphError)[:100]
 
 
 def chosen_plan(bundle: Bundle, plan: Path | None = None) -> tuple[Problem, Plan]:
