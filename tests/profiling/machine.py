@@ -1,0 +1,116 @@
+"""A machine whose clock stands still unless an operator runs: what is measured of it is known exactly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.support.fake_backend import FakeModel, FakeRunner, Hook, chain_model
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.platform import Device
+
+
+class Clock:
+    """`time.perf_counter` of each thread on its own: it moves only by `advance`."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def __call__(self) -> float:
+        return getattr(self._of_thread, "now", 0.0)
+
+    def advance(self, seconds: float) -> None:
+        self._of_thread.now = self() + seconds
+
+    def taking(self, *seconds: float) -> Hook:
+        """A hook of an operator that takes these seconds in turn, again and again."""
+        durations = cycle(seconds)
+        return lambda _: self.advance(next(durations))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "perf_counter", made)
+    return made
+
+
+class Machine(FakeModel):
+    """A FakeModel on a machine that is slower while several devices work, and a little slower for whole passes.
+
+    Args:
+        between_s: seconds that a run takes besides its operators.
+        together: how many times longer a run takes while another device works too, by device.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        graph: OperatorGraph,
+        functions: Mapping[str, Callable[..., Any]],
+        *,
+        between_s: float = 0.0,
+        together: Mapping[str, float] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(graph, functions, **options)
+        self.clock, self.between_s, self.slow_down = clock, between_s, together or {}
+        self.bound: dict[threading.Thread, str] = {}
+        self.repeats: dict[str, list[int]] = {}
+
+    def stage(self, operators: Sequence[str], device: Device) -> FakeRunner:
+        runner = super().stage(operators, device)
+        bind, run = runner.bind, runner.run
+
+        def bind_noted() -> None:
+            bind()
+            self.bound[threading.current_thread()] = device.name
+
+        def run_slowed(*buffers: Any) -> None:
+            begin = self.clock()
+            run(*buffers)
+            self.clock.advance(self.between_s)
+            others = {name for thread, name in self.bound.items() if thread.is_alive()} - {device.name}
+            if others:
+                self.clock.advance((self.clock() - begin) * (self.slow_down.get(device.name, 1.0) - 1))
+
+        runner.bind, runner.run = bind_noted, run_slowed  # type: ignore[method-assign]
+        return runner
+
+    def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
+        self.repeats.setdefault(device.name, []).append(repeats)
+        return super().time_operators(device, repeats)
+
+
+def chain_machine(clock: Clock, seconds: Mapping[str, Sequence[float | Sequence[float]]], **options: Any) -> Machine:
+    """A chain whose operators take these seconds on each device: a number, or several in turn."""
+    count = len(next(iter(seconds.values())))
+    chain = chain_model(count)
+    hooks = {
+        (operator.name, device): clock.taking(*durations(figure))
+        for device, figures in seconds.items()
+        for operator, figure in zip(chain.graph.operators, figures, strict=True)
+    }
+    return Machine(clock, chain.graph, chain.functions, hooks=hooks, **options)
+
+
+def durations(figure: float | Sequence[float]) -> Iterable[float]:
+    return figure if isinstance(figure, Sequence) else (figure,)
+
+
+def by_operator(graph: OperatorGraph, figures: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
+    """The figures of a DeviceProfile by the operator's name."""
+    if isinstance(figures, Mapping):
+        return dict(figures)
+    return dict(zip(names(graph), figures, strict=True))
+
+
+def names(graph: OperatorGraph) -> Iterator[str]:
+    return (operator.name for operator in graph.operators)

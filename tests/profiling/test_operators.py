@@ -1,0 +1,140 @@
+"""profile_model on a machine whose seconds are known: medians, the scale, slow-down, doubt, and what is left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.profiling.machine import Clock, Machine, by_operator, chain_machine
+from tests.support.fake_backend import FakeBackend, fake_platform
+from tvm_pipeline import Plan, Platform, Prediction, Problem, Profile, Stage, evaluate, profile_model
+from tvm_pipeline.core.platform import Device, DeviceModel
+from tvm_pipeline.profiling.operators import BUSY_SPREAD, ROUNDS
+
+MS = 1e-3
+
+
+def measured(machine: Machine, platform: Platform, **options: int) -> Profile:
+    return profile_model(FakeBackend(platform.devices, [machine]), machine, platform, **options)
+
+
+def test_seconds_are_those_of_each_operator_on_each_device(clock: Clock) -> None:
+    machine = chain_machine(clock, {"d0": (1 * MS, 2 * MS, 3 * MS), "d1": (6 * MS, 5 * MS, 4 * MS)})
+    profile = measured(machine, fake_platform("d0", "d1"))
+    assert (profile.graph, profile.fingerprint) == ("chain", machine.graph.fingerprint)
+    for device, figures in (("d0", (1, 2, 3)), ("d1", (6, 5, 4))):
+        seconds = by_operator(machine.graph, profile.devices[device].seconds)
+        assert seconds == pytest.approx({f"op{index}": figure * MS for index, figure in enumerate(figures)})
+        spread = by_operator(machine.graph, profile.devices[device].spread)
+        assert spread == pytest.approx(dict.fromkeys(seconds, 0.0), abs=1e-9)
+    assert profile.warnings == ()
+    assert profile.environment["fake"] == "1"
+
+
+def test_operators_are_scaled_to_the_whole_model(clock: Clock) -> None:
+    """The sum of the operators misses what lies between them: here 3 ms of 6 + 3."""
+    machine = chain_machine(clock, {"d0": (1 * MS, 2 * MS, 3 * MS)}, between_s=3 * MS)
+    platform = fake_platform("d0")
+    profile = measured(machine, platform)
+    seconds = by_operator(machine.graph, profile.devices["d0"].seconds)
+    assert seconds == pytest.approx({"op0": 1.5 * MS, "op1": 3 * MS, "op2": 4.5 * MS})
+    # So the prediction of the whole model is what the whole model was measured to take.
+    whole = Plan("chain", "by hand", "throughput", (Stage(("d0",), tuple(seconds)),), Prediction(1.0, 1.0))
+    predicted = evaluate(Problem(machine.graph, platform, profile), whole.stages).predicted
+    assert predicted.throughput_fps == pytest.approx(1 / (9 * MS))
+
+
+def test_a_few_slow_passes_change_no_median_and_cast_no_doubt(clock: Clock) -> None:
+    """One call in eight takes fifty times as long: a passing load on the machine."""
+    machine = chain_machine(clock, {"d0": ((1 * MS,) * 7 + (50 * MS,), 2 * MS)})
+    profile = measured(machine, fake_platform("d0"))
+    seconds = by_operator(machine.graph, profile.devices["d0"].seconds)
+    assert seconds == pytest.approx({"op0": 1 * MS, "op1": 2 * MS})
+    assert profile.warnings == ()
+
+
+def test_the_busy_factor_is_what_devices_slow_one_another_down(clock: Clock) -> None:
+    machine = chain_machine(
+        clock, {"d0": (1 * MS, 1 * MS), "d1": (4 * MS, 4 * MS)}, together={"d0": 1.5, "d1": 1.25}, between_s=MS
+    )
+    profile = measured(machine, fake_platform("d0", "d1"))
+    factors = {name: device.busy_factor for name, device in profile.devices.items()}
+    assert factors == pytest.approx({"d0": 1.5, "d1": 1.25})
+    # Seconds are those of a device that works alone.
+    assert sum(by_operator(machine.graph, profile.devices["d0"].seconds).values()) == pytest.approx(3 * MS)
+
+
+def test_the_busy_factor_is_never_below_one(clock: Clock) -> None:
+    machine = chain_machine(clock, {"d0": (MS,), "d1": (MS,)}, together={"d0": 0.8})
+    profile = measured(machine, fake_platform("d0", "d1"))
+    assert {device.busy_factor for device in profile.devices.values()} == {1.0}
+
+
+def test_devices_that_share_cores_are_never_measured_together(clock: Clock) -> None:
+    halves = (Device("d0", "fake", (0,)), Device("d1", "fake", (1,)))
+    platform = Platform("halves and the whole", (*halves, Device("both", "fake", (0, 1))))
+    figures = dict.fromkeys(("d0", "d1", "both"), (MS, MS))
+    machine = chain_machine(clock, figures, together=dict.fromkeys(figures, 2.0))
+    profile = measured(machine, platform)
+    factors = {name: device.busy_factor for name, device in profile.devices.items()}
+    assert factors == pytest.approx({"d0": 2.0, "d1": 2.0, "both": 1.0})
+    assert {(link.source, link.destination) for link in profile.links} == {("d0", "d1"), ("d1", "d0")}
+
+
+def alternating(middle_s: float, spread: float) -> tuple[float, float]:
+    """Seconds in turn whose interquartile range over their median is `spread`."""
+    return middle_s * (1 - spread / 2), middle_s * (1 + spread / 2)
+
+
+@pytest.mark.parametrize(("factor", "doubtful"), [(0.9, False), (1.1, True)])
+def test_a_spread_beyond_the_threshold_is_a_warning(clock: Clock, factor: float, doubtful: bool) -> None:
+    spread = factor * BUSY_SPREAD
+    machine = chain_machine(clock, {"d0": (MS, MS), "d1": (alternating(MS, spread),) * 2})
+    profile = measured(machine, fake_platform("d0", "d1"))
+    told = by_operator(machine.graph, profile.devices["d1"].spread)
+    assert told == pytest.approx(dict.fromkeys(told, spread))
+    assert len(profile.warnings) == doubtful
+    for warning in profile.warnings:
+        assert warning.startswith(
+            f"device d1 was busy with something else while chain was measured (spread {spread:.0%}); "
+        )
+        assert warning.endswith("stop other programs and profile again")
+
+
+def test_the_spread_of_an_operator_counts_by_its_seconds(clock: Clock) -> None:
+    """A tiny operator may vary as it likes; a large one may not."""
+    tiny, large = alternating(0.01 * MS, 1.0), alternating(10 * MS, 2 * BUSY_SPREAD)
+    calm = measured(chain_machine(clock, {"d0": (tiny, 10 * MS)}), fake_platform("d0"))
+    assert by_operator(chain_machine(clock, {"d0": (MS, MS)}).graph, calm.devices["d0"].spread)["op0"] > 0.9
+    assert calm.warnings == ()
+    restless = measured(chain_machine(clock, {"d0": (0.01 * MS, large)}), fake_platform("d0"))
+    assert len(restless.warnings) == 1
+
+
+def test_a_device_with_a_model_is_left_to_it_unless_a_stand_in_computes(clock: Clock) -> None:
+    modelled = Device("tpu0", "fake", model=DeviceModel(operator_s=MS))
+    stand_in = replace(modelled, name="tpu1", stand_in="TFLite's CPU kernels (no Edge TPU)")
+    platform = Platform("mixed", (Device("cpu", "fake"), modelled, stand_in))
+    machine = chain_machine(clock, {"cpu": (MS, MS), "tpu1": (2 * MS, 2 * MS)})
+    profile = measured(machine, platform)
+    assert set(profile.devices) == {"cpu", "tpu1"}
+    assert profile.warnings == ("device tpu1 was not here, measured were TFLite's CPU kernels",)
+
+
+@pytest.mark.parametrize(("repeats", "each_round"), [(24, 6), (4, 2), (1, 2)])
+def test_devices_take_turns_in_rounds(clock: Clock, repeats: int, each_round: int) -> None:
+    """A load that passes meets all devices and both phases; a round has two passes at least."""
+    machine = chain_machine(clock, {"d0": (MS,), "d1": (MS,)})
+    platform, said = fake_platform("d0", "d1"), list[str]()
+    profile_model(FakeBackend(platform.devices, [machine]), machine, platform, repeats, said.append)
+    assert machine.repeats == {"d0": [each_round] * ROUNDS, "d1": [each_round] * ROUNDS}
+    phases = ("operators on d0", "operators on d1", "d0 and d1 together")
+    expected = [f"{phase}, round {round_} of {ROUNDS}" for round_ in range(1, ROUNDS + 1) for phase in phases]
+    assert said == [*expected, "links"]
+
+
+def test_a_device_that_cannot_be_bound_is_no_measurement() -> None:
+    machine = chain_machine(Clock(), {"d0": (MS,)}, bind_errors={"d0": OSError("no such core")})
+    with pytest.raises(OSError, match="no such core"):
+        measured(machine, fake_platform("d0"))
