@@ -30,14 +30,20 @@ for command in (devices, profile, plan, simulate, deploy, compile, run, bench, t
     app.command(command.__name__.rpartition(".")[2])(command.command)
 
 
+def _print_version(requested: bool) -> None:
+    if requested:
+        typer.echo(f"tvm-pipeline {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     traceback: bool = typer.Option(False, "--traceback", help="Show where a failure happened."),
-    version: bool = typer.Option(False, "--version", is_eager=True, help="Print the version and leave."),
+    version: bool = typer.Option(
+        False, "--version", is_eager=True, callback=_print_version, help="Print the version and leave."
+    ),
 ) -> None:
-    if version:
-        typer.echo(f"tvm-pipeline {__version__}")
-        raise typer.Exit
+    """Take the options that stand before the command."""
 
 
 def main() -> None:
