@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test lint docs dist bench clean
 
 # The stamp is made anew when the dependencies change; the project itself is installed in place.
 $(VENV)/.stamp: pyproject.toml
@@ -24,6 +24,11 @@ lint: $(VENV)/.stamp
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The wheel and the source distribution, in dist/; `python .ci/packages.py` tries them in fresh environments.
+dist: $(VENV)/.stamp
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
 
 $(VENV)/.docs-stamp: $(VENV)/.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'

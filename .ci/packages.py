@@ -1,0 +1,230 @@
+"""Try the packages in `dist/` (`make dist`) as a user meets them: from a fresh environment, outside the repository.
+
+The wheel is installed with no extra and with each extra alone, the source distribution once. Every environment must
+plan, and must do the work that its extra is for; a command whose extra is missing must name that extra. Both packages
+must hold every file of the repository that belongs into them.
+
+    python .ci/packages.py [EXTRA ...]      (`none` and `sdist` are names as well; all of them without one)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import venv
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DIST = ROOT / "dist"
+# Files of the repository that belong to no package.
+NOT_PACKAGED = (".ci/", ".gitignore", "MANIFEST.in")
+MODEL, GRAPH, PLATFORM = "mobilenet_v2_int8.tflite", "ResNet50.json", "coral-usb-4.toml"
+FIXTURES = (
+    f"profiles/keras/{GRAPH}",
+    f"profiles/platforms/{PLATFORM}",
+    f"tests/edgetpu/data/{MODEL}",
+    "tests/support/onnx_models.py",
+)
+# An Edge TPU's stages on TFLite's own CPU kernels: what every machine has.
+NO_TPU = '[[device]]\nname = "tpu0"\nbackend = "edgetpu"\ntarget = "cpu"\ncores = [0]\n'
+
+
+class CheckError(Exception):
+    """A package is not as it must be."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A fresh virtual environment, and a folder outside the repository with what the checks read."""
+
+    folder: Path
+
+    def run(self, *command: str, code: int = 0, says: str = "") -> None:
+        """Run a command; it must end with this code, and its output must contain `says`."""
+        program, *arguments = command
+        variables = {
+            name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))
+        }
+        variables["TVM_PIPELINE_CACHE"] = str(self.folder / "cache")
+        done = subprocess.run(
+            [self.folder / "venv" / "bin" / program, *arguments],
+            cwd=self.folder,
+            env=variables,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+        output = " ".join(done.stdout.split())
+        if done.returncode != code or says not in output:
+            expected = f"code {code}" + (f" and {says!r}" if says else "")
+            raise CheckError(f"{' '.join(command)}: code {done.returncode}, expected {expected}:\n{done.stdout}")
+
+    def cli(self, *arguments: str, code: int = 0, says: str = "") -> None:
+        self.run("tvm-pipeline", *arguments, code=code, says=says)
+
+    def python(self, program: str, code: int = 0, says: str = "") -> None:
+        self.run("python", "-c", program, code=code, says=says)
+
+
+def plans(env: Environment) -> None:
+    """The planner needs no extra."""
+    env.cli("--version", says="tvm-pipeline ")
+    env.cli("plan", GRAPH, "--platform", PLATFORM, "--stages", "4", "--json", says='"status":"optimal"')
+    env.python(
+        "import importlib.resources, tvm_pipeline as t\n"
+        "assert all(hasattr(t, name) for name in t.__all__)\n"
+        "assert all(importlib.resources.files(t).joinpath(f).is_file() for f in ('py.typed', 'watch/page.html'))"
+    )
+
+
+def needs(env: Environment, extra: str, *arguments: str) -> None:
+    """The command fails with one line that names the extra."""
+    env.cli(*arguments, code=1, says=f"tvm-pipeline[{extra}]")
+
+
+def check_none(env: Environment) -> None:
+    needs(env, "relay", "devices")
+    needs(env, "relay", "compile", "net.onnx", "-o", "model.tar")
+    needs(env, "edgetpu", "compile", MODEL, "-o", "model.tar")
+    needs(env, "edgetpu", "slice", MODEL, "--plan", "plan.txt")
+    needs(env, "plot", "memory", GRAPH, "--plot", "memory.svg")
+    needs(env, "video", "run", "model.tar", "--source", "0")
+
+
+def check_relay(env: Environment) -> None:
+    env.cli("devices", says="cpu0")
+    env.python("import onnx_models, pathlib; onnx_models.write_picture_net(pathlib.Path('net.onnx'))")
+    env.cli("compile", "net.onnx", "-o", "model.tar", says="model.tar")
+    env.cli("bench", "model.tar", "--seconds", "0.1", "--rounds", "1", "--json", says="measured")
+    env.cli("plan", "squeezenet", "--json", says='"status"')
+
+
+def check_video(env: Environment) -> None:
+    env.python(
+        "import numpy as np, PIL.Image\n"
+        "PIL.Image.fromarray(np.full((32, 48, 3), 200, np.uint8)).save('picture.png')\n"
+        "from tvm_pipeline.video import open_source\n"
+        "with open_source('picture.png') as source:\n"
+        "    assert [frame.image.shape for frame in source] == [(32, 48, 3)]"
+    )
+
+
+def check_plot(env: Environment) -> None:
+    env.cli("memory", GRAPH, "--plot", "memory.svg", says="memory.svg")
+    if not (env.folder / "memory.svg").stat().st_size:
+        raise CheckError("memory.svg is empty")
+
+
+def check_watch(env: Environment) -> None:
+    env.python("import tvm_pipeline.watch.metrics, tvm_pipeline.watch.server")
+
+
+def check_edgetpu(env: Environment) -> None:
+    (env.folder / "desk.toml").write_text(f'name = "desk"\n{NO_TPU}')
+    env.cli("devices", "--platform", "desk.toml", says="tpu0")
+    env.cli("compile", MODEL, "--platform", "desk.toml", "-o", "model.tar", says="model.tar")
+    env.cli("plan", "model.tar", "--json", says='"status"')
+
+
+CHECKS: dict[str, Callable[[Environment], None]] = {
+    "none": check_none,
+    "relay": check_relay,
+    "video": check_video,
+    "plot": check_plot,
+    "watch": check_watch,
+    "edgetpu": check_edgetpu,
+    "sdist": lambda _: None,
+}
+
+
+def tracked_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [file for file in listed.splitlines() if not file.startswith(NOT_PACKAGED)]
+
+
+def check_contents(wheel: Path, sdist: Path) -> None:
+    """Raise CheckError unless the sdist holds the repository and the wheel its packages, and nothing compiled."""
+    files = tracked_files()
+    with tarfile.open(sdist) as archive:
+        in_sdist = {name.partition("/")[2] for name in archive.getnames()}
+    with zipfile.ZipFile(wheel) as archive:
+        in_wheel = set(archive.namelist())
+    installed = {file.removeprefix("backends/") for file in files if file.startswith(("tvm_pipeline/", "backends/"))}
+    for package, present, required in ((sdist, in_sdist, set(files)), (wheel, in_wheel, installed)):
+        missing, compiled = sorted(required - present), sorted(f for f in present if f.endswith((".pyc", ".pyo")))
+        if missing or compiled:
+            raise CheckError(f"{package.name} lacks {missing[:5]}, and holds {compiled[:5]}")
+    for name in ("LICENSE", "METADATA"):
+        if not any(file.endswith((f".dist-info/{name}", f"licenses/{name}")) for file in in_wheel):
+            raise CheckError(f"{wheel.name} lacks {name}")
+
+
+def make_environment(folder: Path, package: Path, extra: str) -> Environment:
+    """Make a virtual environment in `folder`, and install the package there with its extra (`[relay]`, or nothing)."""
+    venv.create(folder / "venv", symlinks=True)
+    # The caller's pip saves a pip in each environment; bytecode is compiled for the modules that are really imported.
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet"]
+    requirement = f"tvm-pipeline{extra} @ {package.as_uri()}"
+    done = subprocess.run(
+        [*pip, "--no-compile", "--prefer-binary", requirement], capture_output=True, text=True, check=False, cwd=folder
+    )
+    if done.returncode:
+        raise CheckError(f"pip install {requirement}:\n{done.stderr}")
+    return Environment(folder)
+
+
+def check(name: str, wheel: Path, sdist: Path) -> str:
+    """Install one environment and try it; return a line for people."""
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"tvm-pipeline-{name}-") as temporary:
+        extra = "" if name in ("none", "sdist") else f"[{name}]"
+        env = make_environment(Path(temporary), sdist if name == "sdist" else wheel, extra)
+        installed_s = time.monotonic() - begin
+        for file in FIXTURES:
+            shutil.copy2(ROOT / file, env.folder)
+        (env.folder / "net.onnx").write_bytes(b"\0")
+        (env.folder / "plan.txt").write_text("")
+        plans(env)
+        CHECKS[name](env)
+    return f"{name}: works ({installed_s:.0f} s to install, {time.monotonic() - begin - installed_s:.0f} s to try)"
+
+
+def main(names: Sequence[str]) -> int:
+    begin = time.monotonic()
+    wheels, sdists = sorted(DIST.glob("*.whl")), sorted(DIST.glob("*.tar.gz"))
+    if len(wheels) != 1 or len(sdists) != 1:
+        print(
+            f"dist/ holds {len(wheels)} wheels and {len(sdists)} source distributions; run `make dist`", file=sys.stderr
+        )
+        return 1
+    failed = 0
+    try:
+        check_contents(wheels[0], sdists[0])
+        print("contents: complete", flush=True)
+    except CheckError as error:
+        failed += 1
+        print(f"contents: {error}", file=sys.stderr, flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        for name, future in [(name, pool.submit(check, name, wheels[0], sdists[0])) for name in names]:
+            try:
+                print(future.result(), flush=True)
+            except (CheckError, subprocess.SubprocessError, OSError) as error:
+                failed += 1
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+    print(f"{len(names)} environments in {time.monotonic() - begin:.0f} s, {failed} failures")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or list(CHECKS)))
