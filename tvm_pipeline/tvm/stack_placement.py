@@ -1,11 +1,11 @@
-"""Calls into compiled kernels from a fixed place on the stack.
+"""Calls into compiled kernels with the stack pointer at a fixed place of its page.
 
-TVM's kernels spill vector registers to the stack without aligning it, and where the stack pointer happens to
-stand, modulo 4096, decides what that costs: on an AVX2 machine squeezenet takes 34, 38 or 48 ms a frame by the
-depth of Python calls around it alone. Spills that straddle cache lines cost 12 %; in one window of about 1 KB,
-where they seem to alias the loads of a convolution's tile, 40-80 % (benchmarks/stack_placement.py shows the map).
-So the place is chosen: an argument that the callee never reads is passed by value on the stack, and its size moves
-what comes after. Only on x86-64 Linux, where `getcontext` tells the stack pointer; elsewhere a call is a plain call.
+TVM's kernels spill vector registers to the stack without aligning it. The stack pointer modulo 4096 decides what the
+spills cost: on an AVX2 machine squeezenet takes 34, 38 or 48 ms a frame, and only the depth of Python calls around it
+differs. Spills that straddle cache lines cost 12 %. In one window of about 1 KB they seem to alias the loads of a
+convolution's tile and cost 40-80 % (benchmarks/stack_placement.py draws the map). So this module chooses the place: it
+passes an argument that the callee never reads by value on the stack, and the argument's size moves the callee's frame.
+That works on x86-64 Linux, where `getcontext` reads the stack pointer; elsewhere a call is a plain call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvm._ffi.base import _LIB, check_call
 PAGE = 4096
 # Stack pointer at entry, modulo 4096: spills fall on whole vectors, away from the window that aliases.
 PLACE = 3600
-# The debug executor's way to a kernel is 16 bytes longer: with this, its kernels add up to a whole run.
+# The debug executor's stack above a kernel is 16 bytes deeper: with this place its kernels add up to a whole run.
 PLACE_OF_NODE = PLACE + 16
 _STACK_POINTER = 20  # of the 8-byte words of a ucontext_t: five before the registers, and RSP is the 16th of those
 
@@ -30,7 +30,12 @@ Padding = tuple[Any, ...]
 
 
 def placed(function: Any, place: int = PLACE) -> Callable[..., None]:
-    """`function`, a TVM packed function that takes integers and returns nothing, called with the stack at `place`."""
+    """Return a function that calls `function` with the stack pointer at `place`.
+
+    Args:
+        function: a TVM packed function that takes no argument or one integer, and returns nothing.
+        place: the stack pointer at entry, modulo PAGE.
+    """
     if not (sys.platform == "linux" and platform.machine() == "x86_64"):
         return function
     values, codes = (ctypes.c_int64 * 1)(), (ctypes.c_int * 1)()
@@ -60,7 +65,7 @@ def _libc() -> ctypes.CDLL:
 
 @cache
 def _paddings() -> list[Padding]:
-    """Extra arguments of all sizes: structures move the stack by multiples of 32 bytes, two integers by 16 more."""
+    """Return extra arguments of all sizes: structures move the stack by multiples of 32 bytes, two integers by 16."""
     integer = ctypes.c_int64(0)
     structures = [type(f"Padding{size}", (ctypes.Structure,), {"_fields_": [("bytes", ctypes.c_char * size)]})()
                   for size in range(24, 24 + PAGE // 2, 16)]  # fmt: skip
@@ -69,7 +74,7 @@ def _paddings() -> list[Padding]:
 
 @cache
 def _moves() -> dict[int, Padding]:
-    """Which padding moves the stack by how many bytes against the first, measured once."""
+    """Return the padding for each number of bytes that the stack moves against the first padding, measured once."""
     context = (ctypes.c_uint64 * 256)()
     rest = (ctypes.byref(ctypes.c_int64()), ctypes.byref(ctypes.c_int64()), ctypes.c_int(0), *[ctypes.c_void_p()] * 2)
 

@@ -1,8 +1,8 @@
-"""RewriteConcat: concatenations that no kernel makes, since what reads them is computed in parts.
+"""RewriteConcat: the pass that computes the readers of a concatenation in parts, so that no kernel has to make it.
 
-It is the identity graph rewriting of `tvm_pipeline/memory/rewriting.py` on real Relay expressions. There the operators
-that write parts of one buffer run in any order; TVM gives every kernel a buffer of its own, so that here partial sums
-follow each other, each kernel reading what the one before it has written, and partial results are concatenated at last.
+It is the identity graph rewriting of `tvm_pipeline/memory/rewriting.py` on Relay expressions. In that file the
+operators that write parts of one buffer run in any order. TVM gives every kernel a buffer of its own, so partial sums
+form a chain here: each kernel reads the sum that the one before it wrote. Partial results are concatenated at the end.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tvm_pipeline.tvm.relay.extraction import analyse
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast
 from tvm_pipeline.tvm.relay.kernels import outer_expressions
 
-# For each search of the order of least memory; nearly all are proven in a fraction of this.
+# For each search of the order of least memory; nearly all searches end with a proof in a fraction of this.
 TIME_LIMIT_S = 2.0
 
-# Operators each of whose output channels depends on one channel of their first input, and on constants.
+# Operators whose output channels depend on one channel of the first input each, and on constants.
 BY_ELEMENT = {
     *("abs", "add", "bias_add", "cast", "clip", "divide", "erf", "exp", "leaky_relu", "log", "maximum", "minimum"),
     *("multiply", "negative", "power", "prelu", "relu", "rsqrt", "sigmoid", "sqrt", "subtract", "tanh"),
@@ -33,12 +33,12 @@ BY_ELEMENT = {
 }
 POOLS = {"avg_pool2d", "global_avg_pool2d", "global_max_pool2d", "max_pool2d"}
 CONVOLUTIONS = {"nn.conv2d", "qnn.conv2d"}
-# What the parts of a convolution have in common.
-KEPT = "strides padding dilation kernel_size data_layout kernel_layout out_layout out_dtype".split()  # noqa: SIM905
+# The attributes that the parts of a convolution have in common.
+SHARED_ATTRIBUTES = "strides padding dilation kernel_size data_layout kernel_layout out_layout out_dtype".split()  # noqa: SIM905
 
 
 def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
-    """A pass that replaces concatenations of channels by partial convolutions where the optimal peak falls by that.
+    """Return a pass that replaces concatenations of channels by partial convolutions where that lowers the peak.
 
         before: fn (%x, %y) { %0 = concatenate((%x, %y), axis=1); conv2d(%0, w) }
         after:  fn (%x, %y) { %0 = stop_fusion(conv2d(%x, w[:, :a])); add(conv2d(%y, w[:, a:]), %0) }
@@ -46,13 +46,14 @@ def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
         before: fn (%x, %y) { %0 = concatenate((%x, %y), axis=1); conv2d(%0, w, groups=a + b) }
         after:  fn (%x, %y) { concatenate((conv2d(%x, w[:a], groups=a), conv2d(%y, w[a:], groups=b)), axis=1) }
 
-    `nn.conv2d` and `qnn.conv2d` of constant weights are rewritten, in every plain layout, with what stands between them
-    and the concatenation and works on each channel by itself (ReLU, pooling, requantization). `stop_fusion` makes
-    FuseOps put each addition behind its own convolution; else the first convolution would take in all additions, and
-    all the other partial sums would wait for it. A concatenation that something wants whole stays as it is.
+    `nn.conv2d` and `qnn.conv2d` with constant weights are rewritten in every plain layout, together with the operators
+    between them and the concatenation that work on each channel by itself (ReLU, pooling, requantization).
+    `stop_fusion` makes FuseOps put each addition behind its own convolution; otherwise the first convolution would
+    take in all additions, and all other partial sums would wait for it. A concatenation with a reader that needs it
+    whole stays as it is.
 
-    Peaks are those of the best order of the fused kernels, as the pass MemoryOrder makes it. Of the concatenations only
-    those are rewritten that the least peak asks for. Depthwise and quantized convolutions give the same bits; float
+    Peaks are those of the best order of the fused kernels, as the pass MemoryOrder makes it. Only the concatenations
+    that the least peak requires are rewritten. Depthwise and quantized convolutions give the same bits; float
     sums change in their last bits (5e-6 of outputs of size 1), since their terms are added in another order.
 
     Bind weights and run `relay.transform.SimplifyInference()` before, so that they are constants; quantized models must
@@ -75,7 +76,7 @@ def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
 
 
 def optimal_peak_bytes(mod: tvm.IRModule) -> int:
-    """The most bytes alive at once in the best order of the kernels that FuseOps makes of `mod`; inputs stay alive."""
+    """Return the peak bytes of the best order of the kernels that FuseOps makes of `mod`; inputs stay alive."""
     passes = (
         relay.transform.SimplifyInference(),
         relay.qnn.transform.CanonicalizeOps(),
@@ -90,7 +91,7 @@ def optimal_peak_bytes(mod: tvm.IRModule) -> int:
 
 
 class _OwnRequantize(dataflow_pattern.DFPatternCallback):
-    """Makes each requantization anew: CanonicalizeOps writes today's default rounding into the one that it reads."""
+    """Copy each requantization: CanonicalizeOps writes the default rounding into the expression that it reads."""
 
     def __init__(self) -> None:
         super().__init__(rewrite_once=True)
@@ -102,12 +103,12 @@ class _OwnRequantize(dataflow_pattern.DFPatternCallback):
 
 
 class _Reading:
-    """Who reads what in a function, and which concatenations nobody wants whole."""
+    """The readers of each expression of a function, and the concatenations that no reader needs whole."""
 
     def __init__(self, main: relay.Function) -> None:
         self.expressions = outer_expressions(main.body)
         self.readers: dict[relay.Expr, list[relay.Expr]] = {}
-        self.whole = {main.body}  # what is a result
+        self.whole = {main.body}  # the results
         for expr in self.expressions:
             for argument in _arguments(expr):
                 self.readers.setdefault(argument, []).append(expr)
@@ -115,22 +116,24 @@ class _Reading:
                 self.whole.update(expr.fields)
 
     def rewritable(self) -> list[relay.Call]:
-        return [expr for expr in self.expressions if _joined(expr) and self.take_parts(expr, _axis(expr))]
+        return [expr for expr in self.expressions if _is_concatenation(expr) and self.take_parts(expr, _axis(expr))]
 
     def take_parts(self, expr: relay.Expr, axis: int) -> bool:
-        """Whether all that read `expr` can read its channels (those of that axis) in parts, and it is no result."""
+        """Return whether `expr` is no result and all its readers can read its channels (on `axis`) in parts."""
         readers = self.readers.get(expr, [])
-        return expr not in self.whole and bool(readers) and all(self._takes_parts(each, expr, axis) for each in readers)
+        if expr in self.whole or not readers:
+            return False
+        return all(self._takes_parts(reader, expr, axis) for reader in readers)
 
     def _takes_parts(self, reader: relay.Expr, expr: relay.Expr, axis: int) -> bool:
-        if isinstance(reader, relay.Tuple):  # the way into another concatenation
+        if isinstance(reader, relay.Tuple):  # `expr` goes into another concatenation
             joins = self.readers.get(reader, [])
-            return reader not in self.whole and all(_joined(each) and _axis(each) == axis for each in joins)
+            return reader not in self.whole and all(_is_concatenation(join) and _axis(join) == axis for join in joins)
         return isinstance(reader, relay.Call) and reader.args[0].same_as(expr) and _splits(reader, axis)
 
 
 def _arguments(expr: relay.Expr) -> Sequence[relay.Expr]:
-    """What an expression reads."""
+    """Return the expressions that an expression reads."""
     if isinstance(expr, relay.Call):
         return list(expr.args)
     if isinstance(expr, relay.Tuple):
@@ -150,8 +153,8 @@ def _is_scalar(expr: relay.Expr) -> bool:
     return isinstance(expr, relay.Constant) and int(np.prod(_shape(expr))) == 1
 
 
-def _joined(expr: relay.Expr) -> bool:
-    """Whether it concatenates several tensors; those of QNN with constant scales and zero points."""
+def _is_concatenation(expr: relay.Expr) -> bool:
+    """Return whether it concatenates several tensors; QNN's must have constant scales and zero points."""
     if _name(expr) not in ("concatenate", "qnn.concatenate") or not isinstance(expr.args[0], relay.Tuple):
         return False
     quantization = [field for argument in expr.args[1:] for field in _arguments(argument) or [argument]]
@@ -168,7 +171,7 @@ def _is_depthwise(call: relay.Call, axis: int) -> bool:
 
 
 def _splits(call: relay.Call, axis: int) -> bool:
-    """Whether the call can be done in parts along that axis of its first argument."""
+    """Return whether the call can be done in parts along that axis of its first argument."""
     name, attrs = _name(call), call.attrs
     others = call.args[1:]
     if not all(isinstance(argument, relay.Constant) for argument in others):
@@ -188,22 +191,22 @@ def _splits(call: relay.Call, axis: int) -> bool:
 
 
 def _along(call: relay.Call, constant: relay.Constant, axis: int) -> int | None:
-    """The axis of a constant that runs along that axis of the call's result; None where it is no vector of that."""
+    """Return the axis of a constant that runs along `axis` of the call's result; None where it is no such vector."""
     shape, extent = _shape(constant), _shape(call)[axis]
     names = call.attrs.keys() if call.attrs is not None else ()
     if "axis" in names:
         own = int(call.attrs.axis) % len(_shape(call)) == axis and shape == (extent,)
         return 0 if own else None
-    place = axis - len(_shape(call)) + len(shape)
-    return place if place >= 0 and shape[place] == extent and int(np.prod(shape)) == extent else None
+    own_axis = axis - len(_shape(call)) + len(shape)
+    return own_axis if own_axis >= 0 and shape[own_axis] == extent and int(np.prod(shape)) == extent else None
 
 
-# A tensor in parts: each with its number of channels.
+# A tensor in parts, and the number of channels of each part.
 _Parts: TypeAlias = "list[tuple[relay.Expr, int]]"
 
 
 def _rewritten(mod: tvm.IRModule, reading: _Reading, chosen: Collection[relay.Call]) -> tvm.IRModule:
-    """The module without the concatenations `chosen`."""
+    """Return the module without the concatenations `chosen`."""
     if not chosen:
         return mod
     writing = _Writing(reading, set(chosen))
@@ -221,7 +224,7 @@ def _with_main(mod: tvm.IRModule, function: relay.Function) -> tvm.IRModule:
 
 
 class _Writing:
-    """Writes a function down again, expression by expression."""
+    """Builds the rewritten function, expression by expression."""
 
     def __init__(self, reading: _Reading, chosen: set[relay.Call]) -> None:
         self.reading, self.chosen = reading, chosen
@@ -250,7 +253,7 @@ class _Writing:
             self.made[expr] = self.again(expr)
 
     def again(self, expr: relay.Expr) -> relay.Expr:
-        """The expression itself, reading what is new; the very same object where nothing is."""
+        """Return the expression with its new arguments; the same object where none is new."""
         old = _arguments(expr)
         new = [self.whole(argument) for argument in old]
         if all(one.same_as(other) for one, other in zip(old, new, strict=True)):
@@ -262,7 +265,7 @@ class _Writing:
         return relay.Call(expr.op, new, expr.attrs, expr.type_args, expr.span)
 
     def joined(self, concatenation: relay.Call) -> _Parts:
-        """What it concatenates, in the scale and with the zero point of its result."""
+        """Return the tensors that it concatenates, with the scale and the zero point of its result."""
         axis, fields = _axis(concatenation), concatenation.args[0].fields
         parts = [self.parts.get(field, (axis, []))[1] or [(self.made[field], _shape(field)[axis])] for field in fields]
         if _name(concatenation) == "qnn.concatenate":
@@ -287,13 +290,13 @@ def _summed(parts: _Parts) -> relay.Expr:
 
 
 def _partial_calls(call: relay.Call, axis: int, parts: _Parts) -> _Parts:
-    """The call of each part by itself; its constants are cut along their channels."""
+    """Return the call on each part by itself; its constants are cut along their channels."""
     made, start = [], 0
     for part, count in parts:
         if _name(call) in CONVOLUTIONS:
             made.append(_partial_convolution(call, axis, part, start, count))
         else:
-            constants = [_cut(each, _along(call, each, axis), start, count) for each in call.args[1:]]
+            constants = [_cut(constant, _along(call, constant, axis), start, count) for constant in call.args[1:]]
             made.append((relay.Call(call.op, [part, *constants], call.attrs), count))
         start += count
     return made
@@ -302,12 +305,12 @@ def _partial_calls(call: relay.Call, axis: int, parts: _Parts) -> _Parts:
 def _partial_convolution(
     call: relay.Call, axis: int, part: relay.Expr, start: int, count: int
 ) -> tuple[relay.Expr, int]:
-    options = {key: call.attrs[key] for key in KEPT}
+    options = {key: call.attrs[key] for key in SHARED_ATTRIBUTES}
     filters, kernel = _shape(call)[axis], str(call.attrs.kernel_layout)
     weights, *scales = call.args[1:]  # and zero points; one of each, or one for each filter
     if _is_depthwise(call, axis):
-        each = filters // _shape(call.args[0])[axis]
-        start, filters = start * each, count * each
+        multiplier = filters // _shape(call.args[0])[axis]
+        start, filters = start * multiplier, count * multiplier
         options |= {"groups": count}
         weights = _cut(weights, kernel.find("O"), start, filters)
         scales = [_cut(constant, 0, start, filters) for constant in scales]
