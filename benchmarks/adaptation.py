@@ -38,7 +38,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import Problem, detect_platform, load, planning, profile_model, settle_platform
-from tvm_pipeline.backends.contract import CompiledModel, Port, noise
+from tvm_pipeline.backends.contract import CompiledModel, Port
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.runtime import Adaptation, HillClimb, LivePipeline, Pipeline

@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import Pipeline, Plan, Prediction, Stage, detect_platform, load, settle_platform
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port, noise
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.runtime.isolation import isolated

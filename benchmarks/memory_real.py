@@ -33,7 +33,8 @@ import numpy as np
 from int8_models import MOBILENET, int8_model, random_model
 from planner import s, show
 
-from tvm_pipeline.backends.contract import Port, noise
+from tvm_pipeline.backends.contract import Port
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.model import Model
 

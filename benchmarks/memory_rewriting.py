@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from planner import show
 
-from tvm_pipeline.backends.contract import noise
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device

@@ -138,7 +138,8 @@ class Figures:
 
 def run_once(compiled: Any, platform: Any, plan: Plan, rate_fps: float, seconds: float) -> Figures:
     """The plan as it runs now: saturated for so many seconds, and then as long at the fixed rate."""
-    from tvm_pipeline.backends.contract import Port, noise
+    from tvm_pipeline.backends.contract import Port
+    from tvm_pipeline.backends.ports import noise
     from tvm_pipeline.runtime import Pipeline
 
     frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}

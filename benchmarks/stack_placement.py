@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import detect_platform, settle_platform
-from tvm_pipeline.backends.contract import noise
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.tvm.stack_placement import PAGE, PLACE, placed
 

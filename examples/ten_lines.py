@@ -3,7 +3,8 @@
 import sys
 
 from tvm_pipeline import Pipeline, Problem, detect_platform, load, plan, profile_model, settle_platform
-from tvm_pipeline.backends.contract import Port, noise
+from tvm_pipeline.backends.contract import Port
+from tvm_pipeline.backends.ports import noise
 
 model = load(sys.argv[1] if len(sys.argv) > 1 else "squeezenet")
 backend, platform = settle_platform(detect_platform())

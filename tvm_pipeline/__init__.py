@@ -18,7 +18,7 @@ and `plan.py` are the vocabulary, `evaluate.py` judges plans, `backend.py` is th
 __version__ = "0.1.0"
 
 from tvm_pipeline.backends.bundle import Bundle, open_bundle, write_bundle
-from tvm_pipeline.backends.contract import detect_platform, settle_platform
+from tvm_pipeline.backends.registry import detect_platform, settle_platform
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import graph_from_networkx, merge_graphs, read_graph
 from tvm_pipeline.core.model import Model

@@ -1,7 +1,7 @@
 """The Edge TPU backend: detection, stand-ins and compilation.
 
 A device's `target` is what libedgetpu calls it (`usb:0`, `pci:1`). Where that is not plugged in, TFLite's CPU kernels
-stand in for it, and every output says so; `target = "cpu"` asks for them. Next: `sliced.py`.
+stand in for it, and every output says so; `target = "cpu"` asks for them. Next: `compiled.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import CompiledModel, Progress, check_cores
+from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
+from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Platform
@@ -21,7 +22,7 @@ from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline_edgetpu.interpreter import CPU
 
 if TYPE_CHECKING:
-    from tvm_pipeline_edgetpu.sliced import SlicedModel
+    from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class EdgeTpuBackend:
     """Edge TPUs, or what stands in for them."""
 
     name = "edgetpu"
-    leads = True
+    cuts = ("tflite",)
 
     def refuses(self, model: Model) -> str:
         if model.format != "tflite":
@@ -90,38 +91,43 @@ class EdgeTpuBackend:
         stand_in = f"{KERNELS} ({reason})" if reason else ""
         return replace(device, model=device.model or _model(device.target), stand_in=stand_in)
 
-    def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> SlicedModel:
-        from tvm_pipeline_edgetpu.sliced import SlicedModel
+    def compile(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> EdgeTpuModel:
+        from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
         refused = self.refuses(model)
         if refused:
             raise ModelError(refused)
-        compiled = SlicedModel(model, progress)
-        if any(device.backend == self.name and device.target != CPU for device in devices):
+        compiled = EdgeTpuModel(model, progress, order)
+        if any(device.target != CPU for device in devices):
             for reason, operators in compiled.unsupported().items():
                 _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
         return compiled
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Co-compiles what shares an Edge TPU, so that slices share its parameter cache and do not evict each other.
+        """Co-compile what shares an Edge TPU, so that slices share its parameter cache and do not evict each other.
 
         Raises:
             ModelError: the compiler refuses them, with its output.
             PlatformError: an Edge TPU is here and the compiler is not.
         """
-        from tvm_pipeline_edgetpu.sliced import SlicedModel, co_compile
+        from tvm_pipeline_edgetpu.compiled import EdgeTpuModel, co_compile
 
-        models = [(model, stages) for model, stages in residents if isinstance(model, SlicedModel)]
+        models = [(model, stages) for model, stages in residents if isinstance(model, EdgeTpuModel)]
         co_compile(models, [device for device in platform.devices if device.backend == self.name])
 
-    def load(self, folder: Path) -> SlicedModel:
-        from tvm_pipeline_edgetpu.sliced import SlicedModel
+    def load(self, folder: Path) -> EdgeTpuModel:
+        from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
-        return SlicedModel.load(folder)
+        return EdgeTpuModel.load(folder)
 
     def versions(self) -> Mapping[str, str]:
         # A .tflite runs on every version.
         return {}
+
+    def close(self) -> None:
+        """Do nothing: a device is let go with the last stage on it."""
 
 
 def _model(address: str) -> DeviceModel:

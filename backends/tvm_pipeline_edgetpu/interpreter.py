@@ -12,7 +12,7 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Port
 from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.errors import ModelError
+from tvm_pipeline.errors import ModelError, RunError
 
 # The address of no device: TFLite's own kernels.
 CPU = "cpu"
@@ -87,7 +87,7 @@ class InterpreterStage:
 
         # The threads of the kernels keep to the cores of the thread that makes them.
         with ThreadPoolExecutor(1) as pool:
-            self._interpreter = pool.submit(bound).result()
+            self._interpreter: Any = pool.submit(bound).result()
         self._reads = [detail["index"] for detail in self._interpreter.get_input_details()]
         self._writes = [detail["index"] for detail in self._interpreter.get_output_details()]
 
@@ -96,10 +96,16 @@ class InterpreterStage:
             os.sched_setaffinity(0, self._cores)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if self._interpreter is None:
+            raise RunError("the stage was closed; make a new one")
         # A view of the interpreter's memory must be gone before it is invoked, so none is kept.
-        tensor = self._interpreter.tensor
+        interpreter = self._interpreter
+        tensor = interpreter.tensor
         for index, array in zip(self._reads, inputs, strict=True):
             np.copyto(tensor(index)(), array)
-        self._interpreter.invoke()
+        interpreter.invoke()
         for index, array in zip(self._writes, outputs, strict=True):
             np.copyto(array, tensor(index)())
+
+    def close(self) -> None:
+        self._interpreter = None  # a run that still goes on keeps it until it ends

@@ -3,7 +3,7 @@
 The interpreter runs operators in the order of the file, and plans one arena for its tensors before it runs the first.
 Its plan is read from the addresses of the tensors: so are the operators that write over their input, which no table of
 ours has to know. Whether one does depends on sizes, on who reads a tensor and on the ends of the graph, not on the
-order. Next: `sliced.py`, which puts stages into this order, and `tvm_pipeline/memory`, which finds it.
+order. Next: `compiled.py`, which puts stages into this order, and `tvm_pipeline/memory`, which finds it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ stages goes to its reader by its name.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -16,9 +17,14 @@ from typing import Any
 import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
-from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.backends.ports import Array, Port, noise
+from tvm_pipeline.backends.sliced import ModelSlice, check_slice, slice_ends
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline_edgetpu.interpreter import every_tensor
 from tvm_pipeline_edgetpu.model import TfliteModel, indices
 
 # The schema demands it (`force_align: 16`), but flatbuffers' Python code does not do it.
@@ -51,7 +57,7 @@ def slice_model(model: TfliteModel, stages: Sequence[Stage]) -> list[Slice]:
 def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
     """Return the sub-model of one stage, or of any other operators; the caller checks that none stands between them."""
     operators = frozenset(names)
-    inputs, outputs = _ends(model.graph, operators)
+    inputs, outputs = slice_ends(model.graph, operators)
     subgraph = model.parsed.subgraphs[0]
     chosen = [
         operator
@@ -88,18 +94,27 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
     return Slice(packed(part), inputs, outputs)
 
 
-def _ends(graph: OperatorGraph, operators: frozenset[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return what a stage takes in and what it gives out: the model's own outputs first, in the model's order."""
-    edges = graph.edges
-    inside = {edges.index[name] for name in operators}
-    taken = (
-        tensor
-        for name, tensor in graph.tensors.items()
-        if edges.writer.get(name) not in inside and not inside.isdisjoint(edges.readers[name])
-    )
-    read_outside = (name for o in graph.operators if o.name not in operators for name in o.inputs)
-    given = (name for name in dict.fromkeys((*graph.outputs, *read_outside)) if edges.writer.get(name) in inside)
-    return tuple(taken), tuple(graph.tensors[name] for name in given)
+class TfliteSlicer:
+    """Cuts one file for the Edge TPU's own stages (`slice`), and for other backends (`cut`): the core's Slicer."""
+
+    def __init__(self, model: Model, parsed: TfliteModel) -> None:
+        self._model, self._parsed = model, parsed
+
+    def slice(self, operators: Collection[str]) -> Slice:
+        """Return the sub-model of these operators; raise PlanError where they are no legal stage."""
+        check_slice(self._parsed.graph, operators)
+        return slice_operators(self._parsed, operators)
+
+    def cut(self, operators: Collection[str]) -> ModelSlice:
+        part = self.slice(operators)
+        digest = hashlib.sha256(part.content).hexdigest()[:8]
+        return ModelSlice(Model(f"{self._model.name}_{digest}", "tflite", part.content, part.inputs), part.outputs)
+
+    def values(self) -> dict[str, Array]:
+        """Return every tensor of one frame of noise, as TFLite's CPU kernels compute it."""
+        inputs = self._parsed.graph.inputs
+        frame = {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in inputs}
+        return every_tensor(self._model.content, frame)
 
 
 def _tensor(tensor: Any, buffer: int) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tvm_pipeline.backends.contract import CompiledModel, Progress, check_cores
+from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
+from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -20,7 +21,7 @@ class HostBackend:
     """CPU clusters of this machine."""
 
     name = "host"
-    leads = False
+    cuts: tuple[str, ...] = ()  # TVM cuts what it compiled, not files
 
     def refuses(self, model: Model) -> str:
         return ""
@@ -42,11 +43,13 @@ class HostBackend:
             )
         return device
 
-    def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> RelayModel:
-        return RelayModel.compile(model, [device.target for device in devices], bind, progress)
+    def compile(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> RelayModel:
+        return RelayModel.compile(model, [device.target for device in devices], bind, progress, order)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Nothing: kernels of several models share a core as they are."""
+        """Do nothing: kernels of several models share a core as they are."""
 
     def load(self, folder: Path) -> RelayModel:
         return RelayModel.load(folder, bind)
@@ -56,9 +59,12 @@ class HostBackend:
 
         return {"tvm": tvm.__version__}
 
+    def close(self) -> None:
+        """Do nothing: TVM keeps what it opened until the process ends."""
+
 
 def bind(device: Device) -> None:
-    """Ties the calling thread to the device's cores, and gives it a TVM thread pool of one thread a core.
+    """Tie the calling thread to the device's cores, and give it a TVM thread pool of one thread a core.
 
     The pool is the thread's own, so two stages never share one (two that pin to the same cores run at half speed).
     """

@@ -14,7 +14,7 @@ pytest.importorskip("tvm")
 from tvm_pipeline_host import backend, detection
 from tvm_pipeline_host.host import bind
 
-from tvm_pipeline.backends.contract import find_backend
+from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
 

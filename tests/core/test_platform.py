@@ -71,6 +71,7 @@ def test_a_file_says_devices_and_links(tmp_path: Path) -> None:
         ('name = "tx2"', 'name = tx2"', "Invalid value"),
         ('name = "tx2"', 'name = "tx2"\nnmae = 1', "unknown field `nmae`"),
         ("memory_bytes", "memroy_bytes", r"\[\[device\]\] has no key memroy_bytes; it takes name, backend, cores"),
+        ("active_w = 4", 'stand_in = "a CPU"', r"\[\[device\]\] takes no stand_in: .* Leave it out"),
         ("latency_s", "latency_ms", r"\[\[link\]\] has no key latency_ms; it takes source, destination"),
         ('"a57"\nbackend', '"denver"\nbackend', "platform tx2: two devices are called denver"),
         ('destination = "a57"', 'destination = "gpu"', "a link names gpu, which is not a device"),

@@ -23,7 +23,8 @@ from tvm_pipeline_edgetpu import backend
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, random_network, random_stages, run, schema
 from tests.support.fake_backend import make_plan
 from tvm_pipeline import Bundle, Pipeline, open_bundle, profile_model, write_bundle
-from tvm_pipeline.backends.contract import CompiledModel, settle_platform
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.registry import settle_platform
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Stage

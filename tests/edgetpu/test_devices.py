@@ -18,7 +18,7 @@ from tvm_pipeline_edgetpu.edgetpu import MODELS
 
 from tests.edgetpu.networks import random_network
 from tvm_pipeline import read_platform
-from tvm_pipeline.backends.contract import detect_platform, find_backend, settle_platform
+from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, DeviceModel, Platform
 from tvm_pipeline.errors import PlatformError

@@ -22,7 +22,8 @@ from tvm_pipeline_edgetpu.sliced import SlicedModel
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, run, schema
 from tests.support.fake_backend import make_plan
 from tvm_pipeline import Bundle, Pipeline, Problem, open_bundle, planning, profile_model, settle_platform, write_bundle
-from tvm_pipeline.backends.contract import Array, CompiledModel, find_backend
+from tvm_pipeline.backends.contract import Array, CompiledModel
+from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform

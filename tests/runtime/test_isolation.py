@@ -31,7 +31,7 @@ from tests.support.fake_backend import (
     random_model,
     values,
 )
-from tvm_pipeline.backends.contract import noise
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PlanError, StageError
 from tvm_pipeline.profiling.bound import in_bound_thread

@@ -80,7 +80,7 @@ try:
     import tvm_pipeline.tvm.relay
 except ImportError as error:
     print(error)
-from tvm_pipeline.backends.contract import find_backend
+from tvm_pipeline.backends.registry import find_backend
 try:
     find_backend("host")
 except Exception as error:

@@ -1,7 +1,7 @@
 """A bundle: one tar file with all that `run` needs.
 
     manifest.json   format, versions, and the SHA-256 of every other file
-    compiled/...    what the backend saved: libraries, graph JSON, parameters
+    compiled/...    what the backend saved: libraries, graph JSON, parameters; of several backends each its own part
     graph.json      the operator graph            profile.json   what was measured
     platform.json   the devices                   plan.txt       which device runs what
     preprocessing.json   how a picture becomes the model's input, where the model takes pictures
@@ -17,7 +17,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -25,7 +25,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from tvm_pipeline import __version__
-from tvm_pipeline.backends.contract import CompiledModel, find_backend, leading_backend, settle_platform
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
+from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
@@ -63,8 +65,8 @@ class Bundle:
 
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
-    """Writes the bundle, whole or not at all; raises PipelineError where that is not possible."""
-    backend = leading_backend(bundle.platform)
+    """Write the bundle, whole or not at all; raise PipelineError where that is not possible."""
+    backend = platform_backend(bundle.platform)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "compiled").mkdir()
@@ -89,7 +91,7 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
 
 @contextmanager
 def open_bundle(path: Path) -> Iterator[Bundle]:
-    """Unpacks a bundle into a temporary folder for as long as the block lasts.
+    """Unpack a bundle into a temporary folder for as long as the block lasts, and close its model after that.
 
     Raises:
         BundleError: it is cut short, unsafe, damaged, or made by another version or for another machine.
@@ -110,16 +112,19 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         except (OSError, PlanError) as error:
             raise BundleError(f"{path}: plan.txt: {error}") from error
         platform = _settled(path, made_for)  # before any of its code is loaded: it may not run here
-        yield Bundle(
-            graph,
-            platform,
-            _still_valid(_read(path, root / "profile.json", Profile), made_for, platform),
-            plan,
-            find_backend(manifest.backend).load(root / "compiled"),
-            _read(path, root / "preprocessing.json", dict[str, Any])
-            if (root / "preprocessing.json").exists()
-            else None,
-        )
+        profile = _still_valid(_read(path, root / "profile.json", Profile), made_for, platform)
+        pictures = root / "preprocessing.json"
+        preprocessing = _read(path, pictures, dict[str, Any]) if pictures.exists() else None
+        with closing(_load(manifest.backend, platform, root / "compiled")) as compiled:
+            yield Bundle(graph, platform, profile, plan, compiled, preprocessing)
+
+
+def _load(saved_by: str, platform: Platform, folder: Path) -> CompiledModel:
+    """Read the compiled model, which the backend named `saved_by` saved."""
+    backend = platform_backend(platform)
+    if isinstance(backend, SlicedBackend) and saved_by != backend.name:
+        return backend.load_first_layout(saved_by, folder)
+    return backend.load(folder)
 
 
 def _versions(platform: Platform) -> dict[str, str]:

@@ -1,213 +1,158 @@
 """The contract of a backend: a plug-in that knows one hardware family.
 
-A backend finds devices, compiles a model for them, and gives runnable stages of what it compiled. It is an object
-named by an entry point of the group `tvm_pipeline.backends`; the core imports none. One without hardware is
-`tests/support/fake_backend.py`.
+A backend finds devices, compiles a model for them, and makes runnable stages of what it compiled. It is an object that
+an entry point of the group `tvm_pipeline.backends` names; the core imports none. In short, of one device:
 
-Tensors cross stages as contiguous host arrays, 64-byte aligned. A backend may keep them in a layout of its own;
-`Port.layout` says which, and two ports with equal `shape` and `layout` hand arrays over as they are.
+    >>> import numpy as np
+    >>> from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+    >>> from tvm_pipeline.core.model import Model
+    >>> from tvm_pipeline.core.platform import Device
+    >>> from tvm_pipeline.testing import FakeBackend, FakeModel
+    >>> x, y = Tensor("x", (2,)), Tensor("y", (2,))
+    >>> graph = OperatorGraph("doubling", (x,), (Operator("double", "multiply", ("x",), (y,)),), ("y",))
+    >>> backend = FakeBackend([Device("d0", "fake")], [FakeModel(graph, {"double": lambda x: [2 * x]})])
+    >>> devices = [backend.settle(device) for device in backend.detect()]
+    >>> compiled = backend.compile(Model("doubling", "onnx", b""), devices, progress=print)
+    doubling for d0
+    >>> stage = compiled.stage(["double"], devices[0])
+    >>> inputs, outputs = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
+    >>> inputs[0][:] = 3
+    >>> stage.bind()
+    >>> stage.run(inputs, outputs)
+    >>> outputs[0].tolist()
+    [6.0, 6.0]
+    >>> stage.close(), compiled.close(), backend.close()
+    (None, None, None)
+
+`tvm_pipeline.testing.check_backend` says whether a backend keeps the contract, and `examples/device_backend` is one to
+start from. Tensors cross stages as contiguous host arrays, 64-byte aligned. A backend may keep them in a layout of its
+own: `Port.layout` says which, and two ports with equal `shape` and `layout` hand arrays over as they are.
+Next: `registry.py` (which backends are installed) and `sliced.py` (several of them on one platform).
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tvm_pipeline.backends.ports import Array, Port
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import PlatformError
 
-_log = logging.getLogger(__name__)
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from tvm_pipeline.backends.sliced import Slicer
+
+__all__ = ["Array", "Backend", "CompiledModel", "Order", "Port", "Progress", "Seconds", "StageRunner"]
+
 Progress = Callable[[str], None]
-MEMORY_ORDERED = "memory_ordered"
-
-
-@dataclass(frozen=True, slots=True)
-class Port:
-    """A tensor as a stage wants it: the physical shape and the layout (empty for the logical one)."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    layout: str = ""
-
-    def buffer(self) -> Array:
-        """A new array for this port, 64-byte aligned as compiled kernels require."""
-        return aligned_empty(self.shape, self.dtype)
+Seconds = npt.NDArray[np.float64]
+# How a stage orders its operators: as the model lists them, or as needs the least memory where that takes less.
+Order = Literal["listed", "memory"]
 
 
 class StageRunner(Protocol):
-    """A runnable stage. All calls come from the one thread that called `bind`."""
+    """A runnable stage. `bind` and `run` are called by one thread at a time, and `run` by the thread that is bound."""
 
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 
     def bind(self) -> None:
-        """Ties the calling thread to the device: cores, thread pool, context."""
+        """Tie the calling thread to the device: cores, thread pool, context. Another thread may be tied later."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Computes `outputs` from `inputs`, both in the order of the ports; returns when they are complete."""
+        """Compute `outputs` from `inputs`, both in the order of the ports; return when they are complete."""
+
+    def close(self) -> None:
+        """Let go of what the stage holds. No other call follows, but for a second `close`.
+
+        Any thread may call it, even while `run` is at a frame that was given up: then end `run` if that is possible,
+        and let go of nothing that it still uses.
+        """
 
 
 class CompiledModel(Protocol):
     """A model compiled for every device it may run on, to be cut anywhere."""
 
-    graph: OperatorGraph
-    memory_ordered: bool  # whether stages run their operators in the order that needs the least memory; may be set
+    @property
+    def graph(self) -> OperatorGraph: ...
+
+    @property
+    def order(self) -> Order:
+        """How stages order their operators, as `Backend.compile` was told."""
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
-        """The operators as one stage on `device`; raises PlanError where they are no legal stage."""
+        """Make one stage of the operators on `device`; raise PlanError where they are no legal stage."""
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
-        """What the activations of a stage take, as its allocator plans them: in the usual order, and as it runs."""
+        """Return what the allocator plans for the activations of a stage: in the listed order, and in `order`."""
 
-    def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
-        """Seconds of every operator, `repeats` x operators, timed in place from a bound thread."""
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
+        """Return seconds of every operator (repeats x operators), timed in place from a bound thread."""
+
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[Seconds, Seconds] | None:
+        """Time how the device takes tensors of these sizes in, and hands them back, from a bound thread.
+
+        Returns:
+            Seconds of receiving and of sending (each repeats x sizes). None where stages compute in host memory, so
+            that there is nothing to pay; a device with memory of its own implements this.
+        """
+
+    def slicer(self) -> Slicer | None:
+        """Return what cuts the model's file for other backends; None where `Backend.cuts` lacks its format."""
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        """Writes all that `Backend.load` needs into an existing folder, so that `stages` run with no compilation.
+        """Write all that `Backend.load` needs, `order` included, into an existing folder.
 
-        The empty file MEMORY_ORDERED says that `memory_ordered` is set.
+        `stages` then run on the platform with no compilation.
         """
+
+    def close(self) -> None:
+        """Let go of libraries and device memory, once every stage is closed. A second call does nothing."""
 
 
 class Backend(Protocol):
-    """One hardware family."""
+    """One hardware family. A device is known by its target and cores; its name is the platform's to give."""
 
-    name: str
-    leads: bool  # whether it compiles for devices of other backends too, each of which is then given its part
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cuts(self) -> Sequence[str]:
+        """Formats of model files that it cuts, so that other backends can compile the slices; see `sliced.py`."""
 
     def refuses(self, model: Model) -> str:
-        """Why it cannot compile the model, with what would help; empty where it can."""
+        """Return why it cannot compile the model, with what would help; empty where it can."""
 
     def detect(self) -> Sequence[Device]:
-        """The devices of this machine; empty where there are none."""
+        """Return the devices of this machine; none where it has none."""
 
     def settle(self, device: Device) -> Device:
-        """The device with what its platform left open filled in, a stand-in told where it is not here.
+        """Return the device with what its platform left open filled in; `stand_in` where it is not here itself.
 
-        Raises PlatformError where it cannot be used on this machine, with the reason.
+        Raises PlatformError, with the reason, where it cannot be used on this machine.
         """
 
-    def compile(self, model: Model, devices: Sequence[Device], progress: Progress) -> CompiledModel:
-        """Compiles once for each distinct target of `devices`; what was compiled before comes from the cache."""
+    def compile(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> CompiledModel:
+        """Compile once for each distinct target of `devices`; what was compiled before comes from the cache."""
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Prepares models for living on the same devices at the same time, each with the stages of its plan."""
+        """Prepare models for living on the same devices at the same time, each with the stages of its plan."""
 
     def load(self, folder: Path) -> CompiledModel:
-        """Reads what `CompiledModel.save` wrote."""
+        """Read what `CompiledModel.save` wrote; raise BundleError where it is damaged."""
 
     def versions(self) -> Mapping[str, str]:
-        """The software whose version decides whether a saved model still loads."""
+        """Return the software whose version decides whether a saved model still loads."""
 
-
-def aligned_empty(shape: Sequence[int], dtype: str) -> Array:
-    """An uninitialised C-contiguous array whose data begins at a multiple of 64 bytes."""
-    item = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
-    raw = np.empty(size + 64, np.uint8)
-    start = -raw.ctypes.data % 64
-    return raw[start : start + size].view(item).reshape(shape)
-
-
-def noise(port: Port) -> Array:
-    """Input for measuring: seeded noise, since zeros take short cuts in some kernels and denormals are slow."""
-    array = port.buffer()
-    draw = np.random.default_rng(0)
-    if np.issubdtype(array.dtype, np.floating):
-        array[...] = draw.standard_normal(array.shape)
-    else:
-        array[...] = draw.integers(0, 100, array.shape)
-    return array
-
-
-def find_backend(name: str) -> Backend:
-    """The backend that an installed package registered as `name`."""
-    found = {entry.name: entry for entry in entry_points(group="tvm_pipeline.backends")}
-    if name not in found:
-        known = ", ".join(sorted(found)) or "none: install the package with `pip install .`"
-        raise PlatformError(f"no backend is called {name}; installed backends: {known}")
-    try:
-        backend: Backend = found[name].load()
-    except ImportError as error:
-        raise PlatformError(f"the backend {name} cannot be used: {error}; see the extras in the README") from error
-    return backend
-
-
-def detect_platform(model: Model | None = None) -> Platform:
-    """This machine: the devices of every installed backend, or of those that can compile `model`.
-
-    What is left out is logged with the reason.
-
-    Raises:
-        PlatformError: nothing is left.
-    """
-    devices: list[Device] = []
-    reasons: list[str] = []
-    for name in sorted(entry.name for entry in entry_points(group="tvm_pipeline.backends")):
-        try:
-            backend = find_backend(name)
-        except PlatformError as error:
-            reasons.append(str(error))
-            continue
-        found = backend.detect()
-        refused = backend.refuses(model) if model and found else ""
-        if refused:
-            reasons.append(f"{', '.join(device.name for device in found)} left out: {refused}")
-        else:
-            devices += found
-    for reason in reasons:
-        _log.warning(reason)
-    if not devices:
-        raise PlatformError("; ".join(reasons) or "no backend finds a device on this machine; give --platform")
-    return Platform("this machine", tuple(devices))
-
-
-def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
-    """The backend that compiles for a platform, and the platform with each device settled on this machine.
-
-    Raises:
-        PlatformError: a device cannot be used here, or its backends cannot work together.
-    """
-    lead = leading_backend(platform)
-    devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
-    return lead, replace(platform, devices=devices)
-
-
-def leading_backend(platform: Platform) -> Backend:
-    """The backend that compiles for all devices: their own, or of several the one that leads.
-
-    Raises:
-        PlatformError: none of several leads.
-    """
-    names = dict.fromkeys(device.backend for device in platform.devices)
-    backends = [find_backend(name) for name in names]
-    leading = backends if len(backends) == 1 else [backend for backend in backends if backend.leads]
-    if not leading:
-        raise PlatformError(
-            f"platform {platform.name} mixes the backends {', '.join(names)}, and none of them compiles for the "
-            "others; split the platform file"
-        )
-    return leading[0]
-
-
-def check_cores(device: Device) -> None:
-    """Raises PlatformError where the device names no cores, or some that this process may not use."""
-    here = sorted(os.sched_getaffinity(0))
-    if not device.cores or not set(device.cores) <= set(here):
-        raise PlatformError(
-            f"device {device.name} names cores {list(device.cores)}; this process may use "
-            f"{', '.join(map(str, here))}. Mend `cores` in the platform file, or see `tvm-pipeline devices`"
-        )
+    def close(self) -> None:
+        """Let go of what is kept between models, such as a device's context; the next `compile` takes it again."""

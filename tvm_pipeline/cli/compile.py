@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypedDict
 import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
+from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.cli.options import (
     JsonOption,
     ObjectiveOption,
@@ -57,10 +58,9 @@ def command(
     beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (beside if beside.exists() else None)
     with spinner() as tell:
-        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn)
-        # Where a memory is stated, a plan fits by the bytes that its stages take in their best order.
-        memory_order = memory_order or any(device.memory_bytes is not None for device in made.platform.devices)
-        made.compiled.memory_ordered = memory_order
+        order: Order | None = "memory" if memory_order else None
+        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn, order=order)
+        memory_order = made.compiled.order == "memory"
         prepared = _preprocessing(made, settings) if settings else None
         measured = measured_profile(made, profile, tell, warn)
         problem = Problem(made.compiled.graph, made.platform, measured, chosen, stages)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
-from tvm_pipeline.backends.contract import leading_backend
+from tvm_pipeline.backends.registry import platform_backend
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, TimeLimitOption
 from tvm_pipeline.cli.output import print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Plan
@@ -64,7 +64,7 @@ def _write(output: Path, sources: Sequence[Planned], plans: Sequence[Plan]) -> N
     residents = [(s.compiled, plan.stages) for s, plan in zip(sources, plans, strict=True) if s.compiled]
     if not residents:
         return
-    leading_backend(platform).share(residents, platform)
+    platform_backend(platform).share(residents, platform)
     for index, (source, plan) in enumerate(zip(sources, plans, strict=True)):
         if source.compiled:
             bundle = Bundle(source.graph, source.platform, source.profile, plan, source.compiled)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.backends.contract import detect_platform, settle_platform
+from tvm_pipeline.backends.registry import detect_platform, settle_platform
 from tvm_pipeline.cli.options import JsonOption, PlatformOption
 from tvm_pipeline.cli.output import print_json, show
 from tvm_pipeline.core.platform import platform_toml, read_platform

@@ -1,6 +1,6 @@
 """The machine: its devices, and what a transfer between two of them costs.
 
-A Platform is detected (`backend.detect_platform`) or read from a TOML file:
+A Platform is detected (`registry.detect_platform`) or read from a TOML file:
 
     name = "tx2"
 
@@ -300,7 +300,12 @@ def _forbid_unknown(tables: dict[str, object]) -> None:
     for table, kind in (("device", Device), ("link", Link)):
         entries = tables.get(table)
         for entry in entries if isinstance(entries, list) else ():
-            check(f"[[{table}]]", entry, tuple(kind.__slots__))
+            if isinstance(entry, dict) and "stand_in" in entry and kind is Device:
+                raise PlatformError(
+                    "[[device]] takes no stand_in: whether a device is here is found out on the machine. Leave it out; "
+                    "a backend may have a target that asks for its stand-in"
+                )
+            check(f"[[{table}]]", entry, tuple(key for key in kind.__slots__ if key != "stand_in"))
             check("[device.model]", entry.get("model") if isinstance(entry, dict) else None, _MODEL_KEYS)
 
 
@@ -310,7 +315,7 @@ def platform_toml(platform: Platform) -> str:
     for table, entries in (("device", platform.devices), ("link", platform.links)):
         for entry in entries:
             lines += ["", f"[[{table}]]"]
-            fields = {key: getattr(entry, key) for key in entry.__slots__}
+            fields = {key: getattr(entry, key) for key in entry.__slots__ if key != "stand_in"}
             lines += [f"{key} = {_toml(value)}" for key, value in fields.items() if value not in (None, "", ())]
     return "\n".join(lines) + "\n"
 

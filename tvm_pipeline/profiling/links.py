@@ -15,7 +15,8 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, StageRunner, aligned_empty
+from tvm_pipeline.backends.contract import Array, StageRunner
+from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.core.platform import Device, Link
 from tvm_pipeline.profiling.bound import in_bound_thread
 

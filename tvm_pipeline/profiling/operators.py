@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress, noise
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
 from tvm_pipeline.core.profile import DeviceProfile, Profile

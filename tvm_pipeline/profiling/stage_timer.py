@@ -11,7 +11,8 @@ from statistics import median
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import CompiledModel, noise
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.planning.measured import SegmentTimer

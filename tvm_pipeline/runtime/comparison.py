@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port, noise
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.statistics import RunStatistics

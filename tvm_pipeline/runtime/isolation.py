@@ -4,13 +4,13 @@
         with LivePipeline(compiled, problem, bundle.plan, watchdog_s=5.0) as pipeline:
             ...
 
-Each stage is a child that loads the saved model, makes the stage and runs a frame for each message; tensors go through
-memory that both map. That memory has no name (memfd), so nothing is left behind whichever side dies, and in what way.
-The child is started anew, never forked: threads run here. It tells the ports, since only to make a stage may open the
-device, which the parent must then leave alone.
+Each stage is a child process that loads the saved model, makes the stage and runs a frame for each message; tensors go
+through memory that both map. That memory has no name (memfd), so nothing is left behind whichever side dies, and in
+what way. The child is started anew, never forked, because threads run here. It tells the ports, since to make a stage
+may open the device, which the parent must then leave alone.
 
-A child lives as long as the thread that `bind` tied to it, which alone may call `run`: so it needs no `close`, and
-Pipeline knows nothing of it. It ends by itself when its parent is gone, even in the middle of a kernel.
+A child ends when its stage is closed: by itself, so that its backend may let go of the device, or killed where it is at
+a frame that was given up. It also ends when its parent is gone, even in the middle of a kernel.
 
 Next: `worker.py`, whose thread waits here.
 """
@@ -29,7 +29,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,13 +39,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner, find_backend, leading_backend
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
+from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
-from tvm_pipeline.runtime.worker import StageThread
 
-TICK_S = 0.1  # between two looks at whether a child still lives, and anybody still waits for it
+TICK_S = 0.1  # between two looks at whether a child still runs
 GRACE_S = 5.0  # for a child to end once nothing more can come
 MOST_BYTES = 1 << 17  # of a message
 MOST_TEXT = 4096  # characters of an error
@@ -53,7 +53,7 @@ MOST_TEXT = 4096  # characters of an error
 # The child finds modules where its parent does, as one of `multiprocessing` would.
 CHILD = "import sys; sys.path[:] = sys.argv[2:]; from tvm_pipeline.runtime import isolation; isolation.serve()"
 DONE = b"done"
-# Of a child's errors these keep their type; of others the name is told.
+# Of a child's errors these keep their type; of others the name is passed on.
 TYPES = {kind.__name__: kind for kind in (BundleError, ModelError, PlanError, PlatformError)}
 
 Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
@@ -61,9 +61,12 @@ Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a child is to make: some operators of the model saved in `folder`, on a device."""
+    """What a child is to make: some operators of the model saved in `folder`, on a device.
 
-    backend: str
+    `backends` are those of the platform: together they load the model.
+    """
+
+    backends: tuple[str, ...]
     folder: str
     operators: tuple[str, ...]
     device: Device
@@ -75,7 +78,7 @@ class Order:
 
 @contextmanager
 def isolated(compiled: CompiledModel, platform: Platform, stages: Sequence[Stage]) -> Iterator[CompiledModel]:
-    """The model with every stage in a process of its own; pipelines of it must end before the block does.
+    """Yield the model with every stage in a process of its own; pipelines of it must end before the block does.
 
     Args:
         compiled: the model; it is saved into a temporary folder, for the children to load.
@@ -83,25 +86,26 @@ def isolated(compiled: CompiledModel, platform: Platform, stages: Sequence[Stage
         stages: those of the first plan, so that they are saved ready to run.
 
     Yields:
-        A model whose `stage` starts a process; what it cannot make is told when the stage's ports are asked for.
+        A model whose `stage` starts a process. To read the stage's ports raises what the process could not make.
         Timing operators and saving stay in this process.
     """
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         compiled.save(Path(folder), stages, platform)
-        yield cast(CompiledModel, IsolatedModel(compiled, leading_backend(platform).name, folder))
+        backends = tuple(sorted({device.backend for device in platform.devices}))
+        yield cast(CompiledModel, IsolatedModel(compiled, backends, folder))
 
 
 class IsolatedModel:
     """The model that it was given, but for its stages."""
 
-    def __init__(self, compiled: CompiledModel, backend: str, folder: str) -> None:
-        self._compiled, self._backend, self._folder = compiled, backend, folder
+    def __init__(self, compiled: CompiledModel, backends: tuple[str, ...], folder: str) -> None:
+        self._compiled, self._backends, self._folder = compiled, backends, folder
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
-        stage = IsolatedStage(Order(self._backend, self._folder, tuple(operators), device))
+        stage = IsolatedStage(Order(self._backends, self._folder, tuple(operators), device))
         return cast(StageRunner, stage)  # whose ports are properties: nobody sets them
 
 
@@ -109,47 +113,41 @@ class IsolatedStage:
     """A stage in a child: the StageRunner. The child begins to load at once, so several do so at the same time."""
 
     def __init__(self, order: Order) -> None:
-        self._order = order
-        self._unbound: StageProcess | None = StageProcess(order)
-        self._bound = threading.local()  # what a thread keeps here is gone when it ends
+        self._process = StageProcess(order)
 
-    @cached_property
-    def _ports(self) -> Ports:
-        return (self._unbound or StageProcess(self._order)).ports
-
-    @cached_property
+    @property
     def inputs(self) -> tuple[Port, ...]:
         """Raises what the child met while it made the stage; a StageError where it died of it."""
-        return self._ports[0]
+        return self._process.ports[0]
 
-    @cached_property
+    @property
     def outputs(self) -> tuple[Port, ...]:
-        return self._ports[1]
+        return self._process.ports[1]
 
     def bind(self) -> None:
-        """Ties the child to the device, and the child to this thread; a second thread gets a child of its own."""
-        _ = self._ports  # while the child that tells them is here
-        self._bound.process, self._unbound = self._unbound or StageProcess(self._order), None
-        self._bound.process.ask(b"bind")
+        """Tie the child to the device."""
+        self._process.ask(b"bind")
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Raises RunError where the child raised, with the error's name and text, and where it died, with how.
-
-        Returns with nothing done where the thread was given up; its child is killed then.
-        """
-        process: StageProcess = self._bound.process
+        """Raise RunError where the child raised, with the error's name and text, and where it died, with how."""
+        process = self._process
         for shared, array in zip(process.inputs, inputs, strict=True):
             np.copyto(shared, array)
         process.ask(b"run")
         for shared, array in zip(process.outputs, outputs, strict=True):
             np.copyto(array, shared)
 
+    def close(self) -> None:
+        """End the child; one that is at a frame is killed, and `run` raises."""
+        self._process.close()
+
 
 class StageProcess:
-    """A child, seen by its parent. It is ended with the last reference to this."""
+    """A child, seen by its parent."""
 
     def __init__(self, order: Order) -> None:
         self._order = order
+        self._waiting = threading.Lock()  # held by the thread that waits for an answer
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(TICK_S)
         command = [sys.executable, "-c", CHILD, str(theirs.fileno()), *sys.path]
@@ -161,7 +159,8 @@ class StageProcess:
             raise RunError(f"no process can be started for {order}: {error.strerror}; run without isolation") from error
         finally:
             theirs.close()
-        weakref.finalize(self, _end, self._process, self._channel)
+        # What calls it first ends the child; a process must not outlive a stage that nobody closed.
+        self._end = weakref.finalize(self, _end, self._process, self._channel)
         with suppress(BrokenPipeError):  # how it died is told to who waits for it
             assert self._process.stdin is not None
             self._process.stdin.write(msgspec.json.encode(order) + b"\n")
@@ -169,7 +168,7 @@ class StageProcess:
 
     @cached_property
     def ports(self) -> Ports:
-        """What the stage takes and gives, once the child has made it."""
+        """Return what the stage takes and gives, once the child has made it."""
         try:
             return self._loaded[0]
         except RunError as error:
@@ -192,7 +191,7 @@ class StageProcess:
         return self._loaded[2]
 
     def ask(self, what: bytes) -> None:
-        """Has the child do something, and waits until it is done."""
+        """Have the child do something, and wait until it is done."""
         _ = self._loaded
         with suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(what)
@@ -200,28 +199,35 @@ class StageProcess:
         if answer != DONE:
             raise _told(answer, self._order)
 
-    def _receive(self) -> tuple[bytes, list[int]]:
-        """The child's next message, and the descriptors that came with it."""
-        answer: bytes = b""
-        while True:
+    def close(self) -> None:
+        """End the child, by force where a thread still waits for it; that thread closes again when it hears of it."""
+        if self._waiting.acquire(blocking=False):
             try:
-                answer, descriptors, _, _ = socket.recv_fds(self._channel, MOST_BYTES, 1)
-            except TimeoutError:
-                thread = threading.current_thread()
-                if isinstance(thread, StageThread) and thread.worker and thread.worker.abandoned:
-                    self._process.kill()
-                    return DONE, []  # nothing that it does counts any more
-                if self._process.poll() is None:
-                    continue
-            except ConnectionResetError:
-                pass
-            if answer:
-                return answer, descriptors
-            raise RunError(f"the process of {self._order} {_death(self._process)}; its standard error may say why")
+                self._end()
+            finally:
+                self._waiting.release()
+        else:
+            self._process.kill()
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        """Return the child's next message, and the descriptors that came with it."""
+        with self._waiting:
+            answer: bytes = b""
+            while True:
+                try:
+                    answer, descriptors, _, _ = socket.recv_fds(self._channel, MOST_BYTES, 1)
+                except TimeoutError:
+                    if self._process.poll() is None:
+                        continue
+                except ConnectionResetError:
+                    pass
+                if answer:
+                    return answer, descriptors
+                raise RunError(f"the process of {self._order} {_death(self._process)}; its standard error may say why")
 
 
 def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
-    """Ends a child: by itself, so that its backend may let go of the device, or by force if it does not."""
+    """End a child: by itself, so that its backend may let go of the device, or by force if it does not."""
     with suppress(OSError):
         channel.shutdown(socket.SHUT_RDWR)
     channel.close()
@@ -235,7 +241,7 @@ def _end(process: subprocess.Popen[bytes], channel: socket.socket) -> None:
 
 
 def _death(process: subprocess.Popen[bytes]) -> str:
-    """How a child that has hung up ended."""
+    """Say how a child that has hung up ended."""
     try:
         code = process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
@@ -248,13 +254,13 @@ def _death(process: subprocess.Popen[bytes]) -> str:
 
 
 def _told(answer: bytes, order: Order) -> Exception:
-    """The error that a child has met."""
+    """Return the error that a child has met."""
     name, text = msgspec.json.decode(answer, type=tuple[str, str])
     return TYPES[name](text) if name in TYPES else RunError(f"{name}: {text} (in the process of {order})")
 
 
 def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[list[Array], list[Array]]:
-    """The ports' tensors one after the other in a file of memory, which is made as long as that takes.
+    """Return the ports' tensors one after the other in a file of memory, which is made as long as that takes.
 
     The descriptor is closed; the arrays, 64-byte aligned, keep the memory.
     """
@@ -274,7 +280,7 @@ def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Por
 
 
 def serve() -> None:
-    """What a child does: makes the stage it is ordered, then what each message says until no more can come."""
+    """Run a child: make the stage that is ordered, then do what each message says until no more can come."""
     faulthandler.enable()
     for number in (signal.SIGINT, signal.SIGTERM):  # are for the parent, which may want to drain
         signal.signal(number, signal.SIG_IGN)
@@ -282,29 +288,32 @@ def serve() -> None:
     channel.set_inheritable(False)
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
     _end_with_parent()
-    try:
-        runner: StageRunner = find_backend(order.backend).load(Path(order.folder)).stage(order.operators, order.device)
-        memory = os.memfd_create("tvm-pipeline")
-        kept = os.dup(memory)
-        inputs, outputs = shared_arrays(memory, runner.inputs, runner.outputs)
-        socket.send_fds(channel, [msgspec.json.encode((runner.inputs, runner.outputs))], [kept])
-        os.close(kept)
-    except Exception as error:  # whatever it is, the parent must hear of it
-        channel.send(_telling(error))
-        return
-    while what := channel.recv(16):
+    with ExitStack() as opened:
         try:
-            if what == b"bind":
-                runner.bind()
-            else:
-                runner.run(inputs, outputs)
-            channel.send(DONE)
-        except Exception as error:
+            backend = opened.enter_context(closing(compose(order.backends)))
+            compiled = opened.enter_context(closing(backend.load(Path(order.folder))))
+            runner = opened.enter_context(closing(compiled.stage(order.operators, order.device)))
+            memory = os.memfd_create("tvm-pipeline")
+            kept = os.dup(memory)
+            inputs, outputs = shared_arrays(memory, runner.inputs, runner.outputs)
+            socket.send_fds(channel, [msgspec.json.encode((runner.inputs, runner.outputs))], [kept])
+            os.close(kept)
+        except Exception as error:  # whatever it is, the parent must hear of it
             channel.send(_telling(error))
+            return
+        while what := channel.recv(16):
+            try:
+                if what == b"bind":
+                    runner.bind()
+                else:
+                    runner.run(inputs, outputs)
+                channel.send(DONE)
+            except Exception as error:
+                channel.send(_telling(error))
 
 
 def _end_with_parent() -> None:
-    """Has the kernel end this process (SIGIO) when the other end of standard input is closed, whatever it is doing."""
+    """Have the kernel end this process (SIGIO) when the other end of standard input is closed, whatever it is doing."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
 

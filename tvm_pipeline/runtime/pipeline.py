@@ -14,16 +14,16 @@ frames that are inside; those before the failed one still come out. `stop` puts 
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from queue import Empty, SimpleQueue
 from typing import Any, NoReturn
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
 from tvm_pipeline.core.plan import Plan, frames_inside
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
@@ -38,7 +38,7 @@ from tvm_pipeline.errors import (
 )
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
-from tvm_pipeline.runtime.worker import SlotQueue, StageGate, Threads, Worker
+from tvm_pipeline.runtime.worker import SlotQueue, StageGate, StreamState, Threads, Worker
 
 
 class Pipeline(FrameStream):
@@ -72,12 +72,30 @@ class Pipeline(FrameStream):
         check_stages(compiled.graph, platform, plan.stages)
         self.plan, self._graph = plan, compiled.graph
         self._inputs = {tensor.name: tensor for tensor in compiled.graph.inputs}
-        runners = [[compiled.stage(s.operators, platform.device(d)) for d in s.devices] for s in plan.stages]
-        self._ports = ports = slot_ports(compiled.graph, runners)
+        with ExitStack() as opened:  # what follows may fail, and stages may hold devices
+            runners = [
+                [opened.enter_context(closing(compiled.stage(s.operators, platform.device(d)))) for d in s.devices]
+                for s in plan.stages
+            ]
+            self._prepare(runners, platform, in_flight, threads, after)
+            opened.pop_all()
+
+    def _prepare(
+        self,
+        runners: Sequence[Sequence[StageRunner]],
+        platform: Platform,
+        in_flight: int | None,
+        threads: Threads | None,
+        after: Pipeline | None,
+    ) -> None:
+        """Make the slots, and a worker for each stage on each of its devices."""
+        plan = self.plan
+        self._ports = ports = slot_ports(self._graph, runners)
         inside = in_flight or frames_inside(plan.stages, plan.predicted)
         self._slots = [new_slot(number, ports) for number in range(inside)]
         self._free: SlotQueue = SimpleQueue()
         self._queues: list[SlotQueue] = [SimpleQueue() for _ in range(len(runners) + 1)]
+        self._stream = StreamState(self._queues[0], self._free)
         self._record = RunRecord()
         self._bound = threading.Semaphore(0)
         self._workers: list[Worker] = []
@@ -96,16 +114,11 @@ class Pipeline(FrameStream):
                         bindings,
                         gate,
                         record,
+                        self._stream,
                         self._bound.release,
-                        self._dropped,
-                        self._fail,
                         after.leaving(platform.device(device)) if after else (),
                     )
                 )
-        self._lock = threading.Lock()  # over what follows, where more than one thread writes it
-        self._state: str = "new"  # then running, and drained, stopped or failed
-        self._failure: tuple[int, str, int, BaseException] | None = None
-        self._end: float = math.inf  # frames from this one on are dropped
         self._submitted = self._delivered = 0
         self._last_entry_s = 0.0
         self._early: dict[int, Slot] = {}
@@ -117,10 +130,10 @@ class Pipeline(FrameStream):
             PipelineClosedError: it was started before.
             StageError: a thread could not be tied to its device; its `frame` is -1.
         """
-        with self._lock:
-            if self._state != "new":
+        with self._stream.lock:
+            if self._stream.name != "new":
                 raise PipelineClosedError("this pipeline was started before; make a new one")
-            self._state = "running"
+            self._stream.name = "running"
         for slot in self._slots:
             self._free.put(slot)
         try:
@@ -148,13 +161,13 @@ class Pipeline(FrameStream):
             StageError: a stage failed.
         """
         arrays, what = self._checked(inputs), "no room for a frame"
-        if self._state != "running":
+        if self._stream.name != "running":
             self.refuse(what)
         slot = self._take(self._free, timeout_s, what)
         for name, array in arrays.items():
             np.copyto(slot.buffers[name], array, casting="same_kind")
-        with self._lock:  # no frame may follow the None of `drain`
-            if self._state != "running":
+        with self._stream.lock:  # no frame may follow the None of `drain`
+            if self._stream.name != "running":
                 self._free.put(slot)
                 self.refuse(what)
             slot.frame = frame = self._submitted
@@ -172,7 +185,7 @@ class Pipeline(FrameStream):
             PipelineClosedError: every result was taken, and no frame can come any more.
             StageError: a stage failed; the results of the frames before were given.
         """
-        if self._state in ("new", "stopped"):
+        if self._stream.name in ("new", "stopped"):
             self.refuse("no result")
         give_up_s = None if timeout_s is None else time.perf_counter() + timeout_s
         while self._delivered not in self._early:
@@ -190,10 +203,10 @@ class Pipeline(FrameStream):
 
     def drain(self) -> None:
         """Take no more frames; those inside come out, and then the threads end."""
-        with self._lock:
-            if self._state == "running":
-                self._state = "drained"
-                self._close_entrance()
+        with self._stream.lock:
+            if self._stream.name == "running":
+                self._stream.name = "drained"
+                self._stream.close_entrance()
 
     def unfinished(self) -> list[Tagged]:
         """Return inputs and tag of every frame that went in and whose result was not taken, in order.
@@ -213,20 +226,25 @@ class Pipeline(FrameStream):
         late = [worker for worker in self._workers if worker.busy_s() > limit_s and not worker.abandoned]
         for worker in late:
             error = PipelineTimeoutError(f"it did not end within {limit_s:g} s")
-            self._fail(worker.record.stage, worker.record.device, worker.frame, error)
+            self._stream.fail(worker.record.stage, worker.record.device, worker.frame, error)
             worker.abandon()
 
     def stop(self) -> None:
-        """End every thread after its current frame; frames inside are dropped. It may be called twice."""
-        with self._lock:
-            if self._state != "failed":
-                self._state = "stopped"
-            self._end = 0
+        """End every thread after its current frame, and close the stages; frames inside are dropped.
+
+        It may be called twice.
+        """
+        with self._stream.lock:
+            if self._stream.name != "failed":
+                self._stream.name = "stopped"
+            self._stream.end = 0
         for queue in (self._free, *self._queues):
             queue.put(None)
         for worker in self._started:
             if not worker.abandoned:
                 worker.done.wait()
+        for worker in self._workers:
+            worker.close()
         if not self._keeps_threads:
             self._threads.close()
 
@@ -237,7 +255,7 @@ class Pipeline(FrameStream):
 
     @property
     def state(self) -> str:
-        return self._state
+        return self._stream.name
 
     @property
     def submitted(self) -> int:
@@ -304,31 +322,12 @@ class Pipeline(FrameStream):
             self.refuse(what)
         return slot
 
-    def _dropped(self, frame: int) -> bool:
-        return frame >= self._end
-
-    def _fail(self, stage: int, device: str, frame: int, error: BaseException) -> None:
-        """Note a worker's failure; that of the earliest frame is raised to the caller."""
-        with self._lock:
-            if self._state == "stopped":
-                return
-            if self._failure is None or frame < self._failure[2]:
-                self._failure = (stage, device, frame, error)
-                self._end = min(self._end, frame)
-            self._state = "failed"
-            self._close_entrance()
-
-    def _close_entrance(self) -> None:
-        """End the stream after the frames that are inside, and wake the threads that wait to submit one."""
-        self._queues[0].put(None)
-        self._free.put(None)
-
     def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise StageError(*self._failure) from self._failure[3]
+        if self._stream.failure is not None:
+            raise StageError(*self._stream.failure) from self._stream.failure[3]
 
     def refuse(self, what: str) -> NoReturn:
         """Raise why nothing goes in or comes out any more."""
         self._raise_failure()
-        todo = "call start() first, or use `with`" if self._state == "new" else "make a new one"
-        raise PipelineClosedError(f"{what}: the pipeline is {self._state}; {todo}")
+        todo = "call start() first, or use `with`" if self._stream.name == "new" else "make a new one"
+        raise PipelineClosedError(f"{what}: the pipeline is {self._stream.name}; {todo}")

@@ -6,6 +6,7 @@ ties to a thread may never be given back (TVM keeps the pool of every thread tha
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -34,6 +35,45 @@ class StageGate:
             self._left -= 1
             last = self._left == 0
         (self.target if last else self.source).put(None)
+
+
+class StreamState:
+    """Where the stream of frames ends, and why: what a pipeline and its workers share.
+
+    The workers do not know the pipeline itself: neither then waits for the garbage collector, with all its buffers.
+
+    Attributes:
+        name: new, running, and then drained, stopped or failed.
+        failure: stage, device, frame and error of the earliest frame that failed.
+        end: frames from this one on are dropped.
+        lock: over the others, where more than one thread writes them.
+    """
+
+    def __init__(self, entrance: SlotQueue, free: SlotQueue) -> None:
+        self.name = "new"
+        self.failure: tuple[int, str, int, BaseException] | None = None
+        self.end: float = math.inf
+        self.lock = threading.Lock()
+        self._entrance, self._free = entrance, free
+
+    def drops(self, frame: int) -> bool:
+        return frame >= self.end
+
+    def fail(self, stage: int, device: str, frame: int, error: BaseException) -> None:
+        """Take note of a failure; the earliest frame that failed is what the caller hears of."""
+        with self.lock:
+            if self.name == "stopped":
+                return
+            if self.failure is None or frame < self.failure[2]:
+                self.failure = (stage, device, frame, error)
+                self.end = min(self.end, frame)
+            self.name = "failed"
+            self.close_entrance()
+
+    def close_entrance(self) -> None:
+        """End the stream of frames after those that are in, and wake whoever waits to submit one."""
+        self._entrance.put(None)
+        self._free.put(None)
 
 
 class Threads:
@@ -101,7 +141,7 @@ class StageThread(threading.Thread):
 
 
 class Worker:
-    """Runs frames until the end of the stream.
+    """Runs frames until the end of the stream, and closes its stage.
 
     A failure is reported and the worker goes on, because frames that are to come out may still be behind: which
     frames are dropped is for the pipeline to say.
@@ -113,14 +153,13 @@ class Worker:
         bindings: Sequence[Binding],
         gate: StageGate,
         record: StageRecord,
+        stream: StreamState,
         bound: Callable[[], object],
-        dropped: Callable[[int], bool],
-        failed: Callable[[int, str, int, BaseException], None],
         after: Sequence[threading.Event],
     ) -> None:
         self.record = record
         self._runner, self._bindings, self._gate = runner, bindings, gate
-        self._bound, self._dropped, self._failed = bound, dropped, failed
+        self._stream, self._bound = stream, bound
         self.frame = -1
         self._since_s: float | None = None
         self.abandoned = False
@@ -137,26 +176,30 @@ class Worker:
         self.abandoned = True
         self._gate.close()
         self.done.set()
+        self._runner.close()  # ends what hangs, where the backend can
 
     def run(self) -> None:
         """Binds the calling thread and works until the end of the stream."""
         try:
             self._work()
         finally:
-            # They know the pipeline, which knows this: with all its buffers it would wait for the garbage collector.
-            del self._runner, self._bindings, self._bound, self._dropped, self._failed
+            self.close()
             self.done.set()
+
+    def close(self) -> None:
+        """Close the stage: its thread does so at the end, and the pipeline where that thread never ran or hangs."""
+        self._runner.close()
 
     def _work(self) -> None:
         try:
             self._runner.bind()
         except BaseException as error:  # whatever it is, the caller must hear of it
-            self._failed(self.record.stage, self.record.device, -1, error)
+            self._stream.fail(self.record.stage, self.record.device, -1, error)
         self._bound()
         take, give = self._gate.source.get, self._gate.target.put
         idle_since = time.perf_counter()
         while (slot := take()) is not None:
-            if self._dropped(slot.frame):
+            if self._stream.drops(slot.frame):
                 continue
             while self._after:  # a frame that took a core from those before it would hold up both
                 self._after.pop().wait()
@@ -165,7 +208,7 @@ class Worker:
             except BaseException as error:
                 if self.abandoned:  # its stage ended without it
                     return
-                self._failed(self.record.stage, self.record.device, slot.frame, error)
+                self._stream.fail(self.record.stage, self.record.device, slot.frame, error)
             else:
                 if self.abandoned:
                     return

@@ -21,7 +21,8 @@ from typing import Any
 
 from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
-from tvm_pipeline.backends.contract import Backend, CompiledModel, detect_platform, settle_platform
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
+from tvm_pipeline.backends.registry import detect_platform, settle_platform
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.plan import OBJECTIVES, Decision, Objective, Plan, Problem, is_lexicographic, read_plan
@@ -120,18 +121,24 @@ def compile_source(
     platform: Path | None = None,
     tell: Say = silent,
     warn: Say = _log.warning,
+    order: Order | None = "listed",
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
     Args:
         source: what `load` takes.
         shapes: of the inputs, where the file leaves them open.
+        order: the order in which stages run their operators. None is that of least memory where a device states its
+            memory, because a plan counts what its stages take in their best order.
     """
     model = load(source, shapes)
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     for line in stand_in_warnings(settled):
         warn(line)
-    return Compiled(backend, backend.compile(model, settled.devices, tell), settled)
+    if order is None:
+        states_memory = any(device.memory_bytes is not None for device in settled.devices)
+        order = "memory" if states_memory else "listed"
+    return Compiled(backend, backend.compile(model, settled.devices, tell, order), settled)
 
 
 def measured_profile(

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
-from tvm_pipeline.backends.contract import aligned_empty
+from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Result

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.backends.contract import MEMORY_ORDERED, noise
+from tvm_pipeline.backends.contract import Array, Order
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.errors import BundleError, PlatformError, RunError
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
 from tvm_pipeline.tvm.relay.executor import Slice
@@ -22,13 +23,21 @@ from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
 from tvm_pipeline.tvm.stack_placement import PLACE_OF_NODE, placed
 
 Bind = Callable[[Device], None]
+MEMORY_ORDERED = "memory_ordered"  # the empty file that says so of a saved model
 
 
 class RelayModel:
-    """One library for each target, under one operator graph."""
+    """One library for each target, under one operator graph.
 
-    def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, memory_ordered: bool = False) -> None:
-        self.memory_ordered = memory_ordered
+    Args:
+        name: the model's.
+        libraries: one for each target.
+        bind: ties the calling thread to a device.
+        order: how stages order their kernels.
+    """
+
+    def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, order: Order = "listed") -> None:
+        self.order: Order = order
         self.libraries = {library.target: library for library in libraries}
         first = libraries[0]
         kernels = [library.kernels for library in libraries]
@@ -37,9 +46,9 @@ class RelayModel:
         self._bind = bind
 
     def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
-        """The operators as a slice of the device's library; raises PlanError where they are none."""
+        """Return the operators as a slice of the device's library; raise PlanError where they are none."""
         library, alignment = self._library(device)
-        return slice_graph(library, alignment, self.graph, operators, self.memory_ordered)
+        return slice_graph(library, alignment, self.graph, operators, self.order == "memory")
 
     def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
         return RelayStage(self._library(device)[0], self.cut(operators, device), device, self._bind)
@@ -49,7 +58,7 @@ class RelayModel:
         return part.unordered_bytes, part.activation_bytes
 
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
-        """Seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
+        """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
 
         The debug executor runs one node a call; what the call itself costs is measured on input nodes and
         taken off.
@@ -76,34 +85,52 @@ class RelayModel:
                 node = position + 1
         return np.maximum(seconds - _call_cost(execute), 1e-9)
 
+    def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> None:
+        """Return None: stages compute in host memory."""
+
+    def slicer(self) -> None:
+        """Return None: what is cut here is compiled code, not the model's file."""
+
     def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
-        """Writes every library whole, whatever the stages: it can then be cut anywhere."""
+        """Write every library whole, whatever the stages: it can then be cut anywhere."""
         (folder / "name").write_text(self.graph.name)
-        if self.memory_ordered:
+        if self.order == "memory":
             (folder / MEMORY_ORDERED).touch()
         for index, library in enumerate(self.libraries.values()):
-            place = folder / str(index)
-            place.mkdir()
-            library.save(place)
+            subfolder = folder / str(index)
+            subfolder.mkdir()
+            library.save(subfolder)
+
+    def close(self) -> None:
+        """Do nothing: the libraries are freed with the last stage that uses them."""
 
     @classmethod
     def load(cls, folder: Path, bind: Bind) -> RelayModel:
-        """Reads what `save` wrote; raises BundleError where it is damaged."""
+        """Read what `save` wrote; raise BundleError where it is damaged."""
         try:
             name = (folder / "name").read_text()
         except OSError as error:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again") from error
-        places = sorted(
-            (place for place in folder.iterdir() if place.name.isdigit()), key=lambda place: int(place.name)
+        subfolders = sorted(
+            (entry for entry in folder.iterdir() if entry.name.isdigit()), key=lambda entry: int(entry.name)
         )
-        if not places:
+        if not subfolders:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again")
-        return cls(name, [load_library(place) for place in places], bind, (folder / MEMORY_ORDERED).exists())
+        order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
+        return cls(name, [load_library(subfolder) for subfolder in subfolders], bind, order)
 
     @classmethod
-    def compile(cls, model: Model, targets: Sequence[str], bind: Bind, progress: Callable[[str], None]) -> RelayModel:
-        """Compiles once for each distinct target, in the order given."""
-        return cls(model.name, [build_library(model, target, progress) for target in dict.fromkeys(targets)], bind)
+    def compile(
+        cls,
+        model: Model,
+        targets: Sequence[str],
+        bind: Bind,
+        progress: Callable[[str], None],
+        order: Order = "listed",
+    ) -> RelayModel:
+        """Compile once for each distinct target, in the sequence given."""
+        libraries = [build_library(model, target, progress) for target in dict.fromkeys(targets)]
+        return cls(model.name, libraries, bind, order)
 
     def _library(self, device: Device) -> tuple[Library, Alignment]:
         library = self.libraries.get(device.target)
@@ -119,18 +146,25 @@ class RelayStage:
     """A slice on a device: the StageRunner of TVM backends."""
 
     def __init__(self, library: Library, part: SliceGraph, device: Device, bind: Bind) -> None:
-        self._slice = Slice(library, part)
+        self._run: Callable[[Sequence[Array], Sequence[Array]], None] | None = Slice(library, part).run
         self.inputs, self.outputs = part.inputs, part.outputs
         self.activation_bytes = part.activation_bytes
-        self.run = self._slice.run
         self._device, self._bind_to = device, bind
 
     def bind(self) -> None:
         self._bind_to(self._device)
 
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if self._run is None:
+            raise RunError(f"a stage on {self._device.label} was closed; make a new one")
+        self._run(inputs, outputs)
+
+    def close(self) -> None:
+        self._run = None  # the executor and its arena go with it; a run that still goes on keeps them until it ends
+
 
 def _call_cost(execute: Any) -> float:
-    """Seconds of a call that runs nothing."""
+    """Return seconds of a call that runs nothing."""
     samples = []
     for _ in range(50):
         begin = time.perf_counter()

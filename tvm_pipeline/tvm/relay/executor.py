@@ -15,7 +15,8 @@ from typing import Any
 
 import tvm
 
-from tvm_pipeline.backends.contract import Array, aligned_empty
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph

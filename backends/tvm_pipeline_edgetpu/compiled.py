@@ -1,0 +1,186 @@
+"""A TFLite model compiled for Edge TPUs: any of its operators as a runnable stage on any of them.
+
+A stage is a slice of the file (`slicer.py`). On an Edge TPU it goes through edgetpu_compiler, on a stand-in it runs on
+TFLite's CPU kernels. Devices of other backends have their slices compiled by those: `tvm_pipeline/backends/sliced.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tvm_pipeline.backends.contract import Order, Progress, Seconds, StageRunner
+from tvm_pipeline.backends.operator_timing import OperatorTimer
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
+from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage
+from tvm_pipeline_edgetpu.model import parse_model
+from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
+from tvm_pipeline_edgetpu.slicer import Slice, TfliteSlicer
+from tvm_pipeline_edgetpu.support import unsupported
+
+_log = logging.getLogger(__name__)
+
+MEMORY_ORDERED = "memory_ordered"  # the empty file that says so of a saved model
+
+
+class EdgeTpuModel:
+    """What the Edge TPU backend returns as its CompiledModel.
+
+    Args:
+        model: a .tflite.
+        tell: is told what is being compiled.
+        order: how TFLite and edgetpu_compiler are given the operators of a slice.
+        parts: what edgetpu_compiler made of slices, by their digest.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tell: Progress = lambda _: None,
+        order: Order = "listed",
+        parts: Mapping[str, bytes] | None = None,
+    ) -> None:
+        self.order: Order = order
+        self._model = model
+        self._parsed = parse_model(Path(f"{model.name}.tflite"), model.content)
+        self.graph = self._parsed.graph
+        self._slicer = TfliteSlicer(model, self._parsed)
+        self._tell = tell
+        self._parts = dict(parts or {})
+        self._timer = OperatorTimer(self.graph, self.stage, self._slicer.values)
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        """Make one stage of the operators on `device`.
+
+        Raises:
+            ModelError: the compiler or TFLite refuses the stage, with its output.
+            PlanError: they are no legal stage.
+            PlatformError: the Edge TPU or its compiler cannot be used.
+        """
+        part = self._slicer.slice(operators)
+        if device.stand_in:
+            return InterpreterStage(self._content(part), part.inputs, part.outputs, CPU, device.cores)
+        try:
+            return InterpreterStage(self._for_edge_tpu(part), part.inputs, part.outputs, device.target, device.cores)
+        except PlatformError as error:
+            raise PlatformError(f"device {device.name}: {error}") from error
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        """Return what TFLite would take for the stage, since the Edge TPU's compiler does not say it.
+
+        Raises as `stage` does.
+        """
+        part = self._slicer.slice(operators)
+        return arena_bytes(part.content), arena_bytes(self._content(part))
+
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
+        """Return seconds of every operator (repeats x operators), each as a stage of its own."""
+        return self._timer.seconds(device, repeats)
+
+    def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> None:
+        """Return None: a stand-in computes in host memory, and the driver does not tell an Edge TPU's transfers apart.
+
+        The model of an Edge TPU prices them (`DeviceModel.transfer_s`).
+        """
+
+    def slicer(self) -> TfliteSlicer:
+        return self._slicer
+
+    def unsupported(self) -> dict[str, list[str]]:
+        """Return the operators that no Edge TPU takes, by the reason."""
+        reasons: dict[str, list[str]] = {}
+        for operator, reason in unsupported(self._parsed).items():
+            reasons.setdefault(reason, []).append(operator)
+        return reasons
+
+    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
+        """Write the file itself, and what the compiler made of the slices of `stages`.
+
+        Slices for Edge TPUs are compiled even where those are not here, if the compiler is: the board may lack it.
+        """
+        (folder / "model.tflite").write_bytes(self._model.content)
+        for stage in stages:
+            if any(_is_compiled_for(platform.device(name)) for name in stage.devices):
+                part = self._slicer.slice(stage.operators)
+                (folder / f"{_digest(part)}_edgetpu.tflite").write_bytes(self._for_edge_tpu(part))
+        if self.order == "memory":
+            (folder / MEMORY_ORDERED).touch()
+        # The list was of other backends' slices, which have an index of their own now.
+        (folder / "index.json").write_bytes(msgspec.json.encode((self._model.name, [])))
+
+    @classmethod
+    def load(cls, folder: Path) -> EdgeTpuModel:
+        """Read what `save` wrote; raise BundleError where it is damaged."""
+        try:
+            name, _ = msgspec.json.decode((folder / "index.json").read_bytes(), type=tuple[str, list[object]])
+            content = (folder / "model.tflite").read_bytes()
+            parts = {file.name.split("_")[0]: file.read_bytes() for file in folder.glob("*_edgetpu.tflite")}
+        except (OSError, msgspec.DecodeError) as error:
+            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
+        order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
+        return cls(Model(name, "tflite", content), order=order, parts=parts)
+
+    def close(self) -> None:
+        self._timer.close()
+
+    def _content(self, part: Slice) -> bytes:
+        """Return the file of a slice as it is run or compiled; the slice itself, as cut, is what it is known by."""
+        return memory_ordered(part.content) if self.order == "memory" else part.content
+
+    def _for_edge_tpu(self, part: Slice) -> bytes:
+        digest = _digest(part)
+        if digest not in self._parts:
+            [(content, report)] = compile_parts([self._content(part)], [self.graph.name], tell=self._tell)
+            self._keep(part, content, report)
+        return self._parts[digest]
+
+    def _keep(self, part: Slice, content: bytes, report: Report) -> None:
+        """Take what edgetpu_compiler made of a slice, and log what it left to the CPU."""
+        self._parts[_digest(part)] = content
+        if report.on_cpu:
+            left = [f"{count} {kind} ({status})" for kind, count, status in report.operators if "Mapped" not in status]
+            _log.warning(
+                "edgetpu_compiler leaves %d of %d operators of a stage of %s to the CPU: %s",
+                report.on_cpu,
+                report.mapped + report.on_cpu,
+                self.graph.name,
+                ", ".join(left) or "it does not say which",
+            )
+
+
+def co_compile(residents: Sequence[tuple[EdgeTpuModel, Sequence[Stage]]], devices: Sequence[Device]) -> None:
+    """Compile the slices of several models that share a device in one call, so that they share its cache.
+
+    Only where an Edge TPU is meant, by its address; where none is here and no compiler either, nothing is done.
+    """
+    for device in devices:
+        if not _is_compiled_for(device):
+            continue
+        parts = [
+            (model, model._slicer.slice(stage.operators))
+            for model, stages in residents
+            for stage in stages
+            if device.name in stage.devices
+        ]
+        if len(parts) > 1:
+            contents = [model._content(part) for model, part in parts]
+            made = compile_parts(contents, [model.graph.name for model, _ in parts])
+            for (model, part), (content, report) in zip(parts, made, strict=True):
+                model._keep(part, content, report)
+
+
+def _is_compiled_for(device: Device) -> bool:
+    """Return whether slices for it go through edgetpu_compiler; for one that is not here, if the compiler is."""
+    return device.target != CPU and (not device.stand_in or find_compiler() is not None)
+
+
+def _digest(part: Slice) -> str:
+    return hashlib.sha256(part.content).hexdigest()[:32]

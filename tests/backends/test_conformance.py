@@ -1,0 +1,121 @@
+"""`check_backend` passes a backend that keeps the contract, and says what is wrong with one that does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.fake_backend import chain_model, fake_platform, random_model
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.testing import ContractError, FakeBackend, FakeModel, check_backend
+from tvm_pipeline.testing.fake import FakeRunner
+
+
+def model_of(fake: FakeModel) -> Model:
+    return Model(fake.graph.name, "onnx", b"")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_fake_backend_keeps_the_contract(seed: int) -> None:
+    fake = random_model(np.random.default_rng(seed), 6)
+    square = {t.name: "AB2a2b" for o in fake.graph.operators for t in o.outputs}
+    fake.layouts = {"d1": square}
+    backend = FakeBackend(fake_platform("d0", "d1").devices, [fake], cuts=("onnx",))
+    check_backend(backend, model_of(fake))
+    assert not fake.open_stages
+
+
+def test_check_backend_needs_no_pytest() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys; sys.modules['pytest'] = None; import tvm_pipeline.testing"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def after(method: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    return lambda *given, **named: change(method(*given, **named))
+
+
+def run_that(change: Callable[[Any, Any], None]) -> Callable[..., None]:
+    """A `run` after which something is done to the inputs and outputs."""
+    plain = FakeRunner.run
+
+    def run(self: FakeRunner, inputs: Any, outputs: Any) -> None:
+        plain(self, inputs, outputs)
+        change(inputs, outputs)
+
+    return run
+
+
+def add_one(array: Any) -> None:
+    array += 1
+
+
+calls = iter(range(10**6))
+
+# What is changed of which class, and what `check_backend` has to say of it.
+FAULTS: dict[str, tuple[type, str, Any, str]] = {
+    "name of two words": (FakeBackend, "name", "two words", "a name is one word"),
+    "settle is not stable": (
+        FakeBackend,
+        "settle",
+        lambda self, device: replace(device, target=device.target + "x"),
+        "turns a settled device",
+    ),
+    "settle renames": (FakeBackend, "settle", lambda self, device: replace(device, name="other"), "settle"),
+    "order is lost": (FakeModel, "order", property(lambda self: "listed", lambda self, order: None), "order='memory'"),
+    "input is overwritten": (FakeRunner, "run", run_that(lambda i, o: add_one(i[0])), "writes into its input x"),
+    "results change": (FakeRunner, "run", run_that(lambda i, o: o[0].fill(next(calls))), "in a later run"),
+    "stages of nothing": (
+        FakeModel,
+        "stage",
+        after(FakeModel.stage, lambda made: made),
+        "",
+    ),
+    "times of another shape": (
+        FakeModel,
+        "time_operators",
+        after(FakeModel.time_operators, lambda seconds: seconds.T),
+        r"time_operators\(\) gives an array of shape \(4, 3\)",
+    ),
+    "times are zero": (
+        FakeModel,
+        "time_operators",
+        after(FakeModel.time_operators, lambda seconds: seconds * 0),
+        "times that are not positive",
+    ),
+    "one transfer": (
+        FakeModel,
+        "time_transfers",
+        lambda self, device, sizes, repeats: (np.ones((repeats, len(sizes))), np.ones(repeats)),
+        r"time_transfers\(\)\[1\] gives an array of shape \(3,\)",
+    ),
+    "nothing is saved": (FakeModel, "save", lambda self, folder, stages, platform: None, ""),
+    "another error for what was not saved": (
+        FakeBackend,
+        "load",
+        lambda self, folder: self._models["chain"] if any(folder.iterdir()) else {}["model"],
+        "load.. of an empty folder raises KeyError",
+    ),
+    "cuts a format in word only": (FakeModel, "slicer", lambda self: None, "slicer.. of a compiled chain gives None"),
+    "closing twice": (FakeRunner, "close", lambda self: self.__dict__.pop("_calls"), "a second time raises KeyError"),
+}
+
+
+@pytest.mark.parametrize("fault", [name for name in FAULTS if FAULTS[name][3]])
+def test_what_a_backend_does_wrong_is_said(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, name, wrong, message = FAULTS[fault]
+    fake = chain_model(4)
+    backend = FakeBackend(fake_platform("d0").devices, [fake], cuts=("onnx",))
+    if isinstance(wrong, str):
+        setattr(backend, name, wrong)
+    else:
+        monkeypatch.setattr(kind, name, wrong, raising=False)
+    with pytest.raises(ContractError, match=message) as caught:
+        check_backend(backend, model_of(fake))
+    assert str(caught.value).startswith(f"backend {backend.name}: ")

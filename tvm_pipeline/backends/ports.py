@@ -1,0 +1,50 @@
+"""Ports and their buffers: how a tensor lies in host memory where it enters or leaves a stage.
+
+Next: `contract.py`, whose stages take and give such buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+ALIGNMENT = 64  # bytes; compiled kernels load whole vectors
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A tensor as a stage requires it: the physical shape and the layout (empty for the logical one)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = ""
+
+    def buffer(self) -> Array:
+        """Return a new array for this port, 64-byte aligned as compiled kernels require."""
+        return aligned_empty(self.shape, self.dtype)
+
+
+def aligned_empty(shape: Sequence[int], dtype: str) -> Array:
+    """Return an uninitialised C-contiguous array whose data begins at a multiple of 64 bytes."""
+    item = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(item).reshape(shape)
+
+
+def noise(port: Port) -> Array:
+    """Return input for measuring: seeded noise, since kernels treat zeros and denormal numbers specially."""
+    array = port.buffer()
+    draw = np.random.default_rng(0)
+    if np.issubdtype(array.dtype, np.floating):
+        array[...] = draw.standard_normal(array.shape)
+    else:
+        array[...] = draw.integers(0, 100, array.shape)
+    return array

@@ -1,0 +1,171 @@
+"""Which backends are installed, which devices they find, and which backend compiles for a platform.
+
+Nothing is decided by the order in which backends are installed or listed. Several backends on one platform work
+together where exactly one of them cuts files of the model's format (`Backend.cuts`): see `sliced.py`. A platform file
+that cannot work so is refused. Where the platform is detected, and the backends cannot share the model, one rule
+decides and is logged: a backend that comes with tvm-pipeline goes before others, so that to install another changes
+nothing, and among those the name decides.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import EntryPoint, entry_points
+
+from tvm_pipeline.backends.contract import Backend
+from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import PlatformError
+
+GROUP = "tvm_pipeline.backends"
+OWN_PACKAGE = "tvm-pipeline"
+
+_log = logging.getLogger(__name__)
+_closed_at_exit: set[int] = set()
+
+
+def find_backend(name: str) -> Backend:
+    """Return the backend that an installed package registered as `name`; it is closed when the process ends.
+
+    Raises:
+        PlatformError: no package did, two did, or what it needs is not installed.
+    """
+    installed = entry_points(group=GROUP)
+    found = {entry.value: entry for entry in installed if entry.name == name}
+    if not found:
+        known = (
+            ", ".join(sorted({entry.name for entry in installed})) or "none: install the package with `pip install .`"
+        )
+        raise PlatformError(f"no backend is called {name}; installed backends: {known}")
+    if len(found) > 1:
+        packages = " and ".join(sorted(f"{_package(entry)} ({entry.value})" for entry in found.values()))
+        raise PlatformError(f"two packages bring a backend called {name}: {packages}; uninstall one of them")
+    [entry] = found.values()
+    try:
+        backend: Backend = entry.load()
+    except ImportError as error:
+        raise PlatformError(f"the backend {name} cannot be used: {error}; see the extras in the README") from error
+    if id(backend) not in _closed_at_exit:
+        _closed_at_exit.add(id(backend))
+        atexit.register(backend.close)
+    return backend
+
+
+def compose(names: Iterable[str]) -> Backend:
+    """Return the backend that compiles for devices of all these backends: the only one, or a SlicedBackend."""
+    backends = [find_backend(name) for name in sorted(set(names))]
+    return backends[0] if len(backends) == 1 else SlicedBackend(backends)
+
+
+def platform_backend(platform: Platform) -> Backend:
+    """Return the backend that compiles for all devices of a platform."""
+    return compose(device.backend for device in platform.devices)
+
+
+def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
+    """Return the backend that compiles for a platform, and the platform with each device settled on this machine.
+
+    Raises:
+        PlatformError: a device cannot be used here.
+    """
+    backend = platform_backend(platform)
+    devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
+    return backend, replace(platform, devices=devices)
+
+
+def detect_platform(model: Model | None = None) -> Platform:
+    """Return this machine: the devices of every installed backend, or of those that can compile `model` together.
+
+    Devices of several backends that bear one name are called by backend and name (`host-cpu0`). What is left out is
+    logged with the reason.
+
+    Raises:
+        PlatformError: nothing is left.
+    """
+    found: dict[str, Sequence[Device]] = {}
+    backends: dict[str, Backend] = {}
+    reasons: list[str] = []
+    for name in sorted({entry.name for entry in entry_points(group=GROUP)}):
+        try:
+            backend = find_backend(name)
+        except PlatformError as error:
+            reasons.append(str(error))
+            continue
+        devices = backend.detect()
+        refused = backend.refuses(model) if model and devices else ""
+        if refused:
+            reasons.append(f"{_listed(devices)} left out: {refused}")
+        elif devices:
+            found[name], backends[name] = devices, backend
+    if model:
+        kept = _working_together(backends, model)
+        if len(kept) < len(backends):
+            reasons.append(_why_left_out(found, backends, kept, model))
+        found = {name: found[name] for name in kept}
+    for reason in reasons:
+        _log.warning(reason)
+    if not found:
+        raise PlatformError("; ".join(reasons) or "no backend finds a device on this machine; give --platform")
+    return Platform("this machine", _told_apart(found))
+
+
+def _working_together(backends: Mapping[str, Backend], model: Model) -> list[str]:
+    """Return the names of those that can share the model: all where one cuts its file, else as the rule has it."""
+    if len(backends) < 2:
+        return list(backends)
+    cutting = [backend.name for backend in cutting_backends(backends.values(), model.format)]
+    if not cutting:
+        return [_preferred(backends)]
+    return [name for name in backends if name not in cutting or name == _preferred(cutting)]
+
+
+def _why_left_out(
+    found: Mapping[str, Sequence[Device]], backends: Mapping[str, Backend], kept: Sequence[str], model: Model
+) -> str:
+    left = [name for name in backends if name not in kept]
+    devices = _listed([device for name in left for device in found[name]])
+    cutting = [backend.name for backend in cutting_backends(backends.values(), model.format)]
+    chosen = _preferred(cutting or backends)
+    if cutting:
+        clash = f"the backends {' and '.join(cutting)} both cut {model.format} files, and one of them has to"
+    else:
+        clash = f"none of the backends {', '.join(backends)} cuts {model.format} files for the others"
+    own = _is_own(chosen) and not all(_is_own(name) for name in left)
+    rule = "comes with tvm-pipeline" if own else "is first by name"
+    return (
+        f"{devices} of {', '.join(left)} left out of {model.name}: {clash}. {chosen} is taken, since it {rule}; for "
+        "another choice give --platform with a file that lists the devices"
+    )
+
+
+def _preferred(names: Iterable[str]) -> str:
+    """Return the backend that goes before others where they cannot work together."""
+    return min(names, key=lambda name: (not _is_own(name), name))
+
+
+def _is_own(name: str) -> bool:
+    """Return whether a backend comes with tvm-pipeline itself."""
+    return any(entry.name == name and _package(entry) == OWN_PACKAGE for entry in entry_points(group=GROUP))
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name.replace("_", "-") if entry.dist else "a package without a name"
+
+
+def _told_apart(found: Mapping[str, Sequence[Device]]) -> tuple[Device, ...]:
+    """Return all devices; a name that several backends use gets the backend's in front."""
+    used = Counter(name for devices in found.values() for name in {device.name for device in devices})
+    return tuple(
+        replace(device, name=f"{backend}-{device.name}") if used[device.name] > 1 else device
+        for backend, devices in found.items()
+        for device in devices
+    )
+
+
+def _listed(devices: Iterable[Device]) -> str:
+    return ", ".join(device.name for device in devices)

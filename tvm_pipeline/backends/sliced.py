@@ -1,0 +1,376 @@
+"""Several backends on one platform: one cuts the model's file, and each compiles the slices for its own devices.
+
+A backend that can cut files of a format lists it in `Backend.cuts`, and its compiled models give a Slicer. A slice is a
+whole model of the same format, so any other backend compiles it as it would any other file. Tensors keep the names and
+types of the file, so stages of all backends fit one another. The backend that cuts compiles the whole model for its own
+devices and cuts that as it does when it is alone.
+
+Read `SlicedModel.stage` first. `registry.py` says which backends come together here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Progress, Seconds, StageRunner
+from tvm_pipeline.backends.operator_timing import OperatorTimer
+from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
+
+# What a backend compiled of a slice is known by: backend, target, digest of the slice.
+Key = tuple[str, str, str]
+_INDEX, _WHOLE = "sliced.json", "whole"
+_DIGEST_LENGTH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSlice:
+    """Some operators of a model as a model of their own.
+
+    `model.inputs` are what the slice takes in and `outputs` what it gives out, in the order of the slice's file; both
+    have the names that the tensors have in the whole model.
+    """
+
+    model: Model
+    outputs: tuple[Tensor, ...]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.model.content + self.model.params).hexdigest()[:_DIGEST_LENGTH]
+
+
+class Slicer(Protocol):
+    """Cuts one model's file; `slice_ends` and `check_slice` do what is the same for every format."""
+
+    def cut(self, operators: Collection[str]) -> ModelSlice:
+        """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
+
+    def values(self) -> Mapping[str, Array]:
+        """Return every tensor of one frame of noise, by name: what single operators are timed on."""
+
+
+def check_slice(graph: OperatorGraph, operators: Collection[str]) -> None:
+    """Raise PlanError where the operators are no legal stage of the graph."""
+    names = frozenset(operators)
+    if not names:
+        raise PlanError(f"a stage of {graph.name} holds no operators")
+    for name in names.difference(operator.name for operator in graph.operators):
+        raise PlanError(f"the stage names operator {name}, which {graph.name} does not have")
+    written: set[str] = set()
+    beyond: set[str] = set()  # tensors that other operators make of what the stage writes
+    for operator in graph.operators:
+        outputs = {tensor.name for tensor in operator.outputs}
+        if operator.name in names:
+            if not beyond.isdisjoint(operator.inputs):
+                raise PlanError(f"no stage of {graph.name}: a path leaves the stage and comes back at {operator.name}")
+            written |= outputs
+        elif not (written | beyond).isdisjoint(operator.inputs):
+            beyond |= outputs
+
+
+def slice_ends(graph: OperatorGraph, operators: Collection[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return what a stage takes in, and what it gives out: the model's own outputs first, in the model's order."""
+    names = frozenset(operators)
+    inside = [operator for operator in graph.operators if operator.name in names]
+    outside = [operator for operator in graph.operators if operator.name not in names]
+    written = {tensor.name: tensor for operator in inside for tensor in operator.outputs}
+    read = {name for operator in inside for name in operator.inputs}
+    requested = dict.fromkeys((*graph.outputs, *(name for operator in outside for name in operator.inputs)))
+    return (
+        tuple(tensor for name, tensor in graph.tensors.items() if name in read and name not in written),
+        tuple(written[name] for name in requested if name in written),
+    )
+
+
+def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Backend]:
+    """Return those that cut files of this format for the others."""
+    return [backend for backend in backends if model_format in backend.cuts]
+
+
+class SlicedBackend:
+    """Several backends as one: what compiles for a platform that has devices of each."""
+
+    cuts: tuple[str, ...] = ()  # its slices are cut already
+
+    def __init__(self, backends: Sequence[Backend]) -> None:
+        self.backends = {backend.name: backend for backend in backends}
+        self.name = "+".join(sorted(self.backends))
+
+    def refuses(self, model: Model) -> str:
+        return "; ".join(reason for backend in self.backends.values() if (reason := backend.refuses(model)))
+
+    def detect(self) -> Sequence[Device]:
+        return [device for backend in self.backends.values() for device in backend.detect()]
+
+    def settle(self, device: Device) -> Device:
+        return self.backends[device.backend].settle(device)
+
+    def compile(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> SlicedModel:
+        """Compile for the devices of the backend that cuts the file; slices for others are compiled as they are cut.
+
+        Raises:
+            PlatformError: no backend cuts files of this format, or several do.
+        """
+        lead = self._cutting(model)
+        own = [device for device in devices if device.backend == lead.name]
+        whole = lead.compile(model, own, progress, order)
+        return SlicedModel(self.backends, lead.name, whole, progress)
+
+    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
+        for name, backend in self.backends.items():
+            parts = [
+                part
+                for model, stages in residents
+                if isinstance(model, SlicedModel)
+                for part in model.parts(name, stages, platform)
+            ]
+            backend.share(parts, platform)
+
+    def load(self, folder: Path) -> SlicedModel:
+        try:
+            lead, keys = msgspec.json.decode((folder / _INDEX).read_bytes(), type=tuple[str, list[Key]])
+        except (OSError, msgspec.DecodeError) as error:
+            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
+        return self._loaded(lead, folder / _WHOLE, folder, keys)
+
+    def load_first_layout(self, lead: str, folder: Path) -> SlicedModel:
+        """Read what was saved before several backends had an index of their own.
+
+        The files of the backend that cut lay in the folder itself, and its `index.json` listed the slices.
+        """
+        try:
+            _, keys = msgspec.json.decode((folder / "index.json").read_bytes(), type=tuple[str, list[Key]])
+        except (OSError, msgspec.DecodeError) as error:
+            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
+        return self._loaded(lead, folder, folder, keys)
+
+    def versions(self) -> Mapping[str, str]:
+        return {key: version for backend in self.backends.values() for key, version in backend.versions().items()}
+
+    def close(self) -> None:
+        for backend in self.backends.values():
+            backend.close()
+
+    def _loaded(self, lead: str, whole: Path, folder: Path, keys: Sequence[Key]) -> SlicedModel:
+        for name in (lead, *(key[0] for key in keys)):
+            if name not in self.backends:
+                raise BundleError(f"{folder}: the compiled model needs the backend {name}; compile it again")
+        slices = {key: self.backends[key[0]].load(folder / str(index)) for index, key in enumerate(keys)}
+        return SlicedModel(self.backends, lead, self.backends[lead].load(whole), compiled=slices)
+
+    def _cutting(self, model: Model) -> Backend:
+        """Return the backend that cuts the model's file."""
+        cutting = cutting_backends(self.backends.values(), model.format)
+        names = ", ".join(self.backends)
+        if not cutting:
+            raise PlatformError(
+                f"the platform mixes the backends {names}, and none of them cuts {model.format} files for the others; "
+                "split the platform file, or convert the model to a format that one of them cuts"
+            )
+        if len(cutting) > 1:
+            both = " and ".join(backend.name for backend in cutting)
+            raise PlatformError(
+                f"the platform mixes the backends {names}, and {both} each cut {model.format} files: which one is to "
+                f"cut {model.name} is not said. Leave the devices of all but one of {both} out of the platform file"
+            )
+        return cutting[0]
+
+
+class SlicedModel:
+    """A model whose stages are compiled by the backends of their devices: the CompiledModel of a SlicedBackend.
+
+    Args:
+        backends: by name; all that the platform names.
+        lead: the backend that cuts the file.
+        whole: the model as that backend compiled it for its own devices.
+        tell: is told what is being compiled.
+        compiled: what the other backends made of slices.
+    """
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        lead: str,
+        whole: CompiledModel,
+        tell: Progress = lambda _: None,
+        compiled: Mapping[Key, CompiledModel] | None = None,
+    ) -> None:
+        slicer = whole.slicer()
+        if slicer is None:
+            raise ModelError(
+                f"the backend {lead} says that it cuts files like that of {whole.graph.name}, and does not"
+            )
+        self.graph = whole.graph
+        self._backends, self._lead, self._whole, self._tell = backends, lead, whole, tell
+        self._slicer = slicer
+        self._compiled = dict(compiled or {})
+        self._timer = OperatorTimer(self.graph, self.stage, slicer.values)
+
+    @property
+    def order(self) -> Order:
+        return self._whole.order
+
+    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+        """Make one stage of the operators on `device`.
+
+        Raises:
+            ModelError: a compiler refuses the stage, with its output.
+            PlanError: they are no legal stage, or hold nothing that the device would compute.
+            PlatformError: the device or its compiler cannot be used.
+        """
+        if device.backend == self._lead:
+            return self._whole.stage(operators, device)
+        part = self._slicer.cut(operators)
+        compiled = self._compile_slice(part, device)
+        computed = {tensor.name for operator in compiled.graph.operators for tensor in operator.outputs}
+        # The outputs of the slice are those of what was compiled, in order, but have the names of the whole model.
+        outputs = dict(zip((tensor.name for tensor in part.outputs), compiled.graph.outputs, strict=True))
+        for name, output in outputs.items():
+            if output not in computed:
+                raise PlanError(
+                    f"device {device.name} computes nothing for {name}, which only shows another tensor under "
+                    "another shape or order; put the operator that makes it into a stage with those that read it"
+                )
+        return RenamedStage(compiled.stage(_operators(compiled), device), outputs)
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        """Return what the contract says; raise as `stage` does."""
+        if device.backend == self._lead:
+            return self._whole.activation_bytes(operators, device)
+        compiled = self._compile_slice(self._slicer.cut(operators), device)
+        return compiled.activation_bytes(_operators(compiled), device)
+
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
+        """Return seconds of every operator (repeats x operators); on devices of others each as a stage of its own."""
+        if device.backend == self._lead:
+            return self._whole.time_operators(device, repeats)
+        return self._timer.seconds(device, repeats)
+
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[Seconds, Seconds] | None:
+        if device.backend == self._lead:
+            return self._whole.time_transfers(device, sizes_bytes, repeats)
+        # The device moves tensors of every model alike, so any slice will do.
+        known = (compiled for key, compiled in self._compiled.items() if key[:2] == (device.backend, device.target))
+        compiled = next(known, None) or self._compile_slice(self._slicer.cut(_operators(self)[:1]), device)
+        return compiled.time_transfers(device, sizes_bytes, repeats)
+
+    def slicer(self) -> None:
+        """Return None: its slices are cut already."""
+
+    def parts(
+        self, backend: str, stages: Sequence[Stage], platform: Platform
+    ) -> list[tuple[CompiledModel, Sequence[Stage]]]:
+        """Return the compiled models of one backend that these stages need, each with its stages."""
+        own = list(_stages_of(backend, stages, platform))
+        if backend == self._lead:
+            return [(self._whole, own)]
+        parts: list[tuple[CompiledModel, Sequence[Stage]]] = []
+        for stage in own:
+            for device in stage.devices:
+                compiled = self._compile_slice(self._slicer.cut(stage.operators), platform.device(device))
+                parts.append((compiled, [Stage((device,), tuple(_operators(compiled)))]))
+        return parts
+
+    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
+        """Write the whole model as its backend does, and what other backends compiled for `stages`."""
+        (folder / _WHOLE).mkdir()
+        self._whole.save(folder / _WHOLE, list(_stages_of(self._lead, stages, platform)), platform)
+        keys: list[Key] = []
+        for stage in stages:
+            for device in map(platform.device, stage.devices):
+                if device.backend == self._lead:
+                    continue
+                part = self._slicer.cut(stage.operators)
+                key = _key(part, device)
+                if key not in keys:
+                    subfolder = folder / str(len(keys))
+                    subfolder.mkdir()
+                    compiled = self._compile_slice(part, device)
+                    compiled.save(subfolder, [Stage((device.name,), tuple(_operators(compiled)))], platform)
+                    keys.append(key)
+        (folder / _INDEX).write_bytes(msgspec.json.encode((self._lead, keys)))
+
+    def close(self) -> None:
+        self._timer.close()
+        for compiled in self._compiled.values():
+            compiled.close()
+        self._compiled.clear()
+        self._whole.close()
+
+    def _compile_slice(self, part: ModelSlice, device: Device) -> CompiledModel:
+        key = _key(part, device)
+        if key not in self._compiled:
+            backend = self._backends.get(device.backend)
+            if backend is None:
+                raise PlatformError(
+                    f"device {device.name} is of the backend {device.backend}; {self.graph.name} was compiled for "
+                    f"{', '.join(self._backends)}"
+                )
+            try:
+                self._compiled[key] = backend.compile(part.model, [device], self._tell, self.order)
+            except ModelError as error:
+                made = f"the stage of {self.graph.name} that makes {part.outputs[0].name}"
+                raise ModelError(f"device {device.name} cannot run {made}: {error}") from error
+        return self._compiled[key]
+
+
+class RenamedStage:
+    """A stage whose outputs have other names.
+
+    Several names may be one output, since compilers compute what two operators have in common only once.
+    """
+
+    def __init__(self, runner: StageRunner, outputs: Mapping[str, str]) -> None:
+        ports = {port.name: port for port in runner.outputs}
+        self._runner = runner
+        self.inputs = runner.inputs
+        self.outputs = tuple(
+            Port(name, ports[output].shape, ports[output].dtype, ports[output].layout)
+            for name, output in outputs.items()
+        )
+        indices: dict[str, list[int]] = {name: [] for name in ports}
+        for index, output in enumerate(outputs.values()):
+            indices[output].append(index)
+        self._written = [first for first, *_ in indices.values()]
+        self._copied = [(first, other) for first, *others in indices.values() for other in others]
+
+    def bind(self) -> None:
+        self._runner.bind()
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self._runner.run(inputs, [outputs[index] for index in self._written])
+        for index, other in self._copied:
+            np.copyto(outputs[other], outputs[index])
+
+    def close(self) -> None:
+        self._runner.close()
+
+
+def _operators(compiled: CompiledModel) -> list[str]:
+    return [operator.name for operator in compiled.graph.operators]
+
+
+def _stages_of(backend: str, stages: Sequence[Stage], platform: Platform) -> Iterable[Stage]:
+    """Return the stages that run on devices of one backend, with these devices alone."""
+    for stage in stages:
+        devices = tuple(name for name in stage.devices if platform.device(name).backend == backend)
+        if devices:
+            yield Stage(devices, stage.operators)
+
+
+def _key(part: ModelSlice, device: Device) -> Key:
+    return device.backend, device.target, part.digest
