@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 from rich.console import Console
@@ -48,7 +48,7 @@ def stage_alone(compiled: CompiledModel, operators: Sequence[str], device: Devic
             runner.run(inputs, outputs)
         return (time.perf_counter() - began) / frames, outputs
 
-    with ThreadPoolExecutor(1) as thread:
+    with ThreadPoolExecutor(1) as thread, closing(runner):
         thread.submit(runner.bind).result()
         yield lambda frames: thread.submit(run, frames).result()
 

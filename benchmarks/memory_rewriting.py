@@ -218,8 +218,7 @@ def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
 
     from tvm_pipeline.tvm.relay.compiled import RelayModel
 
-    compiled = RelayModel.compile(model, [device.target], bind, lambda _: None)
-    compiled.memory_ordered = True
+    compiled = RelayModel.compile(model, [device.target], bind, lambda _: None, "memory")
     operators = [operator.name for operator in compiled.graph.operators]
     bind(device)
     stage = compiled.stage(operators, device)

@@ -66,6 +66,9 @@ class BreakableStage:
         self.inputs, self.outputs = runner.inputs, runner.outputs
         self._runner, self._device, self._faults = runner, device, faults
 
+    def close(self) -> None:
+        self._runner.close()
+
     def bind(self) -> None:
         fault = self._faults.get(self._device)
         if fault and time.perf_counter() < fault.until_s:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,9 +32,6 @@ def test_the_fake_backend_keeps_the_contract(seed: int) -> None:
 
 
 def test_check_backend_needs_no_pytest() -> None:
-    import subprocess
-    import sys
-
     code = "import sys; sys.modules['pytest'] = None; import tvm_pipeline.testing"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -71,11 +70,11 @@ FAULTS: dict[str, tuple[type, str, Any, str]] = {
     "order is lost": (FakeModel, "order", property(lambda self: "listed", lambda self, order: None), "order='memory'"),
     "input is overwritten": (FakeRunner, "run", run_that(lambda i, o: add_one(i[0])), "writes into its input x"),
     "results change": (FakeRunner, "run", run_that(lambda i, o: o[0].fill(next(calls))), "in a later run"),
-    "stages of nothing": (
+    "stages that are none": (
         FakeModel,
         "stage",
-        after(FakeModel.stage, lambda made: made),
-        "",
+        lambda self, names, device: FakeRunner(self, [o for o in self.graph.operators if o.name in names], device),
+        "a stage of no operators is made; the contract says PlanError",
     ),
     "times of another shape": (
         FakeModel,
@@ -95,7 +94,7 @@ FAULTS: dict[str, tuple[type, str, Any, str]] = {
         lambda self, device, sizes, repeats: (np.ones((repeats, len(sizes))), np.ones(repeats)),
         r"time_transfers\(\)\[1\] gives an array of shape \(3,\)",
     ),
-    "nothing is saved": (FakeModel, "save", lambda self, folder, stages, platform: None, ""),
+    "nothing is saved": (FakeModel, "save", lambda self, folder, stages, platform: None, "load.. of what it saved"),
     "another error for what was not saved": (
         FakeBackend,
         "load",
@@ -103,11 +102,16 @@ FAULTS: dict[str, tuple[type, str, Any, str]] = {
         "load.. of an empty folder raises KeyError",
     ),
     "cuts a format in word only": (FakeModel, "slicer", lambda self: None, "slicer.. of a compiled chain gives None"),
-    "closing twice": (FakeRunner, "close", lambda self: self.__dict__.pop("_calls"), "a second time raises KeyError"),
+    "closing twice": (
+        FakeRunner,
+        "close",
+        lambda self: self._model.open_stages.remove(self),
+        "to close a stage a second time raises KeyError",
+    ),
 }
 
 
-@pytest.mark.parametrize("fault", [name for name in FAULTS if FAULTS[name][3]])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_what_a_backend_does_wrong_is_said(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, name, wrong, message = FAULTS[fault]
     fake = chain_model(4)

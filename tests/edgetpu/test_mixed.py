@@ -17,13 +17,12 @@ pytest.importorskip("ai_edge_litert")
 pytest.importorskip("tvm")
 pytest.importorskip("tflite")
 
-from tvm_pipeline_edgetpu.sliced import SlicedModel
-
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, run, schema
 from tests.support.fake_backend import make_plan
 from tvm_pipeline import Bundle, Pipeline, Problem, open_bundle, planning, profile_model, settle_platform, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.backends.registry import find_backend
+from tvm_pipeline.backends.sliced import SlicedBackend, SlicedModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
@@ -128,10 +127,12 @@ def difference(found: Array, expected: Array) -> int:
     return int(np.abs(found.astype(int) - expected).max())
 
 
-def test_the_edge_tpu_backend_compiles_for_both(model, platform):
+def test_the_edge_tpu_backend_cuts_for_both_in_whichever_order_they_stand(model, platform):
     for devices in (DESK.devices, DESK.devices[::-1]):
         lead, settled = settle_platform(Platform("desk", devices))
-        assert lead is find_backend("edgetpu")
+        assert isinstance(lead, SlicedBackend)
+        assert set(lead.backends.values()) == {find_backend("edgetpu"), find_backend("host")}
+        assert lead.compile(Model("net", "tflite", NETWORK), settled.devices, print).graph == model.graph
         assert list(settled.stand_ins) == ["tpu0"]
     assert all(device.target for device in platform.devices)  # the host's was settled by its own backend
 

@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("ai_edge_litert")
 
+from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
-from tvm_pipeline_edgetpu.sliced import SlicedModel
 
 from tests.edgetpu.networks import MOBILENET, Op, Options, Type, Writer, random_feeds, random_network, run, schema
 from tests.support.command import run_command
@@ -57,7 +57,7 @@ def test_the_arena_shrinks_to_what_has_to_be_alive_at_once() -> None:
 
 
 def all_equal(content: bytes, other: bytes) -> bool:
-    feeds = random_feeds(SlicedModel(Model("net", "tflite", content)).graph)
+    feeds = random_feeds(EdgeTpuModel(Model("net", "tflite", content)).graph)
     results = [
         run(file, feeds, every=every, xnnpack=xnnpack)
         for every, xnnpack in ((True, False), (False, False), (False, True))
@@ -84,13 +84,13 @@ def test_a_file_that_no_order_helps_stays_as_it_is() -> None:
 
 
 def test_a_stage_runs_in_the_order_and_a_saved_model_keeps_it(tmp_path: Path) -> None:
-    model = SlicedModel(Model("net", "tflite", towers()))
+    model = EdgeTpuModel(Model("net", "tflite", towers()))
     names = [operator.name for operator in model.graph.operators]
     plain = model.activation_bytes(names, CPU)
     assert plain[0] == plain[1]
-    model.memory_ordered = True
+    model = EdgeTpuModel(Model("net", "tflite", towers()), order="memory")
     model.save(tmp_path, (), Platform("a desk", (CPU,)))
-    loaded = SlicedModel.load(tmp_path)
+    loaded = EdgeTpuModel.load(tmp_path)
     assert loaded.activation_bytes(names, CPU) == model.activation_bytes(names, CPU)
     before, after = model.activation_bytes(names, CPU)
     assert after < before == plain[0]
@@ -113,4 +113,4 @@ def test_the_command_lists_both_orders_and_the_bundle_runs(tmp_path: Path, capfd
     assert (row["stage"], row["device"]) == (0, "tpu0")
     assert row["ordered_bytes"] < row["usual_bytes"]
     with open_bundle(bundle) as opened:
-        assert opened.compiled.memory_ordered
+        assert opened.compiled.order == "memory"

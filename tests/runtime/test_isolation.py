@@ -149,14 +149,19 @@ def test_what_is_no_stage_is_told_as_without_isolation() -> None:
         _ = compiled.stage(["op0", "op2"], platform.devices[0]).inputs
 
 
-def test_a_process_goes_with_the_thread_that_it_was_bound_to() -> None:
+def test_a_process_goes_when_its_stage_is_closed() -> None:
     model, platform = chain(2), fake_platform("d0")
     with isolated(model, platform, ()) as compiled:
         runner = compiled.stage(["op0", "op1"], platform.devices[0])
         inputs, outputs = [noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs]
         in_bound_thread(runner, lambda: runner.run(inputs, outputs))
         assert outputs[0] == inputs[0] + 2
+        in_bound_thread(runner, lambda: runner.run(outputs, inputs))  # another thread is tied to the same process
+        assert inputs[0] == outputs[0] + 2
+        assert len(children()) == 1
+        runner.close()
         assert not children()
+        runner.close()
 
 
 def test_processes_that_die_again_and_again_cost_no_frame(tmp_path: Path) -> None:

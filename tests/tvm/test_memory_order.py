@@ -66,7 +66,7 @@ def as_written(model: RelayModel) -> RelayModel:
 
 
 def in_order(model: RelayModel) -> RelayModel:
-    return RelayModel(model.graph.name, list(model.libraries.values()), lambda _: None, memory_ordered=True)
+    return RelayModel(model.graph.name, list(model.libraries.values()), lambda _: None, order="memory")
 
 
 def least_bytes(part: SliceGraph) -> int:
@@ -160,11 +160,7 @@ def test_a_saved_model_keeps_its_order(model: RelayModel, cpu: Device, tmp_path:
     for ordered in (False, True):
         folder = tmp_path / str(ordered)
         folder.mkdir()
-        model.memory_ordered = ordered
-        try:
-            model.save(folder)
-        finally:
-            model.memory_ordered = False
+        (in_order(model) if ordered else as_written(model)).save(folder)
         loaded = RelayModel.load(folder, lambda _: None)
         before, after = loaded.activation_bytes(names(model), cpu)
         assert (after < before) == ordered

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +51,20 @@ def profile_model(
     """
     names = [operator.name for operator in compiled.graph.operators]
     measurable = [device for device in platform.devices if can_time_operators(device)]
-    benches = {device.name: _Bench(compiled, names, device) for device in measurable}
+    with ExitStack() as opened:
+        benches = {d.name: opened.enter_context(closing(_Bench(compiled, names, d))) for d in measurable}
+        return _profile(backend, compiled, platform, benches, repeats, progress)
+
+
+def _profile(
+    backend: Backend,
+    compiled: CompiledModel,
+    platform: Platform,
+    benches: dict[str, _Bench],
+    repeats: int,
+    progress: Progress,
+) -> Profile:
+    measurable = [platform.device(name) for name in benches]
     for round_ in range(ROUNDS):
         for device in measurable:
             progress(f"operators on {device.name}, round {round_ + 1} of {ROUNDS}")
@@ -116,6 +130,9 @@ class _Bench:
             self.runner.run(self._inputs, self._outputs)
             samples.append(time.perf_counter() - begin)
         return samples
+
+    def close(self) -> None:
+        self.runner.close()
 
     def profile(self) -> DeviceProfile:
         samples = np.concatenate(self.operators)

@@ -213,9 +213,7 @@ class _Check:
             where = f"device {device.name}: cut after {groups[0][-1]}"
             tensors: dict[str, Array] = dict(frame)
             for group in groups:
-                with self._opened(compiled, group, device) as runner:
-                    self._check_ports(compiled.graph, runner, where)
-                    tensors.update(self._bound(runner, lambda runner=runner: _run_once(runner, tensors)))  # type: ignore[misc]
+                tensors.update(self._runs_once(compiled, group, device, tensors, where))
             self.is_equal(tensors, expected, f"{where}, the model gives other results than whole")
 
     def runs_in_pipelines(
@@ -227,9 +225,7 @@ class _Check:
     ) -> None:
         """Run two stages in threads of their own, on one device and on two, and look for threads that are left."""
         before = threading.active_count()
-        pairs = (
-            [(devices[0], devices[0]), (devices[0], devices[-1])] if len(devices) > 1 else [(devices[0], devices[0])]
-        )
+        pairs = dict.fromkeys([(devices[0], devices[0]), (devices[0], devices[-1])])
         for groups in _halves(compiled.graph)[:1]:
             for first, second in pairs:
                 stages = tuple(Stage((d.name,), tuple(g)) for d, g in zip((first, second), groups, strict=True))
@@ -263,19 +259,17 @@ class _Check:
         missing = set(compiled.graph.tensors) - set(values)
         self._expect(not missing, f"the slicer's values() lack the tensors {sorted(missing)}")
         for groups in _halves(compiled.graph)[:2]:
+            where = f"the file cut after {groups[0][-1]}"
             tensors: dict[str, Array] = dict(frame)
             for group in groups:
                 part = slicer.cut(group)
                 reason = self._backend.refuses(part.model)
                 self._expect(not reason, f"it refuses the slice {part.model.name} of its own slicer: {reason}")
                 with closing(self._backend.compile(part.model, [device], lambda _: None)) as slice_compiled:
-                    with self._opened(slice_compiled, _names(slice_compiled.graph), device) as runner:
-                        made = self._bound(runner, lambda runner=runner: _run_once(runner, tensors))  # type: ignore[misc]
-                    names = [tensor.name for tensor in part.outputs]
-                    tensors.update(
-                        (name, made[output]) for name, output in zip(names, slice_compiled.graph.outputs, strict=True)
-                    )
-            where = f"the file cut after {groups[0][-1]}"
+                    graph = slice_compiled.graph
+                    made = self._runs_once(slice_compiled, _names(graph), device, tensors, where)
+                    for tensor, output in zip(part.outputs, graph.outputs, strict=True):
+                        tensors[tensor.name] = made[output]
             self.is_equal(tensors, expected[device.name], f"{where}: other results than whole")
 
     def shares(self, compiled: CompiledModel, devices: Sequence[Device]) -> None:
@@ -292,7 +286,11 @@ class _Check:
         stages = [Stage((device.name,), tuple(_names(compiled.graph))) for device in devices[:1]]
         with tempfile.TemporaryDirectory() as folder:
             compiled.save(Path(folder), stages, self._platform(devices))
-            with closing(self._backend.load(Path(folder))) as loaded:
+            try:
+                loaded = self._backend.load(Path(folder))
+            except Exception as error:
+                self._fail(f"load() of what it saved raises {error!r}")
+            with closing(loaded):
                 self._expect(loaded.graph == compiled.graph, "a model that was saved and loaded has another graph")
                 self._expect(
                     loaded.order == compiled.order,
@@ -332,6 +330,28 @@ class _Check:
             runner.close()
         except Exception as error:
             self._fail(f"device {device.name}: to close a stage a second time raises {error!r}")
+
+    def _runs_once(
+        self,
+        compiled: CompiledModel,
+        operators: Sequence[str],
+        device: Device,
+        tensors: Mapping[str, Array],
+        where: str,
+    ) -> dict[str, Array]:
+        """Run operators as a stage on tensors by name, and return what it gives by name."""
+        with self._opened(compiled, operators, device) as runner:
+            self._check_ports(compiled.graph, runner, where)
+            missing = {port.name for port in runner.inputs} - set(tensors)
+            self._expect(not missing, f"{where}: a stage takes {sorted(missing)}, which no stage before it gives")
+
+            def run() -> dict[str, Array]:
+                inputs, outputs = _buffers(runner)
+                _fill(runner, inputs, tensors)
+                runner.run(inputs, outputs)
+                return _logical(runner, outputs)
+
+            return self._bound(runner, run)
 
     def _bound(self, runner: StageRunner, action: Callable[[], T]) -> T:
         try:
@@ -412,10 +432,3 @@ def _logical(runner: StageRunner, outputs: Sequence[Array]) -> dict[str, Array]:
     return {
         port.name: to_logical(array, port.layout).copy() for port, array in zip(runner.outputs, outputs, strict=True)
     }
-
-
-def _run_once(runner: StageRunner, tensors: Mapping[str, Array]) -> dict[str, Array]:
-    inputs, outputs = _buffers(runner)
-    _fill(runner, inputs, tensors)
-    runner.run(inputs, outputs)
-    return _logical(runner, outputs)
