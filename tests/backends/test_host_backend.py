@@ -14,9 +14,11 @@ pytest.importorskip("tvm")
 from tvm_pipeline_host import backend, detection
 from tvm_pipeline_host.host import bind
 
+from tests.support.networks import as_model, relay_module
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.testing import check_backend
 
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 
@@ -126,6 +128,13 @@ def test_targets_that_tvm_does_not_know(unknown: str) -> None:
 def test_an_open_target_is_this_machines() -> None:
     device = Device("cpu0", "host", detection.available_cores()[:1])
     assert backend.settle(device).target == detection.host_target()
+
+
+@pytest.mark.parametrize("name", ["branching", "two_in_two_out", "shapes"])
+def test_it_keeps_the_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branches, several inputs and outputs, and reshapes; on two cores, or the only one."""
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
+    check_backend(backend, as_model(name, *relay_module(name)))
 
 
 def test_a_thread_is_tied_to_its_cores() -> None:

@@ -45,7 +45,7 @@ def in_any_order(monkeypatch: pytest.MonkeyPatch, *backends: FakeBackend, own: s
 
 
 def test_a_second_backend_for_the_same_models_changes_nothing(monkeypatch, caplog):
-    """They cannot share the model, so the one that comes with tvm-pipeline has it, as before the other was installed."""
+    """They cannot share the model: the one that comes with tvm-pipeline has it, as before the other was installed."""
     host, other = cpu("host"), cpu("another")
     install(monkeypatch, host, own="host")
     alone = detect_platform(MODEL)
@@ -204,7 +204,7 @@ def test_a_bundle_of_before_the_core_composed_backends(two, model, tmp_path, mon
 
     def as_before(self, folder, stages, platform):
         save(self, folder, stages, platform)
-        lead, keys = json.loads((folder / "sliced.json").read_bytes())
+        _, keys = json.loads((folder / "sliced.json").read_bytes())
         (folder / "sliced.json").unlink()
         for file in (folder / "whole").iterdir():
             shutil.move(file, folder)

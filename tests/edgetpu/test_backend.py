@@ -30,6 +30,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, StageError
+from tvm_pipeline.testing import check_backend
 
 NETWORK = random_network(4)
 
@@ -67,6 +68,20 @@ def assert_as_the_whole(results: Any, content: bytes, frames: list[dict[str, np.
         for name, value in whole.items():
             assert result.outputs[name].dtype == value.dtype
             np.testing.assert_array_equal(result.outputs[name], value, err_msg=name)
+
+
+# The contract
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_stand_ins_keep_the_contract(seed):
+    check_backend(backend, Model("net", "tflite", random_network(seed, operators=12)), tpus("usb:0", "cpu").devices)
+
+
+def test_devices_keep_the_contract(plug, install_compiler):
+    plug("usb:0,usb:1")
+    install_compiler()
+    check_backend(backend, Model("net", "tflite", NETWORK), TWO.devices)
 
 
 # Pipelines over stand-ins

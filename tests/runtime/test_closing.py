@@ -19,8 +19,8 @@ from tvm_pipeline.testing import FakeBackend
 def test_stopped_or_never_started() -> None:
     model = chain_model(3)
     with chain_pipeline(model) as pipeline:
-        assert len(list(pipeline.map(numbers(5)))) == 5
         assert len(model.open_stages) == 3
+        assert len(list(pipeline.map(numbers(5)))) == 5
     assert not model.open_stages
     pipeline = chain_pipeline(model)
     assert len(model.open_stages) == 3

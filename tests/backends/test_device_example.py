@@ -1,0 +1,117 @@
+"""The example backend: a package of its own that keeps the contract and shares a model with the host."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+pytest.importorskip("onnx")
+
+from tvm_pipeline_host import backend as host
+
+from tests.support.command import run_command
+from tests.support.fake_backend import make_plan
+from tests.support.installed import install
+from tests.support.onnx_models import write_picture_net
+from tvm_pipeline import Bundle, Pipeline, load, open_bundle, profile_model, write_bundle
+from tvm_pipeline.backends.contract import Backend
+from tvm_pipeline.backends.registry import detect_platform, settle_platform
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.testing import check_backend
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "device_backend"
+
+
+@pytest.fixture
+def modelled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
+    """What the entry point of the example's package names."""
+    monkeypatch.syspath_prepend(EXAMPLE)
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    [(name, named)] = project["entry-points"]["tvm_pipeline.backends"].items()
+    module, _, attribute = named.partition(":")
+    backend = getattr(importlib.import_module(module), attribute)
+    assert backend.name == name
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    return load(write_picture_net(tmp_path / "net.onnx"))
+
+
+def test_it_keeps_the_contract(modelled: Backend, model: Model) -> None:
+    check_backend(modelled, model)
+
+
+def test_what_it_cannot_run(modelled: Backend, model: Model) -> None:
+    assert "convert it" in modelled.refuses(Model("net", "tflite", b""))
+    damaged = Model("net", "onnx", model.content[: len(model.content) // 2], model.inputs)
+    assert "the modelled device cannot run it" in modelled.refuses(damaged)
+    with pytest.raises(ModelError):
+        modelled.compile(damaged, modelled.detect(), lambda _: None)
+
+
+def test_it_pays_for_its_transfers(modelled: Backend, model: Model) -> None:
+    """The copies are made: eight megabytes take longer than a kilobyte."""
+    [device] = modelled.detect()
+    received, sent = modelled.compile(model, [device], lambda _: None).time_transfers(device, [1 << 10, 8 << 20], 9)
+    for seconds in (received, sent):
+        small, large = np.median(seconds, axis=0)
+        assert large > 10 * small
+
+
+def test_it_shares_a_model_with_the_host(modelled, model, monkeypatch, tmp_path, caplog) -> None:
+    """No platform file, one plan over both, and the results of onnx's own reference."""
+    install(monkeypatch, modelled, host, own="host")
+    with caplog.at_level(logging.WARNING):
+        backend, platform = settle_platform(detect_platform(model))
+    assert "left out" not in caplog.text
+    assert {device.backend for device in platform.devices} == {"host", "modelled"}
+    assert platform.stand_ins.keys() == {"accelerator"}
+    compiled = backend.compile(model, platform.devices, lambda _: None)
+    profile = profile_model(backend, compiled, platform, 4)
+    assert profile.devices.keys() == {device.name for device in platform.devices}
+    names = [operator.name for operator in compiled.graph.operators]
+    cpu = next(device.name for device in platform.devices if device.backend == "host")
+    plan = make_plan(compiled.graph, ([cpu], names[:3]), (["accelerator"], names[3:6]), ([cpu], names[6:]))
+    write_bundle(tmp_path / "net.tar", Bundle(compiled.graph, platform, profile, plan, compiled))
+    draw = np.random.default_rng(0)
+    frames = [draw.standard_normal((1, 3, 32, 32)).astype(np.float32) for _ in range(8)]
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    reference = ReferenceEvaluator(onnx.load_from_string(model.content))
+    with open_bundle(tmp_path / "net.tar") as opened:
+        for made in (compiled, opened.compiled):
+            with Pipeline(made, plan, platform) as pipeline:
+                for frame, result in zip(frames, pipeline.map(frames), strict=True):
+                    [expected] = reference.run(None, {"picture": frame})
+                    np.testing.assert_allclose(result.outputs["scores"], expected, rtol=1e-4, atol=1e-5)
+                # No figure of the CPU that plays the device passes for one of a device.
+                assert "accelerator (stand-in)" in [stage.device for stage in pipeline.statistics().stages]
+    compiled.close()
+
+
+def test_the_commands_say_that_a_cpu_plays_the_device(modelled, monkeypatch, capfd, tmp_path) -> None:
+    install(monkeypatch, modelled, host, own="host")
+    outcome = run_command(capfd, monkeypatch, "devices", "--json")
+    [told] = [device["stand_in"] for device in outcome.json["devices"] if device["stand_in"]]
+    outcome = run_command(capfd, monkeypatch, "profile", write_picture_net(tmp_path / "net.onnx"))
+    assert outcome.code == 0, outcome.err
+    shown = " ".join(outcome.err.split())
+    assert f"not here: accelerator. Stages run on {told}" in shown
+    assert told == "numpy on a thread of the CPU (an example, which has no hardware)"
