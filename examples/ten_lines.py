@@ -7,7 +7,7 @@ from tvm_pipeline.backends.contract import Port
 from tvm_pipeline.backends.ports import noise
 
 model = load(sys.argv[1] if len(sys.argv) > 1 else "squeezenet")
-backend, platform = settle_platform(detect_platform())
+backend, platform = settle_platform(detect_platform(model))
 compiled = backend.compile(model, platform.devices, print)
 profile = profile_model(backend, compiled, platform)
 decision = plan(Problem(compiled.graph, platform, profile, objective="throughput"))

@@ -1,7 +1,7 @@
 """tvm-pipeline: a neural network over the processors of one machine, as a measured and proven pipeline.
 
     model = load("model.onnx")
-    backend, platform = settle_platform(detect_platform())
+    backend, platform = settle_platform(detect_platform(model))
     compiled = backend.compile(model, platform.devices, print)
     profile = profile_model(backend, compiled, platform)
     decision = plan(Problem(compiled.graph, platform, profile))
@@ -10,7 +10,7 @@
             ...
 
 The names below are the whole public surface. The rooms, from the ground up: `graph.py`, `platform.py`, `profile.py`
-and `plan.py` are the vocabulary, `evaluate.py` judges plans, `backend.py` is the contract of a hardware family,
+and `plan.py` are the vocabulary, `evaluate.py` judges plans, `backends/` holds the contract of a hardware family,
 `scheduling/` plans, `frontends/` reads model files, `relay/` is all that touches TVM, `profiling/` measures,
 `runtime/` runs, `video/` brings and takes frames, `report/` draws, `cli/` is the command line.
 """

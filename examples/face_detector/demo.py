@@ -48,9 +48,10 @@ def main() -> None:
     with console.status("downloading the model and the video") as status:
         model_file, video_file = fetch(MODEL), fetch(VIDEO)
         tell = status.update
-        backend, platform = settle_platform(detect_platform())
         # The file declares 10x3x32x32; any multiple of 32 will do, and 640x288 holds a frame of the video.
-        compiled = backend.compile(load(model_file, {"input.1": (1, 3, 288, 640)}), platform.devices, tell)
+        model = load(model_file, {"input.1": (1, 3, 288, 640)})
+        backend, platform = settle_platform(detect_platform(model))
+        compiled = backend.compile(model, platform.devices, tell)
         profile = profile_model(backend, compiled, platform, progress=tell)
         problem = Problem(compiled.graph, platform, profile)
         decision = planning.plan(problem)

@@ -26,7 +26,8 @@ an entry point of the group `tvm_pipeline.backends` names; the core imports none
 
 `tvm_pipeline.testing.check_backend` says whether a backend keeps the contract, and `examples/device_backend` is one to
 start from. Tensors cross stages as contiguous host arrays, 64-byte aligned. A backend may keep them in a layout of its
-own: `Port.layout` says which, and two ports with equal `shape` and `layout` hand arrays over as they are.
+own: `Port.layout` says which, and two ports with equal `shape` and `layout` hand arrays over as they are. A port
+without a layout holds the tensor's elements in their logical order, under a shape of its own if need be.
 Next: `registry.py` (which backends are installed) and `sliced.py` (several of them on one platform).
 """
 

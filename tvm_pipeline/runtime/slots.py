@@ -2,11 +2,11 @@
 
 A slot holds every tensor that crosses a boundary, the model's inputs and outputs among them, each once. A
 stage writes into the slot and a later one reads from it, so nothing is copied however many stages a tensor skips, and
-frames may overtake each other between replicas. The number of slots is what bounds the pipeline: without a
-free one no frame enters.
+frames may overtake each other between replicas. The number of slots bounds the pipeline: without a free one no frame
+enters.
 
-A tensor stands in the slot as the first device that writes it lays it out. A worker that wants another layout
-gets a buffer of its own and converts.
+A tensor stands in the slot as the first device that writes it lays it out. A worker that needs another layout gets a
+buffer of its own and converts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A tensor that a worker wants, or writes, in another layout than the slot's."""
+    """A tensor that a worker reads or writes in another layout than the slot's."""
 
     slot: Array
     slot_layout: str
@@ -58,7 +58,7 @@ class Conversion:
 
 @dataclass(slots=True)
 class Binding:
-    """A slot as one worker sees it: what to convert before, what to run on, what to convert after."""
+    """A slot as one worker sees it: the conversions before, the arrays to run on, the conversions after."""
 
     inputs: list[Array] = field(default_factory=list)
     outputs: list[Array] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Binding:
 
 
 def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -> dict[str, Port]:
-    """How each tensor stands in a slot: model inputs in logical order, others as their first writer has them."""
+    """Return how each tensor stands in a slot: inputs of the model in logical order, others as first written."""
     ports = {tensor.name: Port(tensor.name, tensor.shape, tensor.dtype) for tensor in graph.inputs}
     for stage in runners:
         for runner in stage:
@@ -77,22 +77,22 @@ def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -
 
 
 def new_slot(number: int, ports: Mapping[str, Port]) -> Slot:
-    """A slot with a buffer for every tensor."""
+    """Return a slot with a buffer for every tensor."""
     return Slot(number, {name: port.buffer() for name, port in ports.items()})
 
 
 def bind_slot(slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratch: dict[Port, Array]) -> Binding:
-    """How `runner` sees the slot; its own buffers are shared by all its slots through `scratch`.
+    """Return how `runner` sees the slot; its own buffers are shared by all its slots through `scratch`.
 
     Raises:
         PlanError: a tensor cannot be converted between the layouts of two devices.
     """
     binding = Binding()
-    for wanted, arrays, conversions in (
+    for requested, arrays, conversions in (
         (runner.inputs, binding.inputs, binding.receive),
         (runner.outputs, binding.outputs, binding.send),
     ):
-        for port in wanted:
+        for port in requested:
             if port.name not in ports:
                 raise PlanError(f"tensor {port.name} is needed by a stage and written by none before it")
             stands, buffer = ports[port.name], slot.buffers[port.name]
@@ -112,5 +112,5 @@ def bind_slot(slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratc
 
 
 def _logical(port: Port) -> tuple[str, tuple[int, ...]]:
-    """The axes of a blocked port, and how long they are."""
+    """Return the axes of a blocked port, and how long they are."""
     return primal(port.layout), logical_shape(port.shape, port.layout)

@@ -1,7 +1,7 @@
-"""One stage on one device, at work in a thread: take a slot, run, hand it on.
+"""One stage on one device, at work in a thread: it takes a slot, runs, and hands the slot on.
 
-The threads are used again, device by device, by the pipelines that follow each other in a LivePipeline: what a backend
-ties to a thread may never be given back (TVM keeps the pool of every thread that had one until the process ends).
+Pipelines that follow each other in a LivePipeline use the same threads again, device by device, because a backend may
+never give back what it ties to a thread (TVM keeps the pool of every thread that had one until the process ends).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Threads:
         self._closed = False
 
     def start(self, worker: Worker) -> None:
-        """Runs the worker in a thread that was used for its device before, or in a new one."""
+        """Run the worker in a thread that was used for its device before, or in a new one."""
         with self._lock:
             idle = self._idle[worker.record.device]
             thread = idle.pop() if idle else StageThread(self._rest)
@@ -94,7 +94,7 @@ class Threads:
         thread.begin(worker)
 
     def close(self) -> None:
-        """Ends the threads, but for those that hang; a worker that still begins takes a new one along."""
+        """End the threads, but for those that hang; a worker that still begins takes a new one along."""
         with self._lock:
             self._closed = True
             self._idle.clear()
@@ -103,7 +103,7 @@ class Threads:
             thread.end()
 
     def _rest(self, thread: StageThread, device: str) -> bool:
-        """Whether the thread may be needed again."""
+        """Return whether the thread may be needed again."""
         with self._lock:
             if not self._closed:
                 self._idle[device].append(thread)
@@ -167,19 +167,19 @@ class Worker:
         self._after = list(after)
 
     def busy_s(self) -> float:
-        """Seconds since it began with the frame it is at; 0 where it is at none."""
+        """Return seconds since it began with the frame it is at; 0 where it is at none."""
         since_s = self._since_s
         return 0.0 if since_s is None else time.perf_counter() - since_s
 
     def abandon(self) -> None:
-        """Gives it up where it hangs: nothing that it does counts any more, and its stage ends without it."""
+        """Give it up where it hangs: nothing that it does counts any more, and its stage ends without it."""
         self.abandoned = True
         self._gate.close()
         self.done.set()
         self._runner.close()  # ends what hangs, where the backend can
 
     def run(self) -> None:
-        """Binds the calling thread and works until the end of the stream."""
+        """Bind the calling thread and work until the end of the stream."""
         try:
             self._work()
         finally:
@@ -218,7 +218,7 @@ class Worker:
         self._gate.close()
 
     def _process(self, slot: Slot, idle_since: float) -> float:
-        """Runs the stage on a slot, writes down what took how long, and returns when it was done."""
+        """Run the stage on a slot, record how long each part took, and return when it was done."""
         clock = time.perf_counter
         self.frame, self._since_s = slot.frame, (began := clock())
         binding = self._bindings[slot.number]
