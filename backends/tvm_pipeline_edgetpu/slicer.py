@@ -18,12 +18,11 @@ import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
 from tvm_pipeline.backends.ports import Array, Port, noise
-from tvm_pipeline.backends.sliced import ModelSlice, check_slice, slice_ends
+from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_partition
+from tvm_pipeline.core.partition import check_partition, check_stage
 from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline_edgetpu.interpreter import every_tensor
 from tvm_pipeline_edgetpu.model import TfliteModel, indices
 
@@ -102,7 +101,7 @@ class TfliteSlicer:
 
     def slice(self, operators: Collection[str]) -> Slice:
         """Return the sub-model of these operators; raise PlanError where they are no legal stage."""
-        check_slice(self._parsed.graph, operators)
+        check_stage(self._parsed.graph, operators)
         return slice_operators(self._parsed, operators)
 
     def cut(self, operators: Collection[str]) -> ModelSlice:

@@ -13,12 +13,13 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.runtime import Pipeline, Result
-from tvm_pipeline.testing import LAYOUTS, FakeBackend, FakeModel, Function, Hook, busy, raise_at
+from tvm_pipeline.testing import LAYOUTS, FakeBackend, FakeModel, FakeRunner, Function, Hook, busy, raise_at
 
 __all__ = [
     "LAYOUTS",
     "FakeBackend",
     "FakeModel",
+    "FakeRunner",
     "Function",
     "Hook",
     "Mix",

@@ -50,7 +50,7 @@ class ModelSlice:
 
 
 class Slicer(Protocol):
-    """Cuts one model's file; `slice_ends` and `check_slice` do what is the same for every format."""
+    """Cuts one model's file; `slice_ends` and `core.partition.check_stage` do what is the same for every format."""
 
     def cut(self, operators: Collection[str]) -> ModelSlice:
         """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
@@ -59,37 +59,18 @@ class Slicer(Protocol):
         """Return every tensor of one frame of noise, by name: what single operators are timed on."""
 
 
-def check_slice(graph: OperatorGraph, operators: Collection[str]) -> None:
-    """Raise PlanError where the operators are no legal stage of the graph."""
-    names = frozenset(operators)
-    if not names:
-        raise PlanError(f"a stage of {graph.name} holds no operators")
-    for name in names.difference(operator.name for operator in graph.operators):
-        raise PlanError(f"the stage names operator {name}, which {graph.name} does not have")
-    written: set[str] = set()
-    beyond: set[str] = set()  # tensors that other operators make of what the stage writes
-    for operator in graph.operators:
-        outputs = {tensor.name for tensor in operator.outputs}
-        if operator.name in names:
-            if not beyond.isdisjoint(operator.inputs):
-                raise PlanError(f"no stage of {graph.name}: a path leaves the stage and comes back at {operator.name}")
-            written |= outputs
-        elif not (written | beyond).isdisjoint(operator.inputs):
-            beyond |= outputs
-
-
 def slice_ends(graph: OperatorGraph, operators: Collection[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return what a stage takes in, and what it gives out: the model's own outputs first, in the model's order."""
-    names = frozenset(operators)
-    inside = [operator for operator in graph.operators if operator.name in names]
-    outside = [operator for operator in graph.operators if operator.name not in names]
-    written = {tensor.name: tensor for operator in inside for tensor in operator.outputs}
-    read = {name for operator in inside for name in operator.inputs}
-    requested = dict.fromkeys((*graph.outputs, *(name for operator in outside for name in operator.inputs)))
-    return (
-        tuple(tensor for name, tensor in graph.tensors.items() if name in read and name not in written),
-        tuple(written[name] for name in requested if name in written),
+    """Return the tensors that a stage reads, and those that it gives out: the model's outputs first, in their order."""
+    edges = graph.edges
+    inside = {edges.index[name] for name in operators}
+    taken = (
+        tensor
+        for name, tensor in graph.tensors.items()
+        if edges.writer.get(name) not in inside and not inside.isdisjoint(edges.readers[name])
     )
+    read_outside = (name for i, operator in enumerate(graph.operators) if i not in inside for name in operator.inputs)
+    given = (name for name in dict.fromkeys((*graph.outputs, *read_outside)) if edges.writer.get(name) in inside)
+    return tuple(taken), tuple(graph.tensors[name] for name in given)
 
 
 def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Backend]:

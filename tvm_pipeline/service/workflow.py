@@ -29,8 +29,7 @@ from tvm_pipeline.core.plan import OBJECTIVES, Decision, Objective, Plan, Proble
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import GraphError, OptionError
-from tvm_pipeline.files import read_bytes
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends import Shapes, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
 

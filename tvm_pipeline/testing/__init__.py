@@ -11,13 +11,14 @@ cuts.py           the cuts that it makes, and how tensors go through them
 """
 
 from tvm_pipeline.testing.conformance import ContractError, check_backend
-from tvm_pipeline.testing.fake import LAYOUTS, FakeBackend, FakeModel, Function, Hook, busy, raise_at
+from tvm_pipeline.testing.fake import LAYOUTS, FakeBackend, FakeModel, FakeRunner, Function, Hook, busy, raise_at
 
 __all__ = [
     "LAYOUTS",
     "ContractError",
     "FakeBackend",
     "FakeModel",
+    "FakeRunner",
     "Function",
     "Hook",
     "busy",

@@ -17,9 +17,10 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, Order, Port, Progress, Seconds
 from tvm_pipeline.backends.ports import ALIGNMENT, noise
-from tvm_pipeline.backends.sliced import ModelSlice, check_slice, slice_ends
+from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, PlatformError
@@ -132,7 +133,7 @@ class FakeModel:
         self.open_stages: set[FakeRunner] = set()
 
     def stage(self, operators: Sequence[str], device: Device) -> FakeRunner:
-        check_slice(self.graph, operators)
+        check_stage(self.graph, operators)
         runner = FakeRunner(self, [o for o in self.graph.operators if o.name in set(operators)], device)
         self.open_stages.add(runner)
         return runner
@@ -160,7 +161,7 @@ class FakeModel:
 
     def cut(self, operators: Collection[str]) -> ModelSlice:
         """Return the operators as a model whose content is this, cut and pickled."""
-        check_slice(self.graph, operators)
+        check_stage(self.graph, operators)
         inputs, outputs = slice_ends(self.graph, operators)
         chosen = tuple(operator for operator in self.graph.operators if operator.name in set(operators))
         name = f"{self.graph.name}_{chosen[0].name}"

@@ -12,8 +12,9 @@ import numpy as np
 from modelled_device.device import ModelledDevice
 from modelled_device.onnx_file import OnnxFile
 from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
-from tvm_pipeline.backends.sliced import check_slice, slice_ends
+from tvm_pipeline.backends.sliced import slice_ends
 from tvm_pipeline.core.graph import Operator
+from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import RunError
@@ -29,7 +30,7 @@ class ModelledModel:
         self._file, self._device = file, device
 
     def stage(self, operators: Sequence[str], device: Device) -> ModelledStage:
-        check_slice(self.graph, operators)
+        check_stage(self.graph, operators)
         return ModelledStage(self._file, self._device, operators)
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:

@@ -12,9 +12,10 @@ from onnx.reference import ReferenceEvaluator
 
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import Port, noise
-from tvm_pipeline.backends.sliced import ModelSlice, check_slice, slice_ends
+from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.errors import GraphError, ModelError
 
 
@@ -34,7 +35,7 @@ class OnnxFile:
             raise ModelError(f"{model.name}: the modelled device cannot run it: {error}") from error
 
     def cut(self, operators: Collection[str]) -> ModelSlice:
-        check_slice(self.graph, operators)
+        check_stage(self.graph, operators)
         inputs, outputs = slice_ends(self.graph, operators)
         first = next(operator.name for operator in self.graph.operators if operator.name in operators)
         content = self._part(operators).SerializeToString(deterministic=True)
