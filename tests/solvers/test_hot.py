@@ -1,17 +1,15 @@
-"""Compiled loops and plain ones make the same plans, to the last digit, whether numba is switched off or missing."""
+"""Compiled and plain loops make the same plans, to the last digit; numba is imported when a loop is first called."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-
-import pytest
+from pathlib import Path
 
 # Prints plans of every search with a hot loop; the seeds are those of any program that runs it.
 PROGRAM = """
 import random, sys
-{before}
 from dataclasses import replace
 from tests.support.graphs import LEXICOGRAPHIC, Traits, lexicographic_problem, random_problem
 from tvm_pipeline.errors import PipelineError
@@ -40,35 +38,52 @@ for seed in range(40):
         show(seed, chain, replace(problem, min_throughput_fps=20.0))
     for objective in LEXICOGRAPHIC:
         show(seed, ideals, lexicographic_problem(random.Random(seed), objective, children_together=seed % 3 == 0))
-print("compiled" if sys.modules.get("numba") else "plain", file=sys.stderr)
+from numba import config
+print("plain" if config.DISABLE_JIT else "compiled", file=sys.stderr)
 """
 
+ROOT = Path(__file__).parents[2]
 
-def printed(before: str = "", **environment: str) -> tuple[str, str]:
-    """What the program prints, and whether it ran compiled or plain."""
+
+def run(program: str, **environment: str) -> tuple[str, str]:
+    """Return the output of a program, and the last word of its error output."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(before=before)],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, **environment},
-        cwd=os.path.dirname(os.path.dirname(__file__)),
+        cwd=ROOT,
     )
-    return done.stdout, done.stderr.split()[-1]
+    return done.stdout, (done.stderr.split() or [""])[-1]
 
 
-@pytest.fixture(scope="module")
-def plain() -> str:
-    plans, way = printed(TVM_PIPELINE_PLAIN="1")
+def test_compiled_and_plain_loops_make_the_same_plans() -> None:
+    plain, way = run(PROGRAM, NUMBA_DISABLE_JIT="1")
     assert way == "plain"
-    assert plans.count("status optimal") > 200
-    return plans
+    assert plain.count("status optimal") > 200
+    assert run(PROGRAM, NUMBA_DISABLE_JIT="0") == (plain, "compiled")
 
 
-def test_compiled_loops_make_the_same_plans(plain: str) -> None:
-    pytest.importorskip("numba")
-    assert printed(TVM_PIPELINE_PLAIN="0") == (plain, "compiled")
+def test_numba_is_imported_by_the_first_loop_only() -> None:
+    """Commands that plan nothing do not pay the half second that its import takes."""
+    program = "import sys, tvm_pipeline.cli, tvm_pipeline.planning, tvm_pipeline.memory; print('numba' in sys.modules)"
+    assert run(program) == ("False\n", "")
 
 
-def test_without_numba_the_plans_are_the_same(plain: str) -> None:
-    assert printed('sys.modules["numba"] = None', TVM_PIPELINE_PLAIN="0") == (plain, "plain")
+def test_threads_may_make_the_first_call_together() -> None:
+    program = """
+from concurrent.futures import ThreadPoolExecutor
+from tvm_pipeline.memory import order_search
+import numpy as np
+
+first = order_search.refill
+def fill(_):
+    table = np.zeros(8, np.int64)
+    first(table, np.arange(3), 3)
+    return table.tolist()
+with ThreadPoolExecutor(8) as pool:
+    print(set(map(tuple, pool.map(fill, range(64)))) == {(0, 1, 2, -1, -1, -1, -1, -1)})
+print(order_search.refill is not first)
+"""
+    assert run(program)[0] == "True\nTrue\n"

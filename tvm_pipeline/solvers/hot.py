@@ -1,45 +1,50 @@
-"""Hot loops: compiled by numba where it is installed, else the same function as it stands, only slower.
+"""Hot loops: functions on numbers and numpy arrays that numba compiles to machine code.
 
-There is one text of every loop, so the two ways cannot differ. `TVM_PIPELINE_PLAIN=1` chooses the plain one.
-Compiled code is kept on disk by numba; the first call of a fresh installation takes some seconds.
+To import numba takes half a second, and most commands plan nothing. So the decorator only notes the function; the
+first call of a loop imports numba, and puts a compiled function in the place of every noted one of that module. They
+all have to be replaced, because compiled code can call compiled code only: a loop finds the loops that it calls by
+their names in its module. numba compiles each at its own first call and keeps the machine code on disk; the first call
+of a fresh installation takes some seconds.
+
+`NUMBA_DISABLE_JIT=1` runs the same text as plain Python, for a debugger or a measurement of coverage.
 """
 
 from __future__ import annotations
 
-import os
+from collections import defaultdict
 from collections.abc import Callable
-from functools import cache, wraps
-from types import FunctionType
+from functools import wraps
+from threading import Lock
 from typing import Any, TypeVar
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
+# For each module the loops that are not compiled yet, and for each loop that is its compiled form.
+_noted: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
+_compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
+_lock = Lock()
+
 
 def hot(loop: Loop) -> Loop:
-    """Compiles `loop` at its first call. Its arguments are numbers and numpy arrays; it may call other hot loops."""
+    """Compile `loop` when it is first called.
 
-    @cache
-    def fastest() -> Callable[..., Any]:
-        if os.environ.get("TVM_PIPELINE_PLAIN") == "1":
-            return loop
-        try:
-            from numba import njit
-        except ImportError:
-            return loop
-        # Compiled code calls compiled code: where the loop's text names another, it gets that one's compiled form.
-        known = {name: getattr(value, "fastest", lambda value=value: value)() for name, value in _named(loop).items()}
-        text = FunctionType(loop.__code__, {**loop.__globals__, **known}, loop.__name__)
-        text.__qualname__, text.__module__ = loop.__qualname__, loop.__module__
-        compiled: Callable[..., Any] = njit(cache=True, nogil=True)(text)
-        return compiled
+    Its arguments are numbers, numpy arrays and NamedTuples of these. It may call other hot loops of its own module.
+    """
+    _noted[loop.__module__].append(loop)
 
     @wraps(loop)
     def call(*arguments: Any) -> Any:
-        return fastest()(*arguments)
+        # Other modules may have imported this function before it was replaced, so it works afterwards, too.
+        if loop not in _compiled:
+            _compile(loop.__module__)
+        return _compiled[loop](*arguments)
 
-    call.fastest = fastest  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
 
 
-def _named(loop: Callable[..., Any]) -> dict[str, Any]:
-    return {name: loop.__globals__[name] for name in loop.__code__.co_names if name in loop.__globals__}
+def _compile(module: str) -> None:
+    from numba import njit
+
+    with _lock:
+        for loop in _noted.pop(module, []):
+            _compiled[loop] = loop.__globals__[loop.__name__] = njit(cache=True, nogil=True)(loop)
