@@ -35,12 +35,12 @@ from tvm_pipeline.planning.search.lexicographic import lexicographic
 from tvm_pipeline.planning.search.pipelines import (
     Found,
     Search,
-    TooManyError,
     least_bottleneck,
     least_sum,
     relaxed_bound,
 )
 from tvm_pipeline.planning.search.space import Space, Units, replica_units, single_units
+from tvm_pipeline.planning.search.states import TooManyError
 from tvm_pipeline.planning.search.with_activations import fitting_chain
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
@@ -304,7 +304,7 @@ def _tighten(
 
 def _figures(space: Space, busy: StageCosts, costs: StageCosts, found: Found, slowest: bool) -> tuple[float, float]:
     """The seconds of the slowest stage and the sum of the costs, counted as the search counts them."""
-    start, longest, total, held = 0, 0.0, 0.0, space.held
+    start, longest, total, held = 0, 0.0, 0.0, space.param_bytes
     before: tuple[int, ...] = (len(space.devices),)
     for unit, end in zip(found.units, found.cuts, strict=True):
         seconds = [min(float(busy.stage(held, d, p, start, end)) for p in before) for d in unit]

@@ -1,203 +1,349 @@
-"""The loops of `pipelines.py`: one for every shape of graph and cost, one for chains and costs that add up.
+"""The compiled loops of `pipelines.py`: `advance` for every graph and cost, `advance_chain` for the common case.
 
-Both fill, cut by cut, the value of every state, with the cut and the state it came from. Costs 1 are seconds, which a
-cap bounds; costs 2 are what is added up, where anything is.
+Both fill, cut by cut, the value of every state, with the cut and the state that it came from. The arrays come in
+NamedTuples, which numba takes as arguments. Where a stage costs both seconds, which a limit bounds, and something that
+is added up, each has a `Costs` of its own. Shapes use these letters:
+
+    M  cuts; cut 0 holds no operator, cut M - 1 all of them
+    N  states; state 0 is the empty pipeline
+    S  stages, each a way from one state to another
+    D  devices; U  units, of at most W devices each
 """
 
 from __future__ import annotations
 
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm_pipeline.solvers.hot import hot
 
 
+class Lattice(NamedTuple):
+    """The states of a search, and the stages that lead from one to the next.
+
+    Attributes:
+        source, target: S; the state before each stage and the state behind it.
+        unit: N; the unit of a state's last stage, -1 for state 0.
+        members: U x W; the devices of each unit, filled up with -1.
+        sizes: U; how many devices a unit has.
+    """
+
+    source: Any
+    target: Any
+    unit: Any
+    members: Any
+    sizes: Any
+
+
+class CutArrays(NamedTuple):
+    """The cuts of the graph; see `cuts.py`.
+
+    Attributes:
+        param_bytes: M; parameter bytes of the operators before each cut, which never fall.
+        zone: M; a cut contains all cuts of earlier zones.
+        sets: M x words; the operators before a cut as bits, to compare cuts of one zone.
+        usable: M; whether a stage may end here.
+    """
+
+    param_bytes: Any
+    zone: Any
+    sets: Any
+    usable: Any
+
+
+class Costs(NamedTuple):
+    """What stages cost, in seconds or in what is added up; see `cost_tables.StageCosts`.
+
+    Attributes:
+        call, spill, cached: D.
+        add, work, leave: D x M.
+        enter: distinct rows x M; what it costs to receive each cut.
+        which: S x W; the row of `enter` for each stage and member of its unit.
+        impossible: a cost that only a stage reaches which its device cannot run.
+    """
+
+    call: Any
+    add: Any
+    work: Any
+    spill: Any
+    cached: Any
+    leave: Any
+    enter: Any
+    which: Any
+    impossible: float
+
+
+class Window(NamedTuple):
+    """Where states can be at all; see `relaxation.Windows`.
+
+    Attributes:
+        low, high: N; the first and the last cut of each state.
+        start: U x M; the first cut at which a stage of the unit that ends at a cut can begin.
+    """
+
+    low: Any
+    high: Any
+    start: Any
+
+
+class Goal(NamedTuple):
+    """What is looked for.
+
+    Attributes:
+        adds: whether the sum of the second costs counts, else the slowest stage.
+        dearest: whether a unit's second cost is that of its dearest device; else devices share it as they share frames.
+        skip_beaten: whether a state that is no better than the best way known to the target is passed over.
+        cap: seconds that no stage may exceed.
+        limit: a sum that no pipeline may exceed.
+        to_come: N x M, or N x 1; what a state at a cut still adds to the sum at least.
+        capacity: D; parameter bytes that fit the device.
+        slowdown: D; how many times slower the device is than it would be alone.
+    """
+
+    adds: bool
+    dearest: bool
+    skip_beaten: bool
+    cap: float
+    limit: float
+    to_come: Any
+    capacity: Any
+    slowdown: Any
+
+
+class Table(NamedTuple):
+    """What the loops fill.
+
+    Attributes:
+        value: N x M; the best slowest stage, or sum, of all pipelines that lead there.
+        origin, leader: N x M; the cut and the state before the last stage of that pipeline.
+        alive_from, alive_to: N; the first and the last cut with a value.
+    """
+
+    value: Any
+    origin: Any
+    leader: Any
+    alive_from: Any
+    alive_to: Any
+
+
+class Queue(NamedTuple):
+    """For each state the beginnings of a stage that may still be best, in `[head, tail)` of its row.
+
+    Attributes:
+        value: N x (M + 1); what a beginning costs, apart from the operators up to the cut where the stage ends.
+        until: N x (M + 1); the last cut at which the stage can end. It rises along the row, and so does the value.
+        cut, state: N x (M + 1); where the stage begins, and the state before it.
+        head, tail: N.
+    """
+
+    value: Any
+    until: Any
+    cut: Any
+    state: Any
+    head: Any
+    tail: Any
+
+
 @hot
-def stage_cost(
-    call: Any, add: Any, work: Any, spill: Any, cached: Any, leave: Any, d: int, i: int, j: int, bytes_held: float
+def device_cost(costs: Costs, row: int, d: int, i: int, j: int, param_bytes: float) -> Any:
+    """Return what device d pays for the operators between cuts i and j, received by this row of `enter`."""
+    busy = max(costs.work[d, j] - costs.work[d, i], costs.spill[d] * max(0.0, param_bytes - costs.cached[d]))
+    return costs.call[d] + costs.add[d, j] - costs.add[d, i] + busy + costs.leave[d, j] + costs.enter[row, i]
+
+
+@hot
+def unit_seconds(
+    lattice: Lattice, seconds: Costs, goal: Goal, stage: int, unit: int, i: int, j: int, param_bytes: float
 ) -> Any:
-    """What device d pays for the operators between cuts i and j, the receiving apart; see `costs.py`."""
-    busy = max(work[d, j] - work[d, i], spill[d] * max(0.0, bytes_held - cached[d]))
-    return call[d] + add[d, j] - add[d, i] + busy + leave[d, j]
+    """Return the seconds a frame of a unit and its rate while alone; the seconds are inf where it cannot run this.
+
+    A unit of several devices takes 1 / sum(1 / seconds) a frame.
+    """
+    taken, rate, idle_rate = 0.0, 0.0, 0.0
+    for m in range(lattice.sizes[unit]):
+        d = lattice.members[unit, m]
+        taken = device_cost(seconds, seconds.which[stage, m], d, i, j, param_bytes)
+        if param_bytes > goal.capacity[d] or taken >= seconds.impossible:
+            return inf, 0.0
+        rate += 1.0 / max(taken, 1e-12)
+        idle_rate += goal.slowdown[d] / max(taken, 1e-12)
+    return (1.0 / rate if lattice.sizes[unit] > 1 else taken), idle_rate
+
+
+@hot
+def unit_cost(
+    lattice: Lattice, seconds: Costs, added: Costs, goal: Goal, stage: int, unit: int, i: int, j: int,
+    param_bytes: float, idle_rate: float,
+) -> Any:  # fmt: skip
+    """Return what a unit adds to the sum; inf where it cannot run this.
+
+    Its devices take frames in the shares of their rates while alone, or, if the goal says so, the dearest counts.
+    """
+    total = 0.0
+    for m in range(lattice.sizes[unit]):
+        d = lattice.members[unit, m]
+        cost = device_cost(added, added.which[stage, m], d, i, j, param_bytes)
+        if cost >= added.impossible:
+            return inf
+        if goal.dearest:
+            total = max(total, cost)
+        elif lattice.sizes[unit] == 1:
+            total = cost
+        else:
+            taken = device_cost(seconds, seconds.which[stage, m], d, i, j, param_bytes)
+            total += cost * goal.slowdown[d] / max(taken, 1e-12) / idle_rate
+    return total
+
+
+@hot
+def is_inside(cuts: CutArrays, i: int, j: int) -> Any:
+    """Return whether cut j, which is later in their order, contains cut i."""
+    if cuts.zone[i] == cuts.zone[j]:
+        for word in range(cuts.sets.shape[1]):
+            if cuts.sets[i, word] & ~cuts.sets[j, word]:
+                return False
+    return True
 
 
 @hot
 def advance(
-    source: Any, target: Any, state_unit: Any, members: Any, sizes: Any, value: Any, origin: Any, leader: Any,
-    low: Any, high: Any, start: Any, usable: Any, zone: Any, sets: Any, held: Any, capacity: Any, cap: float,
-    adds: bool, slowest: bool, slowdown: Any, to_come: Any, limit: float, alive_from: Any, alive_to: Any,
-    impossible1: float, impossible2: float,
-    call1: Any, add1: Any, work1: Any, spill1: Any, cached1: Any, leave1: Any, which1: Any, enter1: Any,
-    call2: Any, add2: Any, work2: Any, spill2: Any, cached2: Any, leave2: Any, which2: Any, enter2: Any,
+    lattice: Lattice, cuts: CutArrays, window: Window, seconds: Costs, added: Costs, goal: Goal, table: Table,
     begin: int, end: int,
 ) -> None:  # fmt: skip
-    """Fills the values of all states at the cuts begin..end-1 from those of smaller cuts.
-
-    Every earlier cut is looked at. A unit of several devices takes 1 / sum(1 / seconds) a frame, and costs what its
-    members cost in the shares in which they take frames while idle, `slowdown` times as fast, or, if `slowest`, what
-    the dearest does.
-    """
-    words = sets.shape[1]
+    """Fill the values of all states at the cuts begin..end-1 from those of smaller cuts; every earlier cut is tried."""
     for j in range(begin, end):
-        if not usable[j]:
+        if not cuts.usable[j]:
             continue
-        for stage in range(len(source)):
-            a, b = source[stage], target[stage]
-            if j < low[b] or j > high[b]:
+        for stage in range(len(lattice.source)):
+            a, b = lattice.source[stage], lattice.target[stage]
+            if j < window.low[b] or j > window.high[b]:
                 continue
-            unit = state_unit[b]
-            size = sizes[unit]
-            first = max(alive_from[a], start[unit, j])
-            best = value[b, j]
-            for i in range(min(alive_to[a], j - 1), first - 1, -1):
-                before = value[a, i]
-                if before >= best:
+            unit = lattice.unit[b]
+            first = max(table.alive_from[a], window.start[unit, j])
+            best = table.value[b, j]
+            for i in range(min(table.alive_to[a], j - 1), first - 1, -1):
+                before = table.value[a, i]
+                if before == inf or (goal.skip_beaten and before >= best):
                     continue
-                bytes_held = held[j] - held[i]
-                seconds, rate, idle_rate, possible = 0.0, 0.0, 0.0, True
-                for m in range(size):
-                    d = members[unit, m]
-                    seconds = stage_cost(call1, add1, work1, spill1, cached1, leave1, d, i, j, bytes_held)
-                    seconds += enter1[which1[stage, m], i]
-                    if bytes_held > capacity[d] or seconds >= impossible1:
-                        possible = False
-                        break
-                    rate += 1.0 / max(seconds, 1e-12)
-                    idle_rate += slowdown[d] / max(seconds, 1e-12)
-                if not possible:
+                param_bytes = cuts.param_bytes[j] - cuts.param_bytes[i]
+                new, idle_rate = unit_seconds(lattice, seconds, goal, stage, unit, i, j, param_bytes)
+                if new == inf or new > goal.cap:
                     continue
-                if size > 1:
-                    seconds = 1.0 / rate
-                if seconds > cap:
-                    continue
-                new = seconds
-                if adds:
-                    cost = 0.0
-                    for m in range(size):
-                        d = members[unit, m]
-                        one = stage_cost(call2, add2, work2, spill2, cached2, leave2, d, i, j, bytes_held)
-                        one += enter2[which2[stage, m], i]
-                        if one >= impossible2:
-                            possible = False
-                        if slowest:
-                            cost = max(cost, one)
-                        elif size == 1:
-                            cost = one
-                        else:
-                            taken = stage_cost(call1, add1, work1, spill1, cached1, leave1, d, i, j, bytes_held)
-                            taken += enter1[which1[stage, m], i]
-                            cost += one * slowdown[d] / max(taken, 1e-12) / idle_rate
-                    if not possible:
-                        continue
+                if goal.adds:
+                    cost = unit_cost(lattice, seconds, added, goal, stage, unit, i, j, param_bytes, idle_rate)
                     new = before + cost
-                    if new + to_come[b, j] > limit:
+                    if cost == inf or new + goal.to_come[b, j] > goal.limit:
                         continue
                 elif before > new:
                     new = before
-                if new >= best:
-                    continue
-                if zone[i] == zone[j]:
-                    inside = True
-                    for word in range(words):
-                        if sets[i, word] & ~sets[j, word]:
-                            inside = False
-                            break
-                    if not inside:
-                        continue
-                if not usable[i]:
+                if new >= best or not cuts.usable[i] or not is_inside(cuts, i, j):
                     continue
                 best = new
-                value[b, j] = new
-                origin[b, j] = i
-                leader[b, j] = a
-                alive_from[b] = min(alive_from[b], j)
-                alive_to[b] = j
+                table.value[b, j] = new
+                table.origin[b, j] = i
+                table.leader[b, j] = a
+                table.alive_from[b] = min(table.alive_from[b], j)
+                table.alive_to[b] = max(table.alive_to[b], j)
+
+
+@hot
+def last_end(cuts: CutArrays, seconds: Costs, goal: Goal, stage: int, d: int, i: int) -> Any:
+    """Return the last cut at which a stage from cut i is not too slow, too large or impossible; i where there is none.
+
+    It is found by bisection, since both seconds and bytes only grow.
+    """
+    slack = min(goal.cap, seconds.impossible) + seconds.add[d, i] - seconds.enter[seconds.which[stage, 0], i]
+    near, far = i, len(cuts.param_bytes) - 1
+    while near < far:
+        middle = (near + far + 1) // 2
+        if seconds.add[d, middle] <= slack and cuts.param_bytes[middle] - cuts.param_bytes[i] <= goal.capacity[d]:
+            near = middle
+        else:
+            far = middle - 1
+    return near
+
+
+@hot
+def move(queue: Queue, b: int, source: int, target: int) -> None:
+    """Copy one entry of the queue of state b to another position."""
+    queue.value[b, target] = queue.value[b, source]
+    queue.until[b, target] = queue.until[b, source]
+    queue.cut[b, target] = queue.cut[b, source]
+    queue.state[b, target] = queue.state[b, source]
+
+
+@hot
+def insert(queue: Queue, b: int, value: float, until: int, cut: int, state: int) -> None:
+    """Put a beginning into the queue of state b, in the order of the last cuts, unless another is at least as good.
+
+    It replaces all that cost no less and end no later.
+    """
+    left, right = queue.head[b], queue.tail[b]
+    while left < right:
+        middle = (left + right) // 2
+        if queue.until[b, middle] < until:
+            left = middle + 1
+        else:
+            right = middle
+    if left < queue.tail[b] and queue.value[b, left] <= value:
+        return
+    keep = left
+    while keep > queue.head[b] and queue.value[b, keep - 1] >= value:
+        keep -= 1
+    if left < queue.tail[b] and queue.until[b, left] == until:
+        left += 1
+    # The entries keep..left-1 are beaten; one of them makes place for the new one, or the neighbours move apart.
+    removed = left - keep
+    if removed == 0 and queue.head[b] > 0:
+        for k in range(queue.head[b], keep):
+            move(queue, b, k, k - 1)
+        queue.head[b] -= 1
+        keep -= 1
+    elif removed == 0:
+        for k in range(queue.tail[b] - 1, keep - 1, -1):
+            move(queue, b, k, k + 1)
+        queue.tail[b] += 1
+    elif removed > 1:
+        for k in range(left, queue.tail[b]):
+            move(queue, b, k, k - removed + 1)
+        queue.tail[b] -= removed - 1
+    queue.value[b, keep] = value
+    queue.until[b, keep] = until
+    queue.cut[b, keep] = cut
+    queue.state[b, keep] = state
 
 
 @hot
 def advance_chain(
-    source: Any, target: Any, into: Any, state_device: Any, value: Any, origin: Any, leader: Any,
-    low: Any, high: Any, usable: Any, held: Any, capacity: Any, cap: float, impossible: float,
-    add1: Any, which1: Any, enter1: Any, add2: Any, which2: Any, enter2: Any,
-    waiting_value: Any, waiting_until: Any, waiting_cut: Any, waiting_state: Any, head: Any, tail: Any,
-    begin: int, end: int,
+    lattice: Lattice, into: Any, cuts: CutArrays, window: Window, seconds: Costs, added: Costs, goal: Goal,
+    queue: Queue, table: Table, begin: int, end: int,
 ) -> None:  # fmt: skip
-    """The same for prefixes, single devices and additive costs, in O(log M) a state and stage instead of O(M).
+    """Do the same for prefixes, single devices and additive costs, in O(log M) a state and stage instead of O(M).
 
-    A stage from cut i is possible up to a last cut, which bisection finds; until then it costs what it costs at i plus
-    what all others cost besides. So each state keeps the beginnings that no other beats in both cost and last cut,
-    the first to expire in front: that is the cheapest. `into[b]..into[b+1]-1` are the stages that lead to state b.
+    A stage from cut i can end at a last cut; until then it costs what the operators up to its end cost, plus something
+    that only depends on i. So each state keeps the beginnings that no other beats in both that cost and the last cut.
+    Among them the cheapest is the first to expire, and stands in front.
+
+    Args:
+        into: N + 1; the stages, which are sorted by target, into[b]..into[b+1]-1 lead to state b.
     """
-    count = len(held)
     for j in range(begin, end):
         i = j - 1
         for b in range(len(into) - 1):
             if into[b] == into[b + 1]:
                 continue
-            d = state_device[b]
+            d = lattice.members[lattice.unit[b], 0]
             for stage in range(into[b], into[b + 1]):
-                a = source[stage]
-                if value[a, i] == inf or i < low[a] or i > high[a]:
+                a = lattice.source[stage]
+                if table.value[a, i] == inf or i < window.low[a] or i > window.high[a]:
                     continue
-                new = value[a, i] - add2[d, i] + enter2[which2[stage], i]
-                # The last cut at which the stage is not too slow, too large or impossible.
-                slack = min(cap, impossible) + add1[d, i] - enter1[which1[stage], i]
-                near, far = i, count - 1
-                while near < far:
-                    middle = (near + far + 1) // 2
-                    if add1[d, middle] <= slack and held[middle] - held[i] <= capacity[d]:
-                        near = middle
-                    else:
-                        far = middle - 1
-                if near <= i:
-                    continue
-                # Where it belongs among those that wait, by expiry.
-                left, right = head[b], tail[b]
-                while left < right:
-                    middle = (left + right) // 2
-                    if waiting_until[b, middle] < near:
-                        left = middle + 1
-                    else:
-                        right = middle
-                if left < tail[b] and waiting_value[b, left] <= new:
-                    continue
-                keep = left
-                while keep > head[b] and waiting_value[b, keep - 1] >= new:
-                    keep -= 1
-                if left < tail[b] and waiting_until[b, left] == near:
-                    left += 1
-                # It takes the place of keep..left-1, which it beats.
-                removed = left - keep
-                if removed == 0:
-                    if head[b] > 0:
-                        for k in range(head[b], keep):
-                            waiting_value[b, k - 1] = waiting_value[b, k]
-                            waiting_until[b, k - 1] = waiting_until[b, k]
-                            waiting_cut[b, k - 1] = waiting_cut[b, k]
-                            waiting_state[b, k - 1] = waiting_state[b, k]
-                        head[b] -= 1
-                        keep -= 1
-                    else:
-                        for k in range(tail[b] - 1, keep - 1, -1):
-                            waiting_value[b, k + 1] = waiting_value[b, k]
-                            waiting_until[b, k + 1] = waiting_until[b, k]
-                            waiting_cut[b, k + 1] = waiting_cut[b, k]
-                            waiting_state[b, k + 1] = waiting_state[b, k]
-                        tail[b] += 1
-                elif removed > 1:
-                    for k in range(left, tail[b]):
-                        waiting_value[b, k - removed + 1] = waiting_value[b, k]
-                        waiting_until[b, k - removed + 1] = waiting_until[b, k]
-                        waiting_cut[b, k - removed + 1] = waiting_cut[b, k]
-                        waiting_state[b, k - removed + 1] = waiting_state[b, k]
-                    tail[b] -= removed - 1
-                waiting_value[b, keep] = new
-                waiting_until[b, keep] = near
-                waiting_cut[b, keep] = i
-                waiting_state[b, keep] = a
-            while head[b] < tail[b] and waiting_until[b, head[b]] < j:
-                head[b] += 1
-            if head[b] < tail[b] and usable[j] and low[b] <= j <= high[b]:
-                value[b, j] = waiting_value[b, head[b]] + add2[d, j]
-                origin[b, j] = waiting_cut[b, head[b]]
-                leader[b, j] = waiting_state[b, head[b]]
+                until = last_end(cuts, seconds, goal, stage, d, i)
+                if until > i:
+                    value = table.value[a, i] - added.add[d, i] + added.enter[added.which[stage, 0], i]
+                    insert(queue, b, value, until, i, a)
+            while queue.head[b] < queue.tail[b] and queue.until[b, queue.head[b]] < j:
+                queue.head[b] += 1
+            if queue.head[b] < queue.tail[b] and cuts.usable[j] and window.low[b] <= j <= window.high[b]:
+                table.value[b, j] = queue.value[b, queue.head[b]] + added.add[d, j]
+                table.origin[b, j] = queue.cut[b, queue.head[b]]
+                table.leader[b, j] = queue.state[b, queue.head[b]]

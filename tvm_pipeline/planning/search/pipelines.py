@@ -1,23 +1,20 @@
 """The exact search for pipelines over unequal devices: dynamic programming over (cut, devices used, last unit).
 
 A unit is what runs a stage: one device, or several replicas. A state is the set of devices used so far and the unit of
-the last stage; its value at a cut is the least slowest stage, or the least sum, of all pipelines that lead there. Three
-ideas keep the search small:
+the last stage. Its value at a cut is the least slowest stage, or the least sum, of all pipelines that lead there.
+`Pruning` lists the ideas that keep the search small.
 
-- **Deepening.** A relaxation (no transfers, no comparison of sets) gives a lower bound T of the slowest stage. The
-  exact search then admits stages up to a little more than T only, and more when that finds nothing, so that each
-  state is alive in a narrow window of cuts. What it finds is optimal: everything better was admitted, too.
-- **Bounds.** A sum is found the same way: whatever costs at least so much to come is dropped where that is too much.
-- **Twins.** Of devices that are equal in all things the first free one is always taken: six Edge TPUs are six states,
-  not 64 sets.
+The search deepens: it first admits stages, or sums, that are only a little above a lower bound, and more when it finds
+nothing. What it finds is optimal, since everything better was admitted, too.
 
-Next: `exact.py`, which asks for pipelines; `windows.py`, the relaxation; `loops.py`, the inner loops.
+Next: `dynamic_programming.py`, which asks for pipelines; `states.py`; `relaxation.py`, which gives the bound and the
+windows; `loops.py`, the inner loops.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,19 +23,38 @@ import numpy as np
 from tvm_pipeline.planning.search import loops
 from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Floats, Integers
-from tvm_pipeline.planning.search.relaxation import relaxed_bottleneck, windows
-from tvm_pipeline.planning.search.space import Space, Units
+from tvm_pipeline.planning.search.relaxation import Windows, relaxed_bottleneck, windows
+from tvm_pipeline.planning.search.space import Space
+from tvm_pipeline.planning.search.states import States, elders_of, first_free_units, reachable
 
 # How far beyond the proven bound the slowest stage, or the sum, may lie, try by try; the last admits everything.
 DEEPENING = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, float("inf"))
-# Values and choices of all states at all cuts must fit the memory of a small board.
-MOST_CELLS = 60_000_000
-# And its steps a few minutes: single stages of 11 unequal devices, or replicas of 7.
-MOST_STAGES = 60_000
 
 
-class TooManyError(Exception):
-    """The states of a search would not fit into memory."""
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """The ideas that keep the search small; without any of them it finds a pipeline of the same value.
+
+    Attributes:
+        bound: a lower bound of the slowest stage, or of the sum, lets the search deepen instead of admitting all.
+        known: nothing slower than a pipeline that is known already is admitted.
+        windows: a state is only tried at the cuts where a pipeline of fast enough stages can be in it.
+        to_come: a sum is dropped where what it still costs at least would bring it above what is admitted.
+        equal_devices: of devices that are equal in all things the first free one is taken.
+        beaten: a state that is no better than the best way known to the target is passed over before costs are counted.
+        alive: of each state only the cuts between the first and the last with a value are looked at.
+        queue: along an order of nested cuts, with costs that add up, a queue of the beginnings that can still be best
+            replaces the trial of every earlier cut.
+    """
+
+    bound: bool = True
+    known: bool = True
+    windows: bool = True
+    to_come: bool = True
+    equal_devices: bool = True
+    beaten: bool = True
+    alive: bool = True
+    queue: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +68,47 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search came to: the best pipeline if any, and what no pipeline can be better than."""
+    """The result of a search: the best pipeline if any, and a value that no pipeline is better than."""
 
     found: Found | None
     bound: float
 
 
-def least_bottleneck(space: Space, seconds: StageCosts, at_most: float, deadline: float | None) -> Search:
-    """The pipeline whose slowest stage is fastest, each device once, of those not slower than `at_most`.
+def least_bottleneck(
+    space: Space, seconds: StageCosts, at_most: float, deadline: float | None, pruning: Pruning | None = None
+) -> Search:
+    """Return the pipeline whose slowest stage is fastest, of those not slower than `at_most`.
+
+    Args:
+        deadline: of `time.monotonic`; None for no limit.
+        pruning: all of it unless a test says otherwise.
 
     Raises:
         TooManyError: too many states for memory.
     """
-    twins = _twins(space, [seconds])
-    space = replace(space, units=_distinct(space.units, twins))
-    bound = relaxed_bottleneck(space, twins, seconds, at_most)
+    pruning = pruning or Pruning()
+    elders, space = _without_equals(space, [seconds], pruning)
+    highest = at_most if pruning.known else np.inf
+    bound = relaxed_bottleneck(space, elders, seconds, highest) if pruning.bound else 0.0
     if not np.isfinite(bound):
         return Search(None, bound)
-    for more in DEEPENING:
-        cap = min(bound * (1 + more) if more < np.inf else np.inf, at_most)
-        ended, found = _run(space, twins, seconds, None, cap, np.inf, deadline)
+    for more in DEEPENING if pruning.bound else DEEPENING[-1:]:
+        cap = min(bound * (1 + more) if more < np.inf else np.inf, highest)
+        ended, found = _Pass(space, elders, seconds, None, cap, np.inf, pruning).run(deadline)
+        if found is not None and found.value > at_most:
+            break
         if found is not None or ended:
             return Search(found, found.value if found is not None and not ended else bound)
-        if cap >= at_most:
+        if cap >= highest:
             break
         bound = max(bound, cap)
     return Search(None, np.inf)
 
 
 def relaxed_bound(space: Space, seconds: StageCosts) -> float:
-    """What no pipeline's slowest stage is below, without a search."""
-    twins = _twins(space, [seconds])
-    return relaxed_bottleneck(replace(space, units=_distinct(space.units, twins)), twins, seconds, np.inf)
+    """Return seconds that no pipeline's slowest stage is below, without a search."""
+    elders, space = _without_equals(space, [seconds], Pruning())
+    return relaxed_bottleneck(space, elders, seconds, np.inf)
 
 
 def least_sum(
@@ -94,199 +119,187 @@ def least_sum(
     deadline: float | None,
     *,
     slowest: bool = False,
+    pruning: Pruning | None = None,
 ) -> Search:
-    """The pipeline with the least sum of costs; no stage of it takes more than `cap` by `seconds`.
+    """Return the pipeline with the least sum of costs; no stage of it takes more than `cap` by `seconds`.
 
     Replicas cost what they do in the shares in which they take frames or, if `slowest`, what the dearest does.
+
+    Args:
+        deadline: of `time.monotonic`; None for no limit.
+        pruning: all of it unless a test says otherwise.
 
     Raises:
         TooManyError: too many states for memory.
     """
-    twins = _twins(space, [costs] if seconds is None else [seconds, costs])
-    space = replace(space, units=_distinct(space.units, twins))
-    bound = float(_to_come(space, costs, [0])[0, 0])
-    for more in DEEPENING:
-        limit = bound * (1 + more)
-        ended, found = _run(space, twins, seconds, costs, cap, limit, deadline, slowest)
+    pruning = pruning or Pruning()
+    elders, space = _without_equals(space, [costs] if seconds is None else [seconds, costs], pruning)
+    bound = float(_to_come(space, costs, [0])[0, 0]) if pruning.bound else 0.0
+    for more in DEEPENING if pruning.bound else DEEPENING[-1:]:
+        limit = bound * (1 + more) if more < np.inf else np.inf
+        ended, found = _Pass(space, elders, seconds, costs, cap, limit, pruning, slowest).run(deadline)
         if found is not None or ended:
             return Search(found, found.value if found is not None and not ended else bound)
         bound = max(bound, limit) if limit < np.inf else bound
     return Search(None, np.inf)
 
 
-def _distinct(units: Units, twins: list[int]) -> Units:
-    """The units without those that pass over a twin: of equal devices the next free ones are taken."""
+def _without_equals(space: Space, tables: Sequence[StageCosts], pruning: Pruning) -> tuple[list[int], Space]:
+    """Return the elder of each device, or -1, and the space without the units that pass over one."""
+    elders = elders_of(space, tables) if pruning.equal_devices else [-1] * len(space.devices)
+    return elders, replace(space, units=first_free_units(space.units, elders))
 
-    def passes_over(unit: tuple[int, ...]) -> bool:
-        # Of the twins in the unit only the first may have its elder outside.
-        return any(
-            twins[d] >= 0 and twins[d] not in unit and any(_is_elder(twins, e, twins[d]) for e in unit) for d in unit
+
+class _Pass:
+    """One pass over all cuts, which admits stages up to `cap` and sums up to `limit`."""
+
+    def __init__(
+        self,
+        space: Space,
+        elders: list[int],
+        seconds: StageCosts | None,
+        costs: StageCosts | None,
+        cap: float,
+        limit: float,
+        pruning: Pruning,
+        slowest: bool = False,
+    ) -> None:
+        self.space, self.pruning = space, pruning
+        self.states = reachable(space, elders)
+        if len(self.states.source) == 0:
+            return
+        tables = [table for table in (seconds, costs) if table is not None]
+        self.first, self.second, self.adds = tables[0], tables[-1], costs is not None
+        cap = cap if seconds is not None else np.inf
+        masks = [int(mask) for mask in self.states.mask]
+        to_come = np.zeros((len(masks), 1))
+        if costs is not None and pruning.to_come:
+            to_come = _to_come(space, costs, masks)
+        elif costs is not None:
+            to_come = np.zeros((len(masks), len(space.cuts)))
+        slowdown = np.array(space.slowdown or [1.0] * len(space.devices))
+        self.goal = loops.Goal(
+            self.adds, slowest, pruning.beaten, float(cap), float(limit), to_come, space.capacity, slowdown
+        )
+        self.window = _window(space, elders, seconds, cap, masks, pruning)
+
+    def run(self, deadline: float | None) -> tuple[bool, Found | None]:
+        """Return whether the deadline ended the pass, and the best pipeline with a sum of at most the limit."""
+        if len(self.states.source) == 0:
+            return False, None
+        count = len(self.space.cuts)
+        table = _empty_table(len(self.states.mask), count, self.pruning.alive)
+        advance = self._by_queue(table) if self._can_queue() else self._by_trial(table)
+        step = count if deadline is None else max(1, min(2048, 20_000_000 // (count * len(self.states.source))))
+        for begin in range(1, count, step):
+            if deadline is not None and time.monotonic() >= deadline:
+                return True, None
+            advance(begin, min(begin + step, count))
+        return False, _best(self.space, self.states, table)
+
+    def _can_queue(self) -> bool:
+        nested = self.space.cuts.zone[-1] == len(self.space.cuts) - 1
+        single = all(len(unit) == 1 for unit in self.space.units)
+        return self.pruning.queue and self.adds and single and nested and self.first.adds_up and self.second.adds_up
+
+    def _both_costs(self, states: States) -> tuple[loops.Costs, loops.Costs]:
+        seconds = _costs(self.space, states, self.first)
+        return seconds, seconds if self.second is self.first else _costs(self.space, states, self.second)
+
+    def _by_trial(self, table: loops.Table) -> Callable[[int, int], None]:
+        lattice, cuts = _lattice(self.space, self.states), _cut_arrays(self.space)
+        seconds, added = self._both_costs(self.states)
+        return lambda begin, end: loops.advance(
+            lattice, cuts, self.window, seconds, added, self.goal, table, begin, end
         )
 
-    return [unit for unit in units if not passes_over(unit)]
-
-
-def _is_elder(twins: list[int], elder: int, device: int) -> bool:
-    while device >= 0:
-        if device == elder:
-            return True
-        device = twins[device]
-    return False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _States:
-    """States and the stages that lead from one to the next, sorted so that a stage's source comes first."""
-
-    mask: Integers
-    unit: Integers
-    count: Integers
-    source: Integers
-    target: Integers
-
-
-def _states(space: Space, twins: list[int]) -> _States:
-    """All states that can be reached from the empty pipeline (state 0: no unit, no device)."""
-    single_use = sum(1 << device for device in space.once)
-    masks = [sum(1 << device for device in unit) for unit in space.units]
-    # A device may be used once its elder twin is, or together with it.
-    needs = [
-        sum(1 << twins[device] for device in unit if twins[device] >= 0) & ~mask
-        for unit, mask in zip(space.units, masks, strict=True)
-    ]
-    index = {(0, -1, 0): 0}
-    order = [(0, -1, 0)]
-    edges = []
-    for key in order:
-        mask, last, count = key
-        for unit, own in enumerate(masks):
-            if unit == last or own & mask & single_use or needs[unit] & ~mask:
-                continue
-            if space.stages is not None and count == space.stages:
-                continue
-            if space.working is not None and (own | mask).bit_count() > space.working:
-                continue
-            new = (mask | own, unit, count + 1 if space.stages is not None else 0)
-            if new not in index:
-                index[new] = len(order)
-                order.append(new)
-            edges.append((index[key], index[new]))
-        if len(order) * len(space.cuts) > MOST_CELLS or len(edges) > MOST_STAGES:
-            raise TooManyError
-    # Contiguous, since loops are compiled anew for arrays of another layout.
-    return _States(*np.array(order, np.int64).T.copy(), *np.array(edges, np.int64).reshape(-1, 2).T.copy())
-
-
-def _twins(space: Space, tables: Sequence[StageCosts]) -> list[int]:
-    """For each device its elder twin, equal to it in all things, or -1."""
-    size = len(space.devices)
-
-    def equal(a: int, b: int) -> bool:
-        if space.devices[a].memory_bytes != space.devices[b].memory_bytes or (a in space.once) != (b in space.once):
-            return False
-        swap = list(range(size + 1))
-        swap[a], swap[b] = b, a
-        return all(
-            all(np.array_equal(row[a], row[b]) for row in (t.call, t.add, t.work, t.spill, t.cached, t.leave))
-            and np.array_equal(t.enter, t.enter[swap][:, swap[:-1]])
-            for t in tables
+    def _by_queue(self, table: loops.Table) -> Callable[[int, int], None]:
+        size = len(self.states.mask)
+        order = np.argsort(self.states.target, kind="stable")
+        states = replace(self.states, source=self.states.source[order], target=self.states.target[order])
+        into = np.searchsorted(states.target, np.arange(size + 1))
+        lattice, cuts = _lattice(self.space, states), _cut_arrays(self.space)
+        seconds, added = self._both_costs(states)
+        shape = (size, len(self.space.cuts) + 1)
+        entries = (np.zeros(shape), np.zeros(shape, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32))
+        queue = loops.Queue(*entries, np.zeros(size, np.int64), np.zeros(size, np.int64))
+        return lambda begin, end: loops.advance_chain(
+            lattice, into, cuts, self.window, seconds, added, self.goal, queue, table, begin, end
         )
 
-    twins = []
-    for device in range(size):
-        # A device that may come again is not used up: its twin must not wait for it.
-        elders = [e for e in reversed(range(device)) if device in space.once and equal(e, device)]
-        twins.append(elders[0] if elders else -1)
-    return twins
+
+def _window(
+    space: Space, elders: list[int], seconds: StageCosts | None, cap: float, masks: list[int], pruning: Pruning
+) -> loops.Window:
+    count = len(space.cuts)
+    if pruning.windows:
+        allowed = windows(space, elders, seconds, cap, masks)
+    else:
+        start = np.zeros((len(space.units), count), np.int64)
+        allowed = Windows(np.zeros(len(masks), np.int64), np.full(len(masks), count - 1), start)
+    return loops.Window(allowed.low, allowed.high, allowed.start)
 
 
-def _run(
-    space: Space,
-    twins: list[int],
-    seconds: StageCosts | None,
-    costs: StageCosts | None,
-    cap: float,
-    limit: float,
-    deadline: float | None,
-    slowest: bool = False,
-) -> tuple[bool, Found | None]:
-    """One pass over all cuts; whether the deadline ended it, and the best pipeline with a sum of at most `limit`."""
-    tables = [table for table in (seconds, costs) if table is not None]
-    states = _states(space, twins)
-    if len(states.source) == 0:
-        return False, None
-    cuts, count = space.cuts, len(space.cuts)
-    held = space.held
-    usable = cuts.together if space.together else np.ones(count, bool)
-    allowed = windows(space, twins, seconds, cap, [int(mask) for mask in states.mask])
-    value = np.full((len(states.mask), count), np.inf)
+def _empty_table(states: int, count: int, alive: bool) -> loops.Table:
+    value = np.full((states, count), np.inf)
     value[0, 0] = 0.0
-    origin = np.full((len(states.mask), count), -1, np.int32)
-    leader = np.full((len(states.mask), count), -1, np.int32)
-    first, second = tables[0], tables[-1]
+    origin, leader = np.full((states, count), -1, np.int32), np.full((states, count), -1, np.int32)
+    alive_from = np.full(states, count if alive else 0)
+    alive_to = np.full(states, -1 if alive else count)
+    if alive:
+        alive_from[0] = alive_to[0] = 0
+    return loops.Table(value, origin, leader, alive_from, alive_to)
+
+
+def _lattice(space: Space, states: States) -> loops.Lattice:
     sizes = np.array([len(unit) for unit in space.units])
     members = np.full((len(space.units), max(sizes)), -1)
     for row, unit in zip(members, space.units, strict=True):
         row[: len(unit)] = unit
-    cap = cap if seconds is not None else np.inf
-    which1, enter1 = _entering(space, states, first)
-    which2, enter2 = _entering(space, states, second)
-    loop: Any
-    arguments: Any
-    if costs is not None and max(sizes) == 1 and cuts.zone[-1] == count - 1 and first.adds_up and second.adds_up:
-        loop = loops.advance_chain
-        order = np.argsort(states.target, kind="stable")
-        into = np.searchsorted(states.target[order], np.arange(len(states.mask) + 1))
-        device = np.array([space.units[unit][0] for unit in states.unit])
-        room = (len(states.mask), count + 1)
-        waiting = (np.zeros(room), np.zeros(room, np.int32), np.zeros(room, np.int32), np.zeros(room, np.int32))
-        ends = (np.zeros(len(states.mask), np.int64), np.zeros(len(states.mask), np.int64))
-        arguments = (
-            states.source[order], states.target[order], into, device, value, origin, leader, allowed.low, allowed.high,
-            usable, held, space.capacity, cap, first.impossible, first.add, which1[order, 0], enter1,
-            second.add, which2[order, 0], enter2, *waiting, *ends,
-        )  # fmt: skip
-    else:
-        loop = loops.advance
-        masks = [int(mask) for mask in states.mask]
-        to_come = np.zeros((len(masks), 1)) if costs is None else _to_come(space, costs, masks)
-        alive_from, alive_to = np.full(len(states.mask), count), np.full(len(states.mask), -1)
-        alive_from[0] = alive_to[0] = 0
-        arguments = (
-            states.source, states.target, states.unit, members, sizes, value, origin, leader, allowed.low, allowed.high,
-            allowed.start, usable, cuts.zone, cuts.members, held, space.capacity, cap, costs is not None, slowest,
-            np.array(space.slowdown or [1.0] * len(space.devices)), to_come, limit, alive_from, alive_to,
-            first.impossible, second.impossible,
-            first.call, first.add, first.work, first.spill, first.cached, first.leave, which1, enter1,
-            second.call, second.add, second.work, second.spill, second.cached, second.leave, which2, enter2,
-        )  # fmt: skip
-    step = count if deadline is None else max(1, min(2048, 20_000_000 // (count * len(states.source))))
-    for begin in range(1, count, step):
-        if deadline is not None and time.monotonic() >= deadline:
-            return True, None
-        loop(*arguments, begin, min(begin + step, count))
-    return False, _best(space, states, value, origin, leader)
+    return loops.Lattice(states.source, states.target, states.unit, members, sizes)
+
+
+def _cut_arrays(space: Space) -> loops.CutArrays:
+    cuts = space.cuts
+    usable = cuts.together if space.together else np.ones(len(cuts), bool)
+    return loops.CutArrays(space.param_bytes, cuts.zone, cuts.members, usable)
+
+
+def _costs(space: Space, states: States, costs: StageCosts) -> loops.Costs:
+    which, enter = _entering(space, states, costs)
+    return loops.Costs(
+        costs.call,
+        costs.add,
+        costs.work,
+        costs.spill,
+        costs.cached,
+        costs.leave,
+        enter,
+        which,
+        float(costs.impossible),
+    )
 
 
 def _to_come(space: Space, costs: StageCosts, masks: Sequence[int]) -> Floats:
-    """For each set of used devices and each cut, what no continuation costs less than.
+    """Return for each set of used devices and each cut a cost that no continuation is below.
 
-    Every operator costs at least what it does where it is cheapest. Where every device has a cache and serves once, so
-    does the overflow: what the caches of the devices left cannot hold.
+    Every operator costs at least what it does where it is cheapest. Where every device has a cache and serves once, the
+    overflow costs something, too: that is what the caches of the devices left cannot hold.
     """
     least: Floats = np.tile(costs.least[-1] - costs.least, (len(masks), 1))
     if len(space.once) < len(space.devices) or not costs.spill.all():
         return least
+    param_bytes = space.param_bytes
     for row, mask in zip(least, masks, strict=True):
         left = sorted((c for d, c in enumerate(costs.cached) if not mask >> d & 1), reverse=True)
-        room = sum(left[: max(0, space.most_devices - mask.bit_count())])
-        beyond = np.maximum(0.0, space.held[-1] - space.held - room)
+        capacity = sum(left[: max(0, space.most_devices - mask.bit_count())])
+        beyond = np.maximum(0.0, param_bytes[-1] - param_bytes - capacity)
         np.maximum(row, costs.spill.min() * beyond + costs.least_added[-1] - costs.least_added, out=row)
     return least
 
 
-def _entering(space: Space, states: _States, costs: StageCosts) -> tuple[Integers, Floats]:
-    """The distinct rows of what a transfer costs, and which row holds for each stage and member of its unit.
+def _entering(space: Space, states: States, costs: StageCosts) -> tuple[Integers, Floats]:
+    """Return for each stage and member of its unit a row of transfer costs, and the distinct rows.
 
     From several replicas the cheapest link counts: no frame comes cheaper, so that the search stays a bound.
     """
@@ -309,13 +322,14 @@ def _entering(space: Space, states: _States, costs: StageCosts) -> tuple[Integer
     return which, np.array(table)
 
 
-def _best(space: Space, states: _States, value: Floats, origin: Any, leader: Any) -> Found | None:
-    full = value[:, -1].copy()
+def _best(space: Space, states: States, table: Any) -> Found | None:
+    """Return the best pipeline that leads to the last cut and uses as many stages and devices as prescribed."""
+    full = table.value[:, -1].copy()
     if space.stages is not None:
         full[states.count != space.stages] = np.inf
     if space.working is not None:
         full[[int(mask).bit_count() != space.working for mask in states.mask]] = np.inf
-    state, cut = int(np.argmin(full)), value.shape[1] - 1
+    state, cut = int(np.argmin(full)), table.value.shape[1] - 1
     if not np.isfinite(full[state]):
         return None
     best = float(full[state])
@@ -323,5 +337,5 @@ def _best(space: Space, states: _States, value: Floats, origin: Any, leader: Any
     while cut > 0:
         units.append(space.units[int(states.unit[state])])
         ends.append(cut)
-        state, cut = int(leader[state, cut]), int(origin[state, cut])
+        state, cut = int(table.leader[state, cut]), int(table.origin[state, cut])
     return Found(best, tuple(reversed(units)), tuple(reversed(ends)))

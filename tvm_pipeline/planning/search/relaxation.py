@@ -1,8 +1,11 @@
-"""A relaxation of pipelines: where each state can be at all, and how fast no pipeline can beat.
+"""A relaxation of pipelines: a bound of the slowest stage, and the cuts at which each state can be at all.
 
-Transfers between devices are left out and cuts are only counted in their order, without asking whether one lies in
-another. Then "the further the better" holds, and the furthest cut that a set of devices can reach with stages of at
-most T is found set by set, each in O(units log M). From the far end the same tells which cuts are still early enough.
+Transfers between devices are left out, and cuts are taken in their order, without asking whether one contains another.
+Then a stage that reaches further is never worse. So the furthest cut that a set of devices can reach with stages of at
+most T seconds is found set by set, from the smaller sets to the larger ones, in O(units log M) each. The same from the
+far end gives the earliest cut from which a set of devices can still reach the end.
+
+Next: `pipelines.py`, which searches inside these windows.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,16 +25,21 @@ from tvm_pipeline.solvers.hot import hot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """For each state the first and last cut it can be at; for each unit and cut the first a stage can begin at."""
+    """Where a pipeline of fast enough stages can be.
+
+    Attributes:
+        low, high: for each state the first and the last cut at which a pipeline can be in it.
+        start: for each unit and each cut, the first cut at which a stage of the unit that ends there can begin.
+    """
 
     low: Integers
     high: Integers
     start: Integers
 
 
-def relaxed_bottleneck(space: Space, twins: list[int], seconds: StageCosts, at_most: float) -> float:
-    """A value that no pipeline's slowest stage is below; infinite where none can be done within `at_most`."""
-    relaxed = _Relaxed(space, twins, seconds)
+def relaxed_bottleneck(space: Space, elders: list[int], seconds: StageCosts, at_most: float) -> float:
+    """Return seconds that no pipeline's slowest stage is below; infinite where none is as fast as `at_most`."""
+    relaxed = _Relaxed(space, elders, seconds)
     high = min(at_most, seconds.impossible)
     if not relaxed.possible(high):
         return float("inf")
@@ -47,13 +55,13 @@ def relaxed_bottleneck(space: Space, twins: list[int], seconds: StageCosts, at_m
     return low
 
 
-def windows(space: Space, twins: list[int], seconds: StageCosts | None, cap: float, masks: Sequence[int]) -> Windows:
-    """The windows of the states with these masks; they are narrow only where every device serves once."""
-    held, capacity, count = space.held, space.capacity, len(space.cuts)
+def windows(space: Space, elders: list[int], seconds: StageCosts | None, cap: float, masks: Sequence[int]) -> Windows:
+    """Return the windows of the states with these masks; they are narrow only where every device serves once."""
+    param_bytes, capacity, count = space.param_bytes, space.capacity, len(space.cuts)
     start = np.zeros((len(space.units), count), np.int64)
     capped = seconds is not None and np.isfinite(cap)
     for index, unit in enumerate(space.units):
-        start[index] = np.searchsorted(held, held - min(capacity[d] for d in unit), side="left")
+        start[index] = np.searchsorted(param_bytes, param_bytes - min(capacity[d] for d in unit), side="left")
         if seconds is not None and capped:
             rows = [(np.maximum.accumulate(seconds.add[d]), _least_after(seconds.add[d])) for d in unit]
             # Of n replicas the fastest must take at most n times the cap.
@@ -62,27 +70,27 @@ def windows(space: Space, twins: list[int], seconds: StageCosts | None, cap: flo
     low, high = np.zeros(len(masks), np.int64), np.full(len(masks), count - 1)
     high[0] = 0
     if seconds is not None and capped and len(space.once) == len(space.devices):
-        relaxed = _Relaxed(space, twins, seconds)
+        relaxed = _Relaxed(space, elders, seconds)
         furthest, earliest = relaxed.reach(cap * (1 + 1e-9))
-        high = np.minimum(high, [furthest[relaxed.place(mask)] for mask in masks])
+        high = np.minimum(high, [furthest[relaxed.index_of(mask)] for mask in masks])
         left = _best_subsets(relaxed, earliest, space.most_devices)
         everything = (1 << len(space.devices)) - 1
         for state, mask in enumerate(masks):
-            low[state] = left[max(space.most_devices - mask.bit_count(), 0)][relaxed.place(everything & ~mask)]
+            low[state] = left[max(space.most_devices - mask.bit_count(), 0)][relaxed.index_of(everything & ~mask)]
     return Windows(low, high, start)
 
 
 def _best_subsets(relaxed: _Relaxed, earliest: Integers, most: int) -> list[list[int]]:
-    """[r][set]: the earliest cut that r devices of the set, or fewer, can go on from."""
+    """Return [r][set]: the earliest cut from which r devices of the set, or fewer, can reach the end."""
     best = []
     for size in range(most + 1):
         row: list[int] = []
-        for place, mask in enumerate(relaxed.sets):
+        for index, mask in enumerate(relaxed.sets):
             if mask.bit_count() <= size:
-                row.append(int(earliest[place]))
+                row.append(int(earliest[index]))
             else:
                 bits = [1 << device for device in range(mask.bit_length()) if mask >> device & 1]
-                row.append(min(row[relaxed.place(mask & ~bit)] for bit in bits))
+                row.append(min(row[relaxed.index_of(mask & ~bit)] for bit in bits))
         best.append(row)
     return best
 
@@ -90,113 +98,145 @@ def _best_subsets(relaxed: _Relaxed, earliest: Integers, most: int) -> list[list
 class _Relaxed:
     """The problem with costs that only grow along the order of the cuts.
 
-    Of a set of devices only how many of each kind matters: `sets` has one of each, the smaller ones first.
+    Of a set of devices only the number of each kind matters: `sets` has one of each, the smaller ones first.
     """
 
-    def __init__(self, space: Space, twins: list[int], seconds: StageCosts) -> None:
-        self.seconds, self.held, self.capacity = seconds, space.held, space.capacity
-        self.sizes = np.array([len(unit) for unit in space.units])
-        self.members = np.full((len(space.units), max(self.sizes)), -1)
-        for row, unit in zip(self.members, space.units, strict=True):
-            row[: len(unit)] = unit
+    def __init__(self, space: Space, elders: list[int], seconds: StageCosts) -> None:
+        self.last = len(space.cuts) - 1
         self.kinds: list[list[int]] = []
-        for device, elder in enumerate(twins):
+        for device, elder in enumerate(elders):
             if elder < 0:
                 self.kinds.append([device])
             else:
                 next(kind for kind in self.kinds if elder in kind).append(device)
-        every = product(*(range(len(kind) + 1) for kind in self.kinds))
-        self.sets = sorted((self._first(counts) for counts in every), key=lambda mask: (mask.bit_count(), mask))
-        self.index = {mask: place for place, mask in enumerate(self.sets)}
+        counts_of_kinds = product(*(range(len(kind) + 1) for kind in self.kinds))
+        self.sets = sorted(map(self._first, counts_of_kinds), key=lambda mask: (mask.bit_count(), mask))
+        self.index = {mask: index for index, mask in enumerate(self.sets)}
         self.allowed = np.array([mask.bit_count() <= space.most_devices for mask in self.sets])
-        # What is left of each set without each unit; -1 where the unit is not in it.
-        self.rest = np.full((len(self.sets), len(space.units)), -1)
-        wanted = [self._counts(sum(1 << device for device in unit)) for unit in space.units]
-        for place, counts in enumerate(map(self._counts, self.sets)):
-            for number, wants in enumerate(wanted):
-                left = [have - want for have, want in zip(counts, wants, strict=True)]
+        sizes = np.array([len(unit) for unit in space.units])
+        members = np.full((len(space.units), max(sizes)), -1)
+        for row, unit in zip(members, space.units, strict=True):
+            row[: len(unit)] = unit
+        self.arrays = _Arrays(
+            members,
+            sizes,
+            self._rest(space),
+            space.param_bytes,
+            space.capacity,
+            seconds.call,
+            seconds.spill,
+            seconds.cached,
+            np.maximum.accumulate(seconds.add, axis=1),
+            np.maximum.accumulate(seconds.work, axis=1),
+            _least_after(seconds.add),
+            _least_after(seconds.work),
+        )
+
+    def _rest(self, space: Space) -> Integers:
+        rest = np.full((len(self.sets), len(space.units)), -1)
+        needed = [self._counts(sum(1 << device for device in unit)) for unit in space.units]
+        for index, counts in enumerate(map(self._counts, self.sets)):
+            for unit, needs in enumerate(needed):
+                left = [have - need for have, need in zip(counts, needs, strict=True)]
                 if min(left) >= 0:
-                    self.rest[place, number] = self.index[self._first(left)]
-        self.most = (np.maximum.accumulate(seconds.add, axis=1), np.maximum.accumulate(seconds.work, axis=1))
-        self.least = (_least_after(seconds.add), _least_after(seconds.work))
+                    rest[index, unit] = self.index[self._first(left)]
+        return rest
 
     def _counts(self, mask: int) -> list[int]:
         return [sum(mask >> device & 1 for device in kind) for kind in self.kinds]
 
     def _first(self, counts: Sequence[int]) -> int:
-        """So many of each kind, the eldest."""
+        """Return the set of so many devices of each kind, the eldest."""
         return sum(1 << device for kind, count in zip(self.kinds, counts, strict=True) for device in kind[:count])
 
-    def place(self, mask: int) -> int:
-        """Where in `sets` the one equal to this is."""
+    def index_of(self, mask: int) -> int:
+        """Return the index in `sets` of the set that is equal to this one."""
         return self.index[self._first(self._counts(mask))]
 
     def reach(self, cap: float) -> tuple[Integers, Integers]:
-        """For each set of devices: the furthest cut from the start, and the earliest from which they reach the end."""
+        """Return for each set the furthest cut it reaches from the start, and the earliest from which it can end."""
         furthest = np.zeros(len(self.sets), np.int64)
-        earliest = np.full(len(self.sets), len(self.held) - 1)
-        _reach(
-            self.members, self.sizes, self.rest, self.held, self.capacity, self.seconds.call, *self.most, *self.least,
-            self.seconds.spill, self.seconds.cached, cap, furthest, earliest,
-        )  # fmt: skip
+        earliest = np.full(len(self.sets), self.last)
+        _reach(self.arrays, float(cap), furthest, earliest)
         return furthest, earliest
 
     def possible(self, cap: float) -> bool:
-        return bool(self.reach(cap)[0][self.allowed].max() == len(self.held) - 1)
+        return bool(self.reach(cap)[0][self.allowed].max() == self.last)
 
 
 def _least_after(rows: Floats) -> Floats:
-    """For each place the least of the values there and later."""
+    """Return for each position the least of the values there and later."""
     least: Floats = np.minimum.accumulate(rows[..., ::-1], axis=-1)[..., ::-1]
     return least
 
 
+class _Arrays(NamedTuple):
+    """The relaxed problem for the loops: U units of at most W devices, D devices, M cuts.
+
+    Attributes:
+        members: U x W; the devices of each unit, filled up with -1.
+        sizes: U; how many devices a unit has.
+        rest: sets x U; the set that is left of a set without the unit, or -1 where the unit is not in it.
+        param_bytes: M; parameter bytes of the operators before each cut.
+        capacity, call, spill, cached: D; see `cost_tables.StageCosts`.
+        most_add, most_work: D x M; the greatest of the cumulative costs up to a cut.
+        least_add, least_work: D x M; the least of the cumulative costs from a cut on.
+    """
+
+    members: Any
+    sizes: Any
+    rest: Any
+    param_bytes: Any
+    capacity: Any
+    call: Any
+    spill: Any
+    cached: Any
+    most_add: Any
+    most_work: Any
+    least_add: Any
+    least_work: Any
+
+
 @hot
-def _reach(
-    members: Any, sizes: Any, left: Any, held: Any, capacity: Any, call: Any,
-    most_add: Any, most_work: Any, least_add: Any, least_work: Any, spill: Any, cached: Any, cap: float,
-    furthest: Any, earliest: Any,
-) -> None:  # fmt: skip
-    last = len(held) - 1
+def _is_fast(arrays: _Arrays, unit: int, i: int, j: int, cap: float) -> Any:
+    """Return whether a unit holds the operators between cuts i and j, and takes at most `cap` seconds for them."""
+    param_bytes = arrays.param_bytes[j] - arrays.param_bytes[i]
+    rate = 0.0
+    for m in range(arrays.sizes[unit]):
+        d = arrays.members[unit, m]
+        if param_bytes > arrays.capacity[d]:
+            return False
+        work = arrays.least_work[d, j] - arrays.most_work[d, i]
+        work = max(work, arrays.spill[d] * max(0.0, param_bytes - arrays.cached[d]))
+        seconds = arrays.call[d] + max(0.0, arrays.least_add[d, j] - arrays.most_add[d, i]) + max(0.0, work)
+        rate += 1.0 / max(seconds, 1e-12)
+    return rate * cap >= 1.0 - 1e-12
+
+
+@hot
+def _reach(arrays: _Arrays, cap: float, furthest: Any, earliest: Any) -> None:
+    """Fill the furthest and the earliest cut of each set, which are those of the empty set at first."""
+    last = len(arrays.param_bytes) - 1
     for used in range(1, len(furthest)):
-        for forward in range(2):
-            best = furthest[used] if forward == 1 else earliest[used]
-            for unit in range(len(sizes)):
-                rest = left[used, unit]
-                if rest < 0:
-                    continue
-                fixed = furthest[rest] if forward == 1 else earliest[rest]
-                # Bisection for the furthest end of a stage that begins at `fixed`, or its earliest beginning.
-                near, far = fixed, last if forward == 1 else 0
-                while near != far:
-                    if forward == 1:
-                        middle = (near + far + 1) // 2
-                        i, j = fixed, middle
-                    else:
-                        middle = (near + far) // 2
-                        i, j = middle, fixed
-                    rate = 0.0
-                    possible = True
-                    for m in range(sizes[unit]):
-                        d = members[unit, m]
-                        if held[j] - held[i] > capacity[d]:
-                            possible = False
-                            break
-                        work = least_work[d, j] - most_work[d, i]
-                        spilled = spill[d] * max(0.0, held[j] - held[i] - cached[d])
-                        if spilled > work:
-                            work = spilled
-                        seconds = call[d] + max(0.0, least_add[d, j] - most_add[d, i]) + max(0.0, work)
-                        rate += 1.0 / max(seconds, 1e-12)
-                    if possible and rate * cap >= 1.0 - 1e-12:
-                        near = middle
-                    elif forward == 1:
-                        far = middle - 1
-                    else:
-                        far = middle + 1
-                if (forward == 1 and near > best) or (forward == 0 and near < best):
-                    best = near
-            if forward == 1:
-                furthest[used] = best
-            else:
-                earliest[used] = best
+        for unit in range(len(arrays.sizes)):
+            rest = arrays.rest[used, unit]
+            if rest < 0:
+                continue
+            # Bisection for the furthest end of a stage that begins where the rest ends.
+            near, far = furthest[rest], last
+            while near < far:
+                middle = (near + far + 1) // 2
+                if _is_fast(arrays, unit, furthest[rest], middle, cap):
+                    near = middle
+                else:
+                    far = middle - 1
+            furthest[used] = max(furthest[used], near)
+            # And for the earliest beginning of a stage that ends where the rest begins.
+            near, far = earliest[rest], 0
+            while near > far:
+                middle = (near + far) // 2
+                if _is_fast(arrays, unit, middle, earliest[rest], cap):
+                    near = middle
+                else:
+                    far = middle + 1
+            earliest[used] = min(earliest[used], near)

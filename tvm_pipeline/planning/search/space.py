@@ -39,7 +39,7 @@ class Space:
     together: bool = False
 
     @property
-    def held(self) -> Floats:
+    def param_bytes(self) -> Floats:
         """Parameter bytes of each cut."""
         return self.cuts.param_bytes.astype(np.float64)
 
