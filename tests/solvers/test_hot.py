@@ -87,3 +87,20 @@ with ThreadPoolExecutor(8) as pool:
 print(order_search.refill is not first)
 """
     assert run(program)[0] == "True\nTrue\n"
+
+
+def test_a_renamed_tuple_does_not_break_what_is_kept_on_disk(tmp_path: Path) -> None:
+    """The line of the loop stays the same, so that numba finds its old file, which names a class that is gone."""
+    module = """
+from typing import Any, NamedTuple
+from tvm_pipeline.solvers.hot import hot
+class {name}(NamedTuple):
+    number: Any
+@hot
+def double(numbers):
+    return 2 * numbers.number
+"""
+    program = "import sys; sys.path.insert(0, {path!r}); import kept; print(kept.double(kept.{name}(21)))"
+    for name in ("Old", "Brandnew"):
+        (tmp_path / "kept.py").write_text(module.format(name=name))
+        assert run(program.format(path=str(tmp_path), name=name))[0] == "42\n"

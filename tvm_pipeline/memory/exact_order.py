@@ -7,25 +7,37 @@ order is below that. A search from the end to the start answers the same, often 
 as the one from the start: they take turns.
 
 A *safe commit* runs operators at once, with no other choice to come back to. The bytes alive are submodular: where more
-has run before, operators add no more to them. If the operators of a chain C, each ready by the one before, run
-within B and leave no more bytes alive than there were, for the first time at its end, then in any order to come C may
-be moved to the front: nothing needs more. With operators in place and buffers of several producers this stays true.
+has run before, operators add no more to them. Take a chain C of operators, each made ready by the one before, that runs
+within B and leaves no more bytes alive than there were, for the first time at its end. Then in every order that follows
+C may be moved to the front, and no step needs more. With operators in place and buffers of several producers this stays
+true.
 
 SERENITY (Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices",
-MLSys 2020; here `serenity.py`) posed the problem. Next: `search.py`, the loops; `regions.py`, the graph in arrays.
+MLSys 2020; here `serenity.py`) posed the problem. Next: `order_search.py`, the loops; `regions.py`, which makes the
+arrays of a graph.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline.memory import order_search as loops
 from tvm_pipeline.memory.memory_graph import MemoryGraph, footprint
-from tvm_pipeline.memory.order_search import Position, Region, Store
+from tvm_pipeline.memory.order_arrays import (
+    BITS,
+    ENTRY,
+    STATE,
+    TALLY,
+    Limits,
+    Region,
+    Store,
+)
 from tvm_pipeline.memory.orders import Ordering, dfs_order, kahn_order, program_order
 from tvm_pipeline.memory.regions import region_of, split
 
@@ -36,34 +48,59 @@ FIRST_BUDGET = 16 * SLICE
 _FIND, _PROVE = (6, 8, 4, 2, 1), (8, 6, 4, 2, 1)
 
 
-def exact_order(graph: MemoryGraph, time_limit_s: float | None = None) -> Ordering:
-    """The order of least peak; see the text above.
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """The ideas that keep the search small; without any of them it finds an order of the same peak.
+
+    Attributes:
+        parts: an operator that is comparable to all others parts the graph into regions, which are ordered apart.
+        known: the peaks of orders that cost no search are tried to be beaten, instead of the peak of program order.
+        bound: no order is below what the largest operator needs, and the search does not look there.
+        backward: a search from the end to the start takes turns with the one from the start.
+        beam: where the search takes long, one that keeps a few states of each depth may find an order.
+        commit: a chain that is safe is run at once, with no other choice to come back to.
+        near: after a step only chains that share a buffer or a reader with it are asked whether they are safe.
+        merge: two ways to the same set of operators are one state.
+    """
+
+    parts: bool = True
+    known: bool = True
+    bound: bool = True
+    backward: bool = True
+    beam: bool = True
+    commit: bool = True
+    near: bool = True
+    merge: bool = True
+
+
+def exact_order(graph: MemoryGraph, time_limit_s: float | None = None, pruning: Pruning | None = None) -> Ordering:
+    """Return the order of least peak; see the text above.
 
     Args:
         time_limit_s: then the best order found is the answer, with a bound; None searches to the end.
+        pruning: all of it unless a test says otherwise.
     """
+    pruning = pruning or Pruning()
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
-    parts = split(graph)
-    known = [
-        (order, footprint(graph, order)) for order in (make(graph) for make in (program_order, kahn_order, dfs_order))
-    ]
+    parts = split(graph) if pruning.parts else [range(len(graph))][: len(graph)]
+    makers = (program_order, kahn_order, dfs_order) if pruning.known else (program_order,)
+    known = [(order, footprint(graph, order)) for order in (make(graph) for make in makers)]
     best = [
         min((max(steps[part.start : part.stop]), order[part.start : part.stop]) for order, steps in known)
         for part in parts
     ]
     # A part of one operator has one order; so no order of the whole is below it.
-    bound = max(
-        [largest_operator(graph), *(peak for part, (peak, _) in zip(parts, best, strict=True) if len(part) == 1)]
-    )
+    single = [peak for part, (peak, _) in zip(parts, best, strict=True) if len(part) == 1]
+    bound = max([largest_operator(graph), *single]) if pruning.bound else 0
     for index in sorted(range(len(parts)), key=lambda index: -best[index][0]):
         if best[index][0] > bound:
-            peak, order, least = _Part(graph, parts[index], deadline).solve(*best[index], bound)
+            peak, order, least = _Part(graph, parts[index], deadline, pruning).solve(*best[index], bound)
             best[index], bound = (peak, order), max(bound, least)
     return Ordering(tuple(op for _, order in best for op in order), max([bound, *(peak for peak, _ in best)]), bound)
 
 
 def largest_operator(graph: MemoryGraph) -> int:
-    """Bytes that no order is below, since an operator needs them by itself, or they are alive all the time."""
+    """Return bytes that no order is below, since an operator needs them by itself, or they are alive all the time."""
     needed = list(graph.workspace_bytes) or [0] * len(graph)
     written = [0] * len(graph)
     for buffer in graph.buffers:
@@ -80,20 +117,21 @@ def largest_operator(graph: MemoryGraph) -> int:
 class _Part:
     """The search for the best order of consecutive operators of a graph, between others that are in their place."""
 
-    def __init__(self, graph: MemoryGraph, inside: range, deadline: float) -> None:
-        self.graph, self.inside, self.deadline = graph, inside, deadline
+    def __init__(self, graph: MemoryGraph, inside: range, deadline: float, pruning: Pruning) -> None:
+        self.graph, self.inside, self.deadline, self.pruning = graph, inside, deadline, pruning
         # The direction that was the first to answer goes first.
-        self.regions = [(backward, region_of(graph, inside, backward=backward)) for backward in (False, True)]
+        directions = (False, True) if pruning.backward else (False,)
+        self.regions = [(backward, region_of(graph, inside, backward=backward)) for backward in directions]
 
     def solve(self, peak: int, order: tuple[int, ...], bound: int) -> tuple[int, tuple[int, ...], int]:
-        """The best peak found, its order, and what no order is below; all three as given where nothing better is."""
+        """Return the best peak, its order, and what no order is below; those given where there is nothing better."""
         budget, shares = FIRST_BUDGET, _FIND
         unanswered: list[int] = []
         while bound < peak and time.monotonic() < self.deadline:
             limits = (bound + (peak - 1 - bound) * share // 8 for share in shares)
             # Between two limits that took too long the others will, too.
-            ask = (limit for limit in limits if not unanswered or not unanswered[0] <= limit <= unanswered[-1])
-            limit = next(ask, None)
+            open_limits = (limit for limit in limits if not unanswered or not unanswered[0] <= limit <= unanswered[-1])
+            limit = next(open_limits, None)
             if limit is None:
                 budget, unanswered = 4 * budget, []
                 continue
@@ -111,29 +149,29 @@ class _Part:
         return max(footprint(self.graph, whole)[self.inside.start : self.inside.stop])
 
     def order_within(self, limit: int, budget: int, *, find: bool) -> tuple[int, ...] | int | None:
-        """An order whose peak is at most `limit`; or what no order is below, more than `limit`; or None: not known.
+        """Return an order whose peak is at most `limit`; or what no order is below, more than `limit`; or None.
 
-        Where it is not known in so many expansions, a beam search may `find` an order.
+        Where so many expansions give no answer, a beam search may `find` an order.
         """
-        searches = [(backward, _Search(region, limit)) for backward, region in self.regions]
+        searches = [(backward, _Search(region, limit, self.pruning)) for backward, region in self.regions]
         slices = SLICE
         while slices <= budget:
-            for place, (backward, search) in enumerate(searches):
-                answer = search.advance(slices // (4 if place else 1), self.deadline)
+            for index, (backward, search) in enumerate(searches):
+                answer = search.advance(slices // (4 if index else 1), self.deadline)
                 if answer != loops.PAUSED:
                     self.regions.sort(key=lambda found: found[0] != backward)
-                    return self.as_given(search.order(), backward) if answer == loops.FOUND else search.cut
+                    return self.in_graph(search.order(), backward) if answer == loops.FOUND else search.cut
             if time.monotonic() >= self.deadline:
                 return None
             slices *= 2
-        for backward, region in self.regions if find else ():
-            beam = _Search(region, limit)
+        for backward, region in self.regions if find and self.pruning.beam else ():
+            beam = _Search(region, limit, self.pruning)
             if beam.advance(budget, self.deadline, beam=1 + budget // len(self.inside)) == loops.FOUND:
-                return self.as_given(beam.order(), backward)
+                return self.in_graph(beam.order(), backward)
         return None
 
-    def as_given(self, order: list[int], backward: bool) -> tuple[int, ...]:
-        """Operators of the graph for those of a region, which are numbered from the last if it is read backward."""
+    def in_graph(self, order: list[int], backward: bool) -> tuple[int, ...]:
+        """Return operators of the graph for those of a region, which are numbered from the last if it is backward."""
         if backward:
             return tuple(self.inside[-1 - op] for op in reversed(order))
         return tuple(self.inside[op] for op in order)
@@ -142,63 +180,65 @@ class _Part:
 class _Search:
     """The states reached within a bound."""
 
-    def __init__(self, region: Region, bound: int) -> None:
-        self.region, self.bound = region, bound
-        count, buffers = region.traits.shape[1], region.buffers.shape[1]
-        self.at = Position(_zeros(7, count), _zeros(2, buffers), _zeros(3))
-        states = 1024
+    def __init__(self, region: Region, bound: int, pruning: Pruning) -> None:
+        self.pruning, self.bound = pruning, bound
+        # Searches of the same region take turns, each at a position of its own.
+        self.region = Region(region.links, region.operators.copy(), region.buffers.copy(), region.now.copy())
+        count, states = len(region.operators) - 1, 1024
         self.store = Store(
-            words=_zeros(states, -(-count // loops.BITS)),
-            states=_zeros(5, states),
-            path=_zeros(8 * states + 64 * count),
+            words=np.zeros((states, -(-count // BITS)), np.int64),
+            states=np.zeros(states, STATE),
+            path=np.zeros(8 * states + 64 * count, np.int64),
             table=np.full(4 * states, -1, np.int64),
-            heap=_zeros(states, 3),
-            tally=np.array([1, 1, 0, 0, np.iinfo(np.int64).max]),
+            heap=np.zeros(states, ENTRY),
+            tally=np.array([(1, 1, 0, 0, np.iinfo(np.int64).max)], TALLY),
         )
-        self.store.states[loops.PARENT, 0] = -1
+        self.store.states[0]["parent"] = -1
         self.store.table[0] = 0
 
     def advance(self, expansions: int, deadline: float, beam: int = 0) -> int:
-        """Makes so many expansions, or until the deadline; FOUND, NONE or PAUSED. With a beam, NONE proves nothing."""
-        last = self.store.tally[loops.EXPANDED] + expansions
+        """Make so many expansions, or until the deadline; FOUND, NONE or PAUSED. With a beam, NONE proves nothing."""
+        limits = Limits(self.bound, beam, self.pruning.commit, self.pruning.near, self.pruning.merge)
+        last = self.tally("expanded") + expansions
         while True:
-            left = int(last - self.store.tally[loops.EXPANDED])
+            left = last - self.tally("expanded")
             if left <= 0 or time.monotonic() >= deadline:
                 return loops.PAUSED
-            answer = loops.advance(*self.region, *self.at, *self.store, self.bound, beam, min(left, SLICE))
+            answer = loops.advance(self.region, self.store, limits, min(left, SLICE))
             if answer == loops.FULL:
                 self.grow()
             elif answer != loops.PAUSED:
                 return answer
 
     def grow(self) -> None:
-        def larger(array: NDArray[np.int64], axis: int = 0) -> NDArray[np.int64]:
-            """Of twice the size; zeros that nobody has written take no time."""
-            shape = [2 * size if place == axis else size for place, size in enumerate(array.shape)]
-            grown = _zeros(*shape)
-            grown[tuple(slice(size) for size in array.shape)] = array
+        """Double the space for states."""
+
+        def larger(array: NDArray[Any]) -> NDArray[Any]:
+            # Zeros that nobody has written take no time.
+            grown = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
+            grown[: len(array)] = array
             return grown
 
         words, states, path, table, heap, tally = self.store
-        self.store = Store(larger(words), larger(states, 1), larger(path), larger(table), larger(heap), tally)
-        loops.refill(self.store.table, self.store.states[loops.CODED], int(tally[loops.STATES]))
+        self.store = Store(larger(words), larger(states), larger(path), larger(table), larger(heap), tally)
+        loops.refill(self.store)
+
+    def tally(self, name: str) -> int:
+        """Return an entry of the tally."""
+        return int(self.store.tally[0][name])
 
     @property
     def cut(self) -> int:
         """The least bytes of a step above the bound."""
-        return int(self.store.tally[loops.CUT])
+        return self.tally("cut")
 
     def order(self) -> list[int]:
-        """How the last state was reached."""
+        """Return the operators that led to the last state."""
         store = self.store
         steps: list[list[int]] = []
-        state = int(store.tally[loops.STATES]) - 1
+        state = self.tally("state_count") - 1
         while state >= 0:
-            _, _, parent, start, end = store.states[:, state].tolist()
+            _, _, parent, start, end = store.states[state].tolist()
             steps.append(store.path[start:end].tolist())
             state = parent
         return [op for path in reversed(steps) for op in path]
-
-
-def _zeros(*shape: int) -> NDArray[np.int64]:
-    return np.zeros(shape, np.int64)

@@ -1,276 +1,253 @@
-"""The loops of the exact search: states are downsets (what has run), a step runs one operator more.
+"""The compiled loops of the exact search for orders.
 
-No step may need more than a bound, so that a state is reached or it is not, and is kept once. `advance` takes the first
-open state and makes its successors; `exact.py` says what is proven when none is left, and why a safe commit is safe;
-`regions.py` makes the arrays. The loops take arrays one by one: to hand tuples of them on costs more than the work.
+A state is a downset of the graph: the set of operators that have run. A step runs one operator more. No step may need
+more bytes than a bound, so that a state is either reached or not, and is kept once. `advance` takes the first open
+state and makes its successors. `exact_order.py` says what is proven when no state is left, and why a safe commit is
+safe; `order_arrays.py` says what the arrays mean.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from tvm_pipeline.memory.order_arrays import BITS, Limits, Region, Store
 from tvm_pipeline.solvers.hot import hot
 
-BITS = 62  # of a word of a state; fewer than 64, so that plain Python and compiled code never meet a sign
-
-# Rows of Region.starts: for each operator what must wait for it, the buffers that it begins and those that it ends; and
-# its rules of running in place, each a buffer that must not have begun, and one that no other has still to end. Then
-# what must run before it, and the operators that share a buffer or a reader with it.
-AFTER, BEGIN, END, FRESH, DYING, BEFORE, NEAR = range(7)
-# Rows of Region.traits: bytes of workspace, bytes saved in place, and a random number: those of a state, xored, are
-# its hash. Row MISSING, of Position.operators, too: how many others must run before it.
-MISSING, WORKSPACE, SAVED, CODE = range(4)
-# Rows of Region.buffers: how many operators have begun it (at least one: it is alive) and have still to end it (none:
-# it is dead). Position.buffers has them, too.
-BEGUN, LEFT, SIZE = range(3)
-# Rows of Position.operators: besides MISSING whether it has run; and, as lists, what is ready (it may have run by now),
-# and what has run, in its order. Then a list of some, with a mark of those that are in it; and how many states of each
-# depth a beam has taken, which stays from call to call.
-DONE, READY, TRAIL, LIST, LISTED, TAKEN = range(1, 7)
-# Position.count: the lengths of these two lists, and the bytes alive.
-ALL_READY, ALL_RUN, ALIVE = range(3)
-# Rows of Store.states; the operators that led to a state from its parent are Store.path[PATH_START:PATH_END].
-CODED, DEPTH, PARENT, PATH_START, PATH_END = range(5)
-# Columns of Store.heap: two that order it, the smaller first, and the state.
-FIRST, SECOND, OPENED = range(3)
-# Store.tally: how many states there are, how many are open, what is written of Store.path, the expansions, and the
-# least bytes of a step that was above the bound.
-STATES, OPEN, WRITTEN, EXPANDED, CUT = range(5)
-# What ended a call of `advance`: the last state is the goal; none is open; enough expansions; an array is full.
+# The reason why a call of `advance` ended: the last state is the goal; none is open; enough expansions; a full array.
 FOUND, NONE, PAUSED, FULL = range(4)
 
 
-class Region(NamedTuple):
-    """Operators 0..n-1 in a topological order, and the buffers that they begin and end.
-
-    A buffer is alive once one of the operators that begin it has run, until all that end it have.
-
-    Attributes:
-        starts: (7, n + 1); list `k` of operator `i` is `links[starts[k, i]:starts[k, i + 1]]`.
-        traits: (4, n).
-        buffers: (3, buffers).
-        base: bytes alive before the first operator.
-    """
-
-    starts: Any
-    links: Any
-    traits: Any
-    buffers: Any
-    base: int
-
-
-class Position(NamedTuple):
-    """A region after some operators have run."""
-
-    operators: Any
-    buffers: Any
-    count: Any
-
-
-class Store(NamedTuple):
-    """The states reached, of which nothing has run in state 0; a hash table of them; and a heap of those still open."""
-
-    words: Any
-    states: Any
-    path: Any
-    table: Any
-    heap: Any
-    tally: Any
-
-
 @hot
-def cost(starts: Any, links: Any, traits: Any, size: Any, live: Any, alive: int, op: int) -> Any:
-    """Bytes alive while `op` runs next."""
-    total = alive + traits[WORKSPACE, op]
-    for k in range(starts[BEGIN, op], starts[BEGIN, op + 1]):
-        if live[BEGUN, links[k]] == 0:
-            total += size[links[k]]
-    rules = starts[DYING, op] - starts[FRESH, op]
-    for k in range(starts[FRESH, op], starts[FRESH, op + 1]):
-        if live[BEGUN, links[k]] == 0 and live[LEFT, links[k + rules]] == 1:
-            return total - traits[SAVED, op]
+def cost(links: Any, operators: Any, buffers: Any, now: Any, op: int) -> Any:
+    """Return the bytes alive while `op` runs next."""
+    total = now[0]["alive"] + operators[op]["workspace"]
+    for k in range(operators[op]["begin"], operators[op + 1]["begin"]):
+        if buffers[links[k]]["begun"] == 0:
+            total += buffers[links[k]]["size"]
+    rules = operators[op]["dying"] - operators[op]["fresh"]
+    for k in range(operators[op]["fresh"], operators[op + 1]["fresh"]):
+        if buffers[links[k]]["begun"] == 0 and buffers[links[k + rules]]["left"] == 1:
+            return total - operators[op]["saved"]
     return total
 
 
 @hot
-def change(starts: Any, links: Any, size: Any, live: Any, op: int) -> Any:
-    """Bytes alive after `op` has run next, less those before."""
+def change(links: Any, operators: Any, buffers: Any, now: Any, op: int) -> Any:
+    """Return the bytes alive after `op` has run next, less those before."""
     total = 0
-    for k in range(starts[BEGIN, op], starts[BEGIN, op + 1]):
-        if live[BEGUN, links[k]] == 0:
-            total += size[links[k]]
-    for k in range(starts[END, op], starts[END, op + 1]):
-        if live[LEFT, links[k]] == 1:
-            total -= size[links[k]]
+    for k in range(operators[op]["begin"], operators[op + 1]["begin"]):
+        if buffers[links[k]]["begun"] == 0:
+            total += buffers[links[k]]["size"]
+    for k in range(operators[op]["end"], operators[op + 1]["end"]):
+        if buffers[links[k]]["left"] == 1:
+            total -= buffers[links[k]]["size"]
     return total
 
 
 @hot
-def run(starts: Any, links: Any, size: Any, ops: Any, live: Any, count: Any, op: int) -> None:
-    """Runs `op`."""
-    ops[DONE, op] = 1
-    ops[TRAIL, count[ALL_RUN]] = op
-    count[ALL_RUN] += 1
-    count[ALIVE] += change(starts, links, size, live, op)
-    for k in range(starts[BEGIN, op], starts[BEGIN, op + 1]):
-        live[BEGUN, links[k]] += 1
-    for k in range(starts[END, op], starts[END, op + 1]):
-        live[LEFT, links[k]] -= 1
-    for k in range(starts[AFTER, op], starts[AFTER, op + 1]):
-        ops[MISSING, links[k]] -= 1
-        if ops[MISSING, links[k]] == 0:
-            ops[READY, count[ALL_READY]] = links[k]
-            count[ALL_READY] += 1
+def run(links: Any, operators: Any, buffers: Any, now: Any, op: int) -> None:
+    """Run `op`."""
+    operators[op]["done"] = 1
+    operators[now[0]["trail_count"]]["trail"] = op
+    now[0]["trail_count"] += 1
+    now[0]["alive"] += change(links, operators, buffers, now, op)
+    for k in range(operators[op]["begin"], operators[op + 1]["begin"]):
+        buffers[links[k]]["begun"] += 1
+    for k in range(operators[op]["end"], operators[op + 1]["end"]):
+        buffers[links[k]]["left"] -= 1
+    for k in range(operators[op]["after"], operators[op + 1]["after"]):
+        operators[links[k]]["missing"] -= 1
+        if operators[links[k]]["missing"] == 0:
+            operators[now[0]["ready_count"]]["ready"] = links[k]
+            now[0]["ready_count"] += 1
 
 
 @hot
-def back(starts: Any, links: Any, size: Any, ops: Any, live: Any, count: Any, length: int) -> None:
-    """Takes back what ran last, until `length` operators are left."""
-    while count[ALL_RUN] > length:
-        count[ALL_RUN] -= 1
-        op = ops[TRAIL, count[ALL_RUN]]
-        ops[DONE, op] = 0
-        for k in range(starts[AFTER, op], starts[AFTER, op + 1]):
-            if ops[MISSING, links[k]] == 0:
-                count[ALL_READY] -= 1
-            ops[MISSING, links[k]] += 1
-        for k in range(starts[END, op], starts[END, op + 1]):
-            live[LEFT, links[k]] += 1
-        for k in range(starts[BEGIN, op], starts[BEGIN, op + 1]):
-            live[BEGUN, links[k]] -= 1
-        count[ALIVE] -= change(starts, links, size, live, op)
+def back(links: Any, operators: Any, buffers: Any, now: Any, length: int) -> None:
+    """Take back the operators that ran last, until `length` of them are left."""
+    while now[0]["trail_count"] > length:
+        now[0]["trail_count"] -= 1
+        op = operators[now[0]["trail_count"]]["trail"]
+        operators[op]["done"] = 0
+        for k in range(operators[op]["after"], operators[op + 1]["after"]):
+            if operators[links[k]]["missing"] == 0:
+                now[0]["ready_count"] -= 1
+            operators[links[k]]["missing"] += 1
+        for k in range(operators[op]["end"], operators[op + 1]["end"]):
+            buffers[links[k]]["left"] += 1
+        for k in range(operators[op]["begin"], operators[op + 1]["begin"]):
+            buffers[links[k]]["begun"] -= 1
+        now[0]["alive"] -= change(links, operators, buffers, now, op)
 
 
 @hot
-def heir(starts: Any, links: Any, ops: Any, op: int) -> Any:
-    """An operator that only waits for `op`; -1 where there is none."""
-    for k in range(starts[AFTER, op], starts[AFTER, op + 1]):
-        if ops[MISSING, links[k]] == 1:
+def only_waits_for(links: Any, operators: Any, buffers: Any, now: Any, op: int) -> Any:
+    """Return an operator that only waits for `op`; -1 where there is none."""
+    for k in range(operators[op]["after"], operators[op + 1]["after"]):
+        if operators[links[k]]["missing"] == 1:
             return links[k]
     return -1
 
 
 @hot
-def waits_for(starts: Any, links: Any, ops: Any, op: int) -> Any:
-    """The operator that `op` waits for in the end, where each waits for one alone; -1 where one waits for several."""
-    while ops[MISSING, op] == 1:
-        for k in range(starts[BEFORE, op], starts[BEFORE, op + 1]):
-            if ops[DONE, links[k]] == 0:
+def first_of_chain(links: Any, operators: Any, buffers: Any, now: Any, op: int) -> Any:
+    """Return the ready operator of the chain that `op` ends, each waiting for the one before; -1 if there is none.
+
+    An operator that waits for several others breaks the chain.
+    """
+    while operators[op]["missing"] == 1:
+        for k in range(operators[op]["before"], operators[op + 1]["before"]):
+            if operators[links[k]]["done"] == 0:
                 op = links[k]
                 break
-    return op if ops[MISSING, op] == 0 and ops[DONE, op] == 0 else -1
+    return op if operators[op]["missing"] == 0 and operators[op]["done"] == 0 else -1
 
 
 @hot
-def commit(
-    starts: Any, links: Any, traits: Any, size: Any, ops: Any, live: Any, count: Any, bound: int, depth: int, least: int
-) -> None:
-    """Runs what is safe to run at once: chains that end with no more bytes alive and do not pass the bound.
+def add_candidate(links: Any, operators: Any, buffers: Any, now: Any, listed: int, op: int) -> Any:
+    """Add an operator to the candidates unless it is one; return their number."""
+    if operators[op]["is_candidate"] == 1:
+        return listed
+    operators[op]["is_candidate"] = 1
+    operators[listed]["candidates"] = op
+    return listed + 1
 
-    Before `trail[depth:]` ran nothing was safe, at `least` bytes alive. So only what is near to those may be safe now,
-    unless fewer bytes are alive.
+
+@hot
+def run_if_safe(links: Any, operators: Any, buffers: Any, now: Any, op: int, bound: int) -> Any:
+    """Run a chain from `op` that ends with no more bytes alive, within the bound; return whether there is one.
+
+    The chain goes on with an operator that only waits for the one before. It ends as soon as it is safe.
+    """
+    length, alive = now[0]["trail_count"], now[0]["alive"]
+    while op >= 0:
+        if cost(links, operators, buffers, now, op) > bound:
+            break
+        safe = now[0]["alive"] + change(links, operators, buffers, now, op) <= alive
+        following = -1 if safe else only_waits_for(links, operators, buffers, now, op)
+        if not safe and following < 0:
+            break
+        run(links, operators, buffers, now, op)
+        if safe:
+            return True
+        op = following
+    back(links, operators, buffers, now, length)
+    return False
+
+
+@hot
+def commit(links: Any, operators: Any, buffers: Any, now: Any, bound: int, depth: int, least: int, near: bool) -> None:
+    """Run all chains that are safe to run at once.
+
+    Before the operators `trail[depth:]` ran, no chain was safe, and `least` bytes were alive. So only chains near to
+    these operators may be safe now, unless fewer bytes are alive; without `near` all are tried.
     """
     listed, seen = 0, depth
     safe = True
     while safe:
-        if depth == 0 or count[ALIVE] < least:
-            for k in range(count[ALL_READY]):
-                op = ops[READY, k]
-                if ops[LISTED, op] == 0 and ops[DONE, op] == 0:
-                    ops[LISTED, op] = 1
-                    ops[LIST, listed] = op
-                    listed += 1
+        if depth == 0 or not near or now[0]["alive"] < least:
+            for k in range(now[0]["ready_count"]):
+                if operators[operators[k]["ready"]]["done"] == 0:
+                    listed = add_candidate(links, operators, buffers, now, listed, operators[k]["ready"])
         else:
-            for place in range(seen, count[ALL_RUN]):
-                ran = ops[TRAIL, place]
-                for k in range(starts[NEAR, ran], starts[NEAR, ran + 1]):
-                    op = waits_for(starts, links, ops, links[k])
-                    if op >= 0 and ops[LISTED, op] == 0:
-                        ops[LISTED, op] = 1
-                        ops[LIST, listed] = op
-                        listed += 1
-        seen = count[ALL_RUN]
+            for index in range(seen, now[0]["trail_count"]):
+                ran = operators[index]["trail"]
+                for k in range(operators[ran]["near"], operators[ran + 1]["near"]):
+                    op = first_of_chain(links, operators, buffers, now, links[k])
+                    if op >= 0:
+                        listed = add_candidate(links, operators, buffers, now, listed, op)
+        seen = now[0]["trail_count"]
         safe = False
         for k in range(listed):
-            op = ops[LIST, k]
-            if ops[DONE, op] == 1:
-                continue
-            length, alive = count[ALL_RUN], count[ALIVE]
-            while op >= 0:
-                safe = count[ALIVE] + change(starts, links, size, live, op) <= alive
-                then = -1 if safe else heir(starts, links, ops, op)
-                if (not safe and then < 0) or cost(starts, links, traits, size, live, count[ALIVE], op) > bound:
-                    safe = False
-                    break
-                run(starts, links, size, ops, live, count, op)
-                op = then
-            if safe:
+            op = operators[k]["candidates"]
+            if operators[op]["done"] == 0 and run_if_safe(links, operators, buffers, now, op, bound):
+                safe = True
                 break
-            back(starts, links, size, ops, live, count, length)
     for k in range(listed):
-        ops[LISTED, ops[LIST, k]] = 0
+        operators[operators[k]["candidates"]]["is_candidate"] = 0
 
 
 @hot
-def load(starts: Any, links: Any, traits: Any, buffers: Any, ops: Any, live: Any, count: Any, words: Any) -> None:
-    """From the region's start to where the operators of a state have run."""
-    for buffer in range(buffers.shape[1]):
-        live[BEGUN, buffer], live[LEFT, buffer] = buffers[BEGUN, buffer], buffers[LEFT, buffer]
-    for op in range(ops.shape[1]):
-        ops[DONE, op], ops[MISSING, op] = 0, traits[MISSING, op]
-        if ops[MISSING, op] == 0:
-            ops[READY, count[ALL_READY]] = op
-            count[ALL_READY] += 1
-    for op in range(ops.shape[1]):
+def load(region: Region, words: Any) -> None:
+    """Move the position to the state with these words."""
+    links, operators, buffers, now = region.links, region.operators, region.buffers, region.now
+    now[0]["ready_count"], now[0]["trail_count"], now[0]["alive"] = 0, 0, now[0]["base"]
+    for buffer in range(len(buffers)):
+        buffers[buffer]["begun"] = buffers[buffer]["begun_at_start"]
+        buffers[buffer]["left"] = buffers[buffer]["left_at_start"]
+    for op in range(len(operators) - 1):
+        operators[op]["done"], operators[op]["missing"] = 0, operators[op]["needs"]
+        if operators[op]["missing"] == 0:
+            operators[now[0]["ready_count"]]["ready"] = op
+            now[0]["ready_count"] += 1
+    for op in range(len(operators) - 1):
         if words[op // BITS] >> (op % BITS) & 1:
-            run(starts, links, buffers[SIZE], ops, live, count, op)
+            run(links, operators, buffers, now, op)
 
 
 @hot
-def push(heap: Any, at: int, first: int, second: int, state: int) -> None:
-    """Adds a state to a heap of `at`."""
+def is_first(store: Store, a: int, first: int, second: int) -> Any:
+    """Return whether entry `a` of the heap comes before these keys."""
+    return store.heap[a]["first"] < first or (store.heap[a]["first"] == first and store.heap[a]["second"] < second)
+
+
+@hot
+def is_later(store: Store, a: int, first: int, second: int) -> Any:
+    """Return whether entry `a` of the heap comes after these keys."""
+    return store.heap[a]["first"] > first or (store.heap[a]["first"] == first and store.heap[a]["second"] > second)
+
+
+@hot
+def put(store: Store, at: int, first: int, second: int, state: int) -> None:
+    """Write an entry of the heap."""
+    store.heap[at]["first"], store.heap[at]["second"], store.heap[at]["state"] = first, second, state
+
+
+@hot
+def push(store: Store, first: int, second: int, state: int) -> None:
+    """Add a state to the heap."""
+    at = store.tally[0]["open_count"]
+    store.tally[0]["open_count"] += 1
     while at > 0:
         above = (at - 1) // 2
-        if heap[above, FIRST] < first or (heap[above, FIRST] == first and heap[above, SECOND] <= second):
+        if not is_later(store, above, first, second):
             break
-        for k in range(3):
-            heap[at, k] = heap[above, k]
+        put(store, at, store.heap[above]["first"], store.heap[above]["second"], store.heap[above]["state"])
         at = above
-    heap[at, FIRST], heap[at, SECOND], heap[at, OPENED] = first, second, state
+    put(store, at, first, second, state)
 
 
 @hot
-def pop(heap: Any, last: int) -> None:
-    """Takes the first state off a heap of `last + 1`."""
-    first, second, state = heap[last, FIRST], heap[last, SECOND], heap[last, OPENED]
+def pop(store: Store) -> None:
+    """Take the first state off the heap."""
+    store.tally[0]["open_count"] -= 1
+    last = store.tally[0]["open_count"]
+    first, second, state = store.heap[last]["first"], store.heap[last]["second"], store.heap[last]["state"]
     at = 0
     while 2 * at + 1 < last:
         below = 2 * at + 1
         other = below + 1
-        if other < last and (
-            heap[other, FIRST] < heap[below, FIRST]
-            or (heap[other, FIRST] == heap[below, FIRST] and heap[other, SECOND] < heap[below, SECOND])
-        ):
+        if other < last and is_first(store, other, store.heap[below]["first"], store.heap[below]["second"]):
             below = other
-        if first < heap[below, FIRST] or (first == heap[below, FIRST] and second <= heap[below, SECOND]):
+        if not is_first(store, below, first, second):
             break
-        for k in range(3):
-            heap[at, k] = heap[below, k]
+        put(store, at, store.heap[below]["first"], store.heap[below]["second"], store.heap[below]["state"])
         at = below
-    heap[at, FIRST], heap[at, SECOND], heap[at, OPENED] = first, second, state
+    put(store, at, first, second, state)
 
 
 @hot
-def find(table: Any, all_words: Any, codes: Any, words: Any, code: int) -> Any:
-    """The slot of the table that holds the state, or is free for it."""
+def find(store: Store, words: Any, code: int) -> Any:
+    """Return the slot of the table that holds the state with these words, or is free for it."""
+    table = store.table
     slot = code & (len(table) - 1)
     while table[slot] >= 0:
         known = table[slot]
-        equal = codes[known] == code
+        equal = store.states[known]["code"] == code
         for k in range(len(words)):
-            equal = equal and all_words[known, k] == words[k]
+            equal = equal and store.words[known, k] == words[k]
         if equal:
             return slot
         slot = (slot + 1) & (len(table) - 1)
@@ -278,95 +255,129 @@ def find(table: Any, all_words: Any, codes: Any, words: Any, code: int) -> Any:
 
 
 @hot
-def refill(table: Any, codes: Any, count: int) -> None:
-    """Fills a new, larger table."""
+def refill(store: Store) -> None:
+    """Fill a new, larger table with the states."""
+    table = store.table
     table[:] = -1
-    for state in range(count):
-        slot = codes[state] & (len(table) - 1)
+    for state in range(store.tally[0]["state_count"]):
+        slot = store.states[state]["code"] & (len(table) - 1)
         while table[slot] >= 0:
             slot = (slot + 1) & (len(table) - 1)
         table[slot] = state
 
 
 @hot
-def advance(
-    starts: Any, links: Any, traits: Any, buffers: Any, base: int, ops: Any, live: Any, count: Any,
-    all_words: Any, states: Any, path: Any, table: Any, heap: Any, tally: Any, bound: int, beam: int, expansions: int,
-) -> int:  # fmt: skip
-    """Expands open states until the goal is reached, none is left, `expansions` are made, or an array is full.
+def go_to(region: Region, store: Store, state: int, here: int) -> None:
+    """Move the position from state `here` (-1 for none) to another, and drop from `ready` what has run."""
+    links, operators, buffers, now = region.links, region.operators, region.buffers, region.now
+    if here >= 0 and store.states[state]["parent"] == here:
+        for k in range(store.states[state]["path_start"], store.states[state]["path_end"]):
+            run(links, operators, buffers, now, store.path[k])
+    else:
+        load(region, store.words[state])
+    kept = 0
+    for k in range(now[0]["ready_count"]):
+        if operators[operators[k]["ready"]]["done"] == 0:
+            operators[kept]["ready"] = operators[k]["ready"]
+            kept += 1
+    now[0]["ready_count"] = kept
 
-    The deepest state comes first, of equally deep ones that with least bytes alive; with a beam, the least deep, and of
-    each depth only the first `beam`.
+
+@hot
+def has_space(store: Store, choices: int, longest: int) -> Any:
+    """Return whether the arrays have space for so many more states, with paths of at most `longest` operators."""
+    return (
+        store.tally[0]["state_count"] + choices <= len(store.words)
+        and store.tally[0]["open_count"] + choices <= len(store.heap)
+        and store.tally[0]["written"] + choices * longest <= len(store.path)
+    )
+
+
+@hot
+def keep(region: Region, store: Store, words: Any, parent: int, merge: bool) -> Any:
+    """Store the state at the position, whose parent is given; return its index, or -1 where it is known already.
+
+    Args:
+        words: space for the words of a state.
     """
-    size, trail, taken = buffers[SIZE], ops[TRAIL], ops[TAKEN]
-    words = np.zeros(all_words.shape[1], np.int64)
-    here = -1  # the state whose position it is
-    while tally[OPEN] > 0:
-        state = heap[0, OPENED]
-        depth = states[DEPTH, state]
+    operators, now = region.operators, region.now
+    depth, reached = store.states[parent]["depth"], now[0]["trail_count"]
+    for k in range(len(words)):
+        words[k] = store.words[parent, k]
+    code = store.states[parent]["code"]
+    for k in range(depth, reached):
+        op = operators[k]["trail"]
+        words[op // BITS] |= 1 << (op % BITS)
+        code ^= operators[op]["code"]
+    slot = find(store, words, code)
+    if merge and store.table[slot] >= 0:
+        return -1
+    new = store.tally[0]["state_count"]
+    store.tally[0]["state_count"] += 1
+    store.table[slot] = new
+    for k in range(len(words)):
+        store.words[new, k] = words[k]
+    start = store.tally[0]["written"]
+    store.tally[0]["written"] += reached - depth
+    for k in range(depth, reached):
+        store.path[start + k - depth] = operators[k]["trail"]
+    store.states[new]["code"], store.states[new]["depth"], store.states[new]["parent"] = code, reached, parent
+    store.states[new]["path_start"], store.states[new]["path_end"] = start, store.tally[0]["written"]
+    return new
+
+
+@hot
+def expand(region: Region, store: Store, limits: Limits, words: Any, state: int) -> Any:
+    """Store the successors of the state at the position; return whether the goal is one of them, the last stored."""
+    links, operators, buffers, now = region.links, region.operators, region.buffers, region.now
+    depth, alive = store.states[state]["depth"], now[0]["alive"]
+    # Beyond `choices` stand the operators that get ready on the way to a successor.
+    choices = now[0]["ready_count"]
+    for choice in range(choices):
+        op = operators[choice]["ready"]
+        needed = cost(links, operators, buffers, now, op)
+        if needed > limits.bound:
+            store.tally[0]["cut"] = min(store.tally[0]["cut"], needed)
+            continue
+        run(links, operators, buffers, now, op)
+        if limits.commit:
+            commit(links, operators, buffers, now, limits.bound, depth, alive, limits.near)
+        new = keep(region, store, words, state, limits.merge)
+        if new >= 0:
+            reached = now[0]["trail_count"]
+            if reached == len(operators) - 1:
+                return True
+            push(store, reached if limits.beam > 0 else -reached, now[0]["alive"], new)
+        back(links, operators, buffers, now, depth)
+    return False
+
+
+@hot
+def advance(region: Region, store: Store, limits: Limits, expansions: int) -> int:
+    """Expand open states until the goal is reached, none is left, `expansions` are made, or an array is full.
+
+    The deepest state comes first, of equally deep ones the one with least bytes alive; with a beam, the least deep, and
+    of each depth only the first `limits.beam`.
+    """
+    operators, now = region.operators, region.now
+    words = np.zeros(store.words.shape[1], np.int64)
+    here = -1  # the state at the position
+    while store.tally[0]["open_count"] > 0:
+        state = store.heap[0]["state"]
+        depth = store.states[state]["depth"]
         if expansions <= 0:
             return PAUSED
-        if beam > 0 and taken[depth] >= beam:
-            tally[OPEN] -= 1
-            pop(heap, tally[OPEN])
+        if limits.beam > 0 and operators[depth]["taken"] >= limits.beam:
+            pop(store)
             continue
-        if here >= 0 and states[PARENT, state] == here:
-            for k in range(states[PATH_START, state], states[PATH_END, state]):
-                run(starts, links, size, ops, live, count, path[k])
-        else:
-            count[ALL_READY], count[ALL_RUN], count[ALIVE] = 0, 0, base
-            load(starts, links, traits, buffers, ops, live, count, all_words[state])
+        go_to(region, store, state, here)
         here = state
-        kept = 0
-        for k in range(count[ALL_READY]):
-            if ops[DONE, ops[READY, k]] == 0:
-                ops[READY, kept] = ops[READY, k]
-                kept += 1
-        count[ALL_READY] = kept
-        choices = count[ALL_READY]
-        if (
-            tally[STATES] + choices > len(all_words)
-            or tally[OPEN] + choices > len(heap)
-            or tally[WRITTEN] + choices * len(trail) > len(path)
-        ):
+        if not has_space(store, now[0]["ready_count"], len(operators) - 1):
             return FULL
-        tally[OPEN] -= 1
-        pop(heap, tally[OPEN])
-        taken[depth] += 1
+        pop(store)
+        operators[depth]["taken"] += 1
         expansions -= 1
-        tally[EXPANDED] += 1
-        alive = count[ALIVE]
-        for choice in range(choices):
-            op = ops[READY, choice]
-            needed = cost(starts, links, traits, size, live, count[ALIVE], op)
-            if needed > bound:
-                tally[CUT] = min(tally[CUT], needed)
-                continue
-            run(starts, links, size, ops, live, count, op)
-            commit(starts, links, traits, size, ops, live, count, bound, depth, alive)
-            reached = count[ALL_RUN]
-            for k in range(len(words)):
-                words[k] = all_words[state, k]
-            code = states[CODED, state]
-            for k in range(depth, reached):
-                words[trail[k] // BITS] |= 1 << (trail[k] % BITS)
-                code ^= traits[CODE, trail[k]]
-            slot = find(table, all_words, states[CODED], words, code)
-            if table[slot] < 0:
-                new = tally[STATES]
-                tally[STATES] += 1
-                table[slot] = new
-                for k in range(len(words)):
-                    all_words[new, k] = words[k]
-                start = tally[WRITTEN]
-                tally[WRITTEN] += reached - depth
-                for k in range(depth, reached):
-                    path[start + k - depth] = trail[k]
-                states[CODED, new], states[DEPTH, new], states[PARENT, new] = code, reached, state
-                states[PATH_START, new], states[PATH_END, new] = start, tally[WRITTEN]
-                if reached == len(trail):
-                    return FOUND
-                push(heap, tally[OPEN], reached if beam > 0 else -reached, count[ALIVE], new)
-                tally[OPEN] += 1
-            back(starts, links, size, ops, live, count, depth)
+        store.tally[0]["expanded"] += 1
+        if expand(region, store, limits, words, state):
+            return FOUND
     return NONE

@@ -47,4 +47,18 @@ def _compile(module: str) -> None:
 
     with _lock:
         for loop in _noted.pop(module, []):
-            _compiled[loop] = loop.__globals__[loop.__name__] = njit(cache=True, nogil=True)(loop)
+            function = njit(cache=True, nogil=True)(loop)
+            _drop_unreadable(function)
+            _compiled[loop] = loop.__globals__[loop.__name__] = function
+
+
+def _drop_unreadable(function: Any) -> None:
+    """Clear what numba keeps on disk of a function where it names a NamedTuple that this version does not have.
+
+    numba does not take that for an old cache but fails (0.68).
+    """
+    if hasattr(function, "_cache"):  # it has none where NUMBA_DISABLE_JIT is set
+        try:
+            function._cache._cache_file._load_index()
+        except (AttributeError, ImportError):
+            function._cache.flush()
