@@ -11,10 +11,11 @@ from itertools import product
 import pytest
 
 from tests.support.brute_force import every_chain, every_plan
-from tests.support.graphs import Traits, random_problem
+from tests.support.graphs import LEXICOGRAPHIC, Traits, lexicographic_problem, random_problem
 from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import PlanError
+from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.planning.search import lexicographic
 from tvm_pipeline.planning.search.cost_tables import stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, ideals, prefixes
 from tvm_pipeline.planning.search.pipelines import Pruning, least_bottleneck, least_sum
@@ -97,3 +98,25 @@ def test_a_pace_bounds_the_stages_of_a_sum() -> None:
             assert found[0] is not None
             assert found[1] is not None
             assert found[0].value == pytest.approx(found[1].value)
+
+
+@pytest.mark.parametrize("chosen", product((False, True), repeat=3))
+def test_objectives_of_bytes(chosen: tuple[bool, ...]) -> None:
+    """All combinations of the ideas of the search for bytes, against every plan there is."""
+    pruning = lexicographic.Pruning(*chosen)
+    for seed, objective in product(range(12), LEXICOGRAPHIC):
+        problem = lexicographic_problem(random.Random(seed), objective)
+        cuts = ideals(problem.graph)
+        assert cuts is not None
+        try:
+            plan = lexicographic.lexicographic(problem, cuts, "ideals", pruning)
+        except InfeasibleError:
+            continue
+        assert plan.status == "optimal"
+        values = []
+        for stages in every_plan(problem, len(plan.stages)):
+            try:
+                values.append(replace(plan, stages=stages, predicted=evaluate(problem, stages).predicted).value)
+            except PlanError:
+                continue
+        assert plan.value == min(values)

@@ -74,17 +74,17 @@ def test_numba_is_imported_by_the_first_loop_only() -> None:
 def test_threads_may_make_the_first_call_together() -> None:
     program = """
 from concurrent.futures import ThreadPoolExecutor
-from tvm_pipeline.memory import order_search
+from tvm_pipeline.planning.search import pareto
 import numpy as np
 
-first = order_search.refill
-def fill(_):
-    table = np.zeros(8, np.int64)
-    first(table, np.arange(3), 3)
-    return table.tolist()
+first = pareto._sift
+def sift(_):
+    kept = np.zeros(3, np.bool_)
+    first(np.array([[0.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 3.0, 3.0]]), kept, np.zeros(3, np.int64))
+    return kept.tolist()
 with ThreadPoolExecutor(8) as pool:
-    print(set(map(tuple, pool.map(fill, range(64)))) == {(0, 1, 2, -1, -1, -1, -1, -1)})
-print(order_search.refill is not first)
+    print(set(map(tuple, pool.map(sift, range(64)))) == {(True, True, False)})
+print(pareto._sift is not first)
 """
     assert run(program)[0] == "True\nTrue\n"
 

@@ -1,9 +1,9 @@
-"""Memory, DRAM overflow and communication in lexicographic order: dynamic programming over ideals.
+"""Memory, DRAM overflow and communication in lexicographic order: dynamic programming over downsets.
 
 The problem is that of Yin et al., "Exact Memory- and Communication-aware Scheduling", SEC 2022: exactly k non-empty
 stages on equal devices, where
 
-- memory M is the parameter bytes of the fullest stage,
+- memory M is the peak of the parameter bytes of a stage,
 - dram D is the sum over stages of the parameter bytes beyond the device's cache,
 - communication C is the bytes handed on across the widest boundary, a tensor once however many read it. The paper's
   equations 9 and 10 count each edge once, at the boundary in front of its reader's stage: see `handed_on_bytes`.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,21 @@ from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.hot import hot
 
 NEVER = np.iinfo(np.int64).max // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """The ideas that keep the search small; without any of them it finds a chain of the same value.
+
+    Attributes:
+        known: an even chain along one order of nested cuts is made first, and no stage may hold more than its peak.
+        windows: a cut after j stages is only tried where the stages before it and behind it can hold what they must.
+        stop: with the cuts before a stage tried from near to far, the trial ends once the stage alone is the peak.
+    """
+
+    known: bool = True
+    windows: bool = True
+    stop: bool = True
 
 
 def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
@@ -62,8 +77,11 @@ def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
     return tuple(device.name for device in devices), (devices[0].cache_bytes or 0) if len(caches) == 1 else 0
 
 
-def lexicographic(problem: Problem, cuts: Cuts, scheduler: str) -> Plan:
-    """The best chain of `cuts` for a lexicographic objective, with as many stages as there are devices or can be.
+def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning | None = None) -> Plan:
+    """Return the best chain of `cuts` for a lexicographic objective, with as many stages as there are devices or can be.
+
+    Args:
+        pruning: all of it unless a test says otherwise.
 
     Raises:
         InfeasibleError: no such chain has so many stages, and the message says how many are possible; or none fits the
@@ -73,7 +91,7 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str) -> Plan:
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     most = max(map(len, disjoint_sets(problem.platform.devices)))
     devices, cache = equal_devices(problem, problem.stages or min(most, len(problem.graph)))
-    space = _Space.of(cuts, problem, len(devices), cache)
+    space = _Space.of(cuts, problem, len(devices), cache, pruning or Pruning())
     possible = space.longest_chain() if problem.children_together else len(problem.graph)
     if possible < len(devices):
         if problem.stages is not None:
@@ -83,8 +101,8 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str) -> Plan:
             )
         devices = devices[:possible]
     memory = [problem.platform.device(name).memory_bytes for name in devices]
-    room = np.array([space.total if size is None else size for size in memory], np.int64)
-    space = replace(space, stages=len(devices), room=room)
+    capacity = np.array([space.total if size is None else size for size in memory], np.int64)
+    space = replace(space, stages=len(devices), capacity=capacity)
     chosen, bound = _solve(space, problem.objective, deadline)
     stages = tuple(map(Stage, ((name,) for name in devices), cuts.stages([int(space.index[cut]) for cut in chosen])))
     predicted = evaluate(problem, stages).predicted
@@ -96,21 +114,22 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str) -> Plan:
 class _Space:
     """The cuts that may be used, as arrays, and how many stages there are to be; `index` leads back to the cuts.
 
-    `room` has the parameter bytes that fit the device of each stage.
+    `capacity` has the parameter bytes that fit the device of each stage.
     """
 
     index: Integers
     zone: Integers
     members: Any
-    held: Integers
+    param_bytes: Integers
     handed_on: Integers
     stages: int
     cache: int
     heaviest: int
-    room: Integers
+    capacity: Integers
+    pruning: Pruning
 
     @classmethod
-    def of(cls, cuts: Cuts, problem: Problem, stages: int, cache: int) -> _Space:
+    def of(cls, cuts: Cuts, problem: Problem, stages: int, cache: int, pruning: Pruning) -> _Space:
         index = np.flatnonzero(cuts.together) if problem.children_together else np.arange(len(cuts))
         heaviest = max(operator.param_bytes for operator in problem.graph.operators)
         return cls(
@@ -123,6 +142,7 @@ class _Space:
             cache,
             heaviest,
             np.full(stages, cuts.param_bytes[-1]),
+            pruning,
         )
 
     def longest_chain(self) -> int:
@@ -133,7 +153,7 @@ class _Space:
 
     @property
     def total(self) -> int:
-        return int(self.held[-1])
+        return int(self.param_bytes[-1])
 
     @property
     def least_memory(self) -> int:
@@ -148,10 +168,10 @@ class _Space:
 def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[int], tuple[float, ...] | None]:
     """The chosen cuts, and the bound where the search was ended before it could prove them best."""
     overflow_matters = "dram" in objective
-    chosen = _even_prefixes(space)
-    if chosen and np.any(_held(space, chosen) > space.room):
+    chosen = _even_prefixes(space) if space.pruning.known else []
+    if chosen and np.any(_stage_bytes(space, chosen) > space.capacity):
         chosen = []
-    most = _fullest(space, chosen) if chosen else space.total
+    most = _peak(space, chosen) if chosen else space.total
 
     def ended() -> bool:
         return deadline is not None and time.monotonic() >= deadline
@@ -178,7 +198,7 @@ def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[
 
 
 def _even_prefixes(space: _Space) -> list[int]:
-    """A good chain at once: bisection on the fullest stage, filling stages greedily along one order of nested cuts."""
+    """Return a good chain without a search: bisection on the peak, filling stages greedily along one order of nested cuts."""
     order = [0]
     last = len(space.index) - 1
     # The last cut of each zone is nested in all of the next; a graph of one zone offers only a path of parents.
@@ -190,7 +210,7 @@ def _even_prefixes(space: _Space) -> list[int]:
         if start < end:
             order.extend(_path(space, start, end))
     path = np.array(order, np.int64)
-    filled = even_split(space.held[path].tolist(), space.stages)
+    filled = even_split(space.param_bytes[path].tolist(), space.stages)
     return [int(path[position]) for position in filled] if filled and path[filled[-1]] == last else []
 
 
@@ -206,16 +226,16 @@ def _path(space: _Space, start: int, end: int) -> list[int]:
     return path
 
 
-def _held(space: _Space, chosen: list[int]) -> Integers:
-    return np.diff(space.held[[0, *chosen]])
+def _stage_bytes(space: _Space, chosen: list[int]) -> Integers:
+    return np.diff(space.param_bytes[[0, *chosen]])
 
 
-def _fullest(space: _Space, chosen: list[int]) -> int:
-    return int(_held(space, chosen).max())
+def _peak(space: _Space, chosen: list[int]) -> int:
+    return int(_stage_bytes(space, chosen).max())
 
 
 def _overflow(space: _Space, chosen: list[int]) -> int:
-    return int(np.maximum(0, _held(space, chosen) - space.cache).sum())
+    return int(np.maximum(0, _stage_bytes(space, chosen) - space.cache).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,39 +246,105 @@ class _Chain:
 
 
 def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _Chain:
-    """The chain of exactly k stages, none above `most`, that is least by (overflow if added, fullest or widest)."""
-    count, k = len(space.index), space.stages
-    first, second = np.full(count, NEVER), np.full(count, NEVER)
-    first[0] = second[0] = 0
-    low, high = 0, 1
-    choices = []
+    """Return the best chain of exactly k stages, none above `most`.
+
+    Chains are compared by the sum of the overflow, if it is added, and then by their peak, or by the widest boundary.
+    """
+    count, k, pruning = len(space.index), space.stages, space.pruning
+    cuts = _Cuts(space.zone, space.members, space.param_bytes, space.handed_on)
+    layers = [_Layer(*_nothing(count), 0, 1)]
+    layers[0].first[0] = layers[0].second[0] = 0
     for stage in range(1, k + 1):
-        least = space.total - (k - stage) * most
-        new_low = max(int(np.searchsorted(space.held, least, side="left")), 1)
-        new_high = int(np.searchsorted(space.held, stage * most, side="right"))
+        low, high = 1, count
+        if pruning.windows:
+            # The stages to come hold at most `most` each, and so do those up to here.
+            least = space.total - (k - stage) * most
+            low = max(int(np.searchsorted(space.param_bytes, least, side="left")), 1)
+            high = int(np.searchsorted(space.param_bytes, stage * most, side="right"))
         if stage == k:
-            new_low, new_high = count - 1, count
-        new_first, new_second = np.full(count, NEVER), np.full(count, NEVER)
-        choice = np.full(count, -1)
-        _extend(
-            space.zone, space.members, space.held, space.handed_on, first, second, low, high, new_first, new_second,
-            choice, new_low, new_high, min(most, int(space.room[stage - 1])), space.cache, add_overflow, balance,
-        )  # fmt: skip
-        choices.append(choice)
-        first, second, low, high = new_first, new_second, new_low, new_high
+            low, high = count - 1, count
+        layers.append(_Layer(*_nothing(count), low, high))
+        capacity = min(most, int(space.capacity[stage - 1]))
+        _extend(cuts, *layers[-2:], _Rule(capacity, space.cache, add_overflow, balance, pruning.stop))
+    first, second = layers[-1].first, layers[-1].second
     if second[-1] >= NEVER:
         raise InfeasibleError(
             f"no cut into {k} stages keeps the memory_bytes of the devices, in order "
-            f"{', '.join(map(str, space.room.tolist()))}; give them more memory, or ask for other `stages`"
+            f"{', '.join(map(str, space.capacity.tolist()))}; give them more memory, or ask for other `stages`"
         )
-    cuts = [count - 1]
-    for choice in reversed(choices[1:]):
-        cuts.append(int(choice[cuts[-1]]))
-    return _Chain(int(first[-1]), int(second[-1]), cuts[::-1])
+    chosen = [count - 1]
+    for layer in reversed(layers[2:]):
+        chosen.append(int(layer.choice[chosen[-1]]))
+    return _Chain(int(first[-1]), int(second[-1]), chosen[::-1])
+
+
+def _nothing(count: int) -> tuple[Integers, Integers, Integers]:
+    return np.full(count, NEVER), np.full(count, NEVER), np.full(count, -1)
+
+
+class _Cuts(NamedTuple):
+    """The usable cuts, for the loops.
+
+    Attributes:
+        zone: a cut contains all cuts of earlier zones.
+        members: cuts x words; the operators before a cut as bits, to compare cuts of one zone.
+        param_bytes: parameter bytes of the operators before each cut, which never fall.
+        handed_on: bytes that cross each cut.
+    """
+
+    zone: Any
+    members: Any
+    param_bytes: Any
+    handed_on: Any
+
+
+class _Layer(NamedTuple):
+    """The best chains of so many stages, by the cut at which they end.
+
+    Attributes:
+        first, second: their two figures, the sum and the greatest; NEVER where there is no chain.
+        choice: the cut before their last stage.
+        low, high: chains end at the cuts low..high-1 only.
+    """
+
+    first: Any
+    second: Any
+    choice: Any
+    low: int
+    high: int
+
+
+class _Rule(NamedTuple):
+    """What a stage may hold, and what is compared.
+
+    Attributes:
+        most: parameter bytes that no stage exceeds.
+        cache: parameter bytes beyond which a stage overflows.
+        add_overflow: whether the sum of the overflow is compared first.
+        balance: whether the peak of the parameter bytes is compared next, else the widest boundary.
+        stop: whether to stop at the first stage that holds more than the peak of a chain already found.
+    """
+
+    most: int
+    cache: int
+    add_overflow: bool
+    balance: bool
+    stop: bool
+
+
+@hot
+def _is_inside(zone: Any, members: Any, i: int, j: int) -> Any:
+    """Return whether cut j, which is later in their order, contains cut i."""
+    if zone[i] == zone[j]:
+        for word in range(members.shape[1]):
+            if members[i, word] & ~members[j, word]:
+                return False
+    return True
 
 
 @hot
 def _longest(zone: Any, members: Any, longest: Any) -> None:
+    """Fill the number of stages of the longest chain that ends at each cut."""
     before = 0  # the longest chain that ends in an earlier zone
     start = 0
     for j in range(1, len(zone)):
@@ -268,62 +354,32 @@ def _longest(zone: Any, members: Any, longest: Any) -> None:
             start = j
         best = before + 1 if start > 0 else 1
         for i in range(start, j):
-            inside = True
-            for word in range(members.shape[1]):
-                if members[i, word] & ~members[j, word]:
-                    inside = False
-                    break
-            if inside:
+            if _is_inside(zone, members, i, j):
                 best = max(best, longest[i] + 1)
         longest[j] = best
 
 
 @hot
-def _extend(
-    zone: Any,
-    members: Any,
-    held: Any,
-    handed_on: Any,
-    first: Any,
-    second: Any,
-    low: int,
-    high: int,
-    new_first: Any,
-    new_second: Any,
-    choice: Any,
-    new_low: int,
-    new_high: int,
-    most: int,
-    cache: int,
-    add_overflow: bool,
-    balance: bool,
-) -> None:
-    """One more stage behind every cut in low..high-1, ending at every cut in new_low..new_high-1."""
-    words = members.shape[1]
-    for j in range(new_low, new_high):
+def _extend(cuts: _Cuts, last: _Layer, new: _Layer, rule: _Rule) -> None:
+    """Fill a layer with the best chains of one stage more than those of the last."""
+    for j in range(new.low, new.high):
         best_first, best_second, best = NEVER, NEVER, -1
-        for i in range(min(j, high) - 1, low - 1, -1):
-            stage = held[j] - held[i]
-            if stage > most:
+        for i in range(min(j, last.high) - 1, last.low - 1, -1):
+            stage = cuts.param_bytes[j] - cuts.param_bytes[i]
+            if stage > rule.most:
                 break
-            if second[i] >= NEVER:
+            if last.second[i] >= NEVER:
                 continue
-            if balance and not add_overflow and stage >= best_second:
+            if rule.stop and rule.balance and not rule.add_overflow and stage >= best_second:
                 break
-            total = first[i]
-            if add_overflow and stage > cache:
-                total += stage - cache
-            widest = stage if balance else handed_on[i]
-            if second[i] > widest:
-                widest = second[i]
+            total = last.first[i]
+            if rule.add_overflow and stage > rule.cache:
+                total += stage - rule.cache
+            widest = stage if rule.balance else cuts.handed_on[i]
+            if last.second[i] > widest:
+                widest = last.second[i]
             if total > best_first or (total == best_first and widest >= best_second):
                 continue
-            inside = True
-            if zone[i] == zone[j]:
-                for word in range(words):
-                    if members[i, word] & ~members[j, word]:
-                        inside = False
-                        break
-            if inside:
+            if _is_inside(cuts.zone, cuts.members, i, j):
                 best_first, best_second, best = total, widest, i
-        new_first[j], new_second[j], choice[j] = best_first, best_second, best
+        new.first[j], new.second[j], new.choice[j] = best_first, best_second, best
