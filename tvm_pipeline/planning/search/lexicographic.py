@@ -78,7 +78,9 @@ def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
 
 
 def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning | None = None) -> Plan:
-    """Return the best chain of `cuts` for a lexicographic objective, with as many stages as there are devices or can be.
+    """Return the best chain of `cuts` for a lexicographic objective.
+
+    It has as many stages as there are devices, or as can be.
 
     Args:
         pruning: all of it unless a test says otherwise.
@@ -198,7 +200,10 @@ def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[
 
 
 def _even_prefixes(space: _Space) -> list[int]:
-    """Return a good chain without a search: bisection on the peak, filling stages greedily along one order of nested cuts."""
+    """Return a good chain without a search.
+
+    Bisection on the peak; stages are filled greedily along one order of nested cuts.
+    """
     order = [0]
     last = len(space.index) - 1
     # The last cut of each zone is nested in all of the next; a graph of one zone offers only a path of parents.
@@ -265,7 +270,7 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
             low, high = count - 1, count
         layers.append(_Layer(*_nothing(count), low, high))
         capacity = min(most, int(space.capacity[stage - 1]))
-        _extend(cuts, *layers[-2:], _Rule(capacity, space.cache, add_overflow, balance, pruning.stop))
+        _extend(cuts, layers[-2], layers[-1], _Rule(capacity, space.cache, add_overflow, balance, pruning.stop))
     first, second = layers[-1].first, layers[-1].second
     if second[-1] >= NEVER:
         raise InfeasibleError(
