@@ -45,8 +45,9 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning.baselines.coral import profiling_partition
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
-from tvm_pipeline.planning.baselines.segments import Partition, fewest_bottleneck
+from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.search.cuts import Cuts, ideals
+from tvm_pipeline.research.fewest_bottleneck import fewest_bottleneck
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

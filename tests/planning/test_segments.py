@@ -16,7 +16,8 @@ from tests.support.graphs import Traits, problems, randoms
 from tvm_pipeline.core.plan import Problem, Stage
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, ProfileError
-from tvm_pipeline.planning.baselines.segments import fewest_bottleneck, segment_seconds
+from tvm_pipeline.planning.baselines.segments import segment_seconds
+from tvm_pipeline.research.fewest_bottleneck import fewest_bottleneck
 
 Table = dict[tuple[int, int, int], float]
 

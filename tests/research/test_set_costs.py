@@ -13,8 +13,8 @@ from tests.support.brute_force import every_cut
 from tests.support.graphs import graphs, random_chain
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
-from tvm_pipeline.planning.baselines.segments import fewest_bottleneck
 from tvm_pipeline.planning.search.cuts import ideals, prefixes
+from tvm_pipeline.research.fewest_bottleneck import fewest_bottleneck
 from tvm_pipeline.research.set_costs import SetSeconds, least_bottleneck_of_sets
 
 

@@ -43,7 +43,7 @@ def least_bottleneck_of_sets(
     once a set takes too long, so does every set that contains it, and is not asked about.
 
     Args:
-        cuts: `ideals(graph)`; with `prefixes(graph)` the result is that of `segments.fewest_bottleneck`.
+        cuts: `ideals(graph)`; with `prefixes(graph)` the result is that of `fewest_bottleneck`.
         seconds: a larger set never takes less; else the result is legal, but may not be the best.
         at_most_s: what a pipeline in hand takes, such as the one of `segments.py`: slower sets are not followed up.
 

@@ -3,7 +3,7 @@
 They cut the model in execution order, here the graph's own order. The first balances parameters; the second compiles
 and measures segments on the device, and its search is `profiling_partition`, which asks a function for the seconds
 of a segment and can so be run on hardware or on a model of it. Retold from google-coral/libcoral,
-coral/tools/partitioner/ at commit 6589d0b. Next: `segments.py`, whose `fewest_bottleneck` asks the same questions,
+coral/tools/partitioner/ at commit 6589d0b. Next: `research/fewest_bottleneck.py`, which asks the same questions,
 fewer of them, and ends with the optimum; and `corrected.py`, which asks fewest, guided by a model.
 """
 
