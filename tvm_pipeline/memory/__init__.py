@@ -7,6 +7,7 @@ orders.py         orders that cost no search
 minimum_peak.py   the one entry to all methods that order a graph
 exact_order.py    the order with the least peak, proven
 order_search.py   its compiled search
+order_arrays.py   the arrays of that search, with named fields
 regions.py        the parts of a graph that can be ordered one by one
 serenity.py       a published scheduler, to compare with
 stage_memory.py   the activations that a stage of a plan needs

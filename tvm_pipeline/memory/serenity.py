@@ -3,7 +3,7 @@ Irregularly Wired Neural Networks for Edge Devices", MLSys 2020.
 
 Dynamic programming over signatures, the sets of operators that are ready (Algorithm 1), under a budget that falls and
 rises until a search is both quick and successful (adaptive soft budgeting, Algorithm 2), on each part between cut nodes
-(divide and conquer). It is exact, and meets far more states than `exact.py`, which is the method to use.
+(divide and conquer). It is exact, and meets far more states than `exact_order.py`, which is the method to use.
 """
 
 from __future__ import annotations
@@ -127,19 +127,19 @@ class _Machine:
                 self.touched[op].append(index)
         self.start = self.alive(0)
 
-    def lives(self, buffer: int, done: int) -> bool:
+    def is_live(self, buffer: int, done: int) -> bool:
         begun = not self.begins[buffer] or self.begins[buffer] & done != 0
         return begun and (self.graph.buffers[buffer].pinned or self.users[buffer] & ~done != 0)
 
     def alive(self, done: int) -> int:
-        return sum(buffer.bytes for index, buffer in enumerate(self.graph.buffers) if self.lives(index, done))
+        return sum(buffer.bytes for index, buffer in enumerate(self.graph.buffers) if self.is_live(index, done))
 
     def step(self, done: int, alive: int, op: int) -> tuple[int, int]:
         """Bytes alive while an operator runs, and how many more afterwards than before."""
         then = done | 1 << op
         buffers = self.graph.buffers
-        lived = {index for index in self.touched[op] if self.lives(index, done)}
-        living = {index for index in self.touched[op] if self.lives(index, then)}
+        lived = {index for index in self.touched[op] if self.is_live(index, done)}
+        living = {index for index in self.touched[op] if self.is_live(index, then)}
         written = sum(buffers[i].bytes for i in self.touched[op] if i not in lived and self.begins[i] >> op & 1)
         marks = self.graph.in_place[op] if self.graph.in_place else ()
         overwrites = any(i in lived and i not in living and buffers[i].bytes >= written for i in marks)

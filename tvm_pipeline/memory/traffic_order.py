@@ -132,12 +132,12 @@ class _Exact:
         self.writes = [0] * len(graph)
         self.producers = [_bits(buffer.producers) for buffer in graph.buffers]
         self.users = [_bits((*buffer.producers, *buffer.consumers)) for buffer in graph.buffers]
-        self.kept = _bits(place for place, buffer in enumerate(graph.buffers) if buffer.pinned)
-        for place, buffer in enumerate(graph.buffers):
+        self.kept = _bits(position for position, buffer in enumerate(graph.buffers) if buffer.pinned)
+        for position, buffer in enumerate(graph.buffers):
             for index in buffer.consumers:
-                self.reads[index] |= 1 << place
+                self.reads[index] |= 1 << position
             for index in buffer.producers:
-                self.writes[index] |= 1 << place
+                self.writes[index] |= 1 << position
         self.before = [_bits(found) for found in predecessors(graph)]
         self.workspace = graph.workspace_bytes or (0,) * len(graph)
         self.streams = 0
@@ -147,10 +147,14 @@ class _Exact:
         self.all = (1 << len(graph)) - 1
         self.every = (1 << len(graph.buffers)) - 1
         self.consumers = [_bits(buffer.consumers) for buffer in graph.buffers]
-        self.start: State = 0, 0, _bits(place for place, buffer in enumerate(graph.buffers) if not buffer.producers)
+        self.start: State = (
+            0,
+            0,
+            _bits(position for position, buffer in enumerate(graph.buffers) if not buffer.producers),
+        )
 
-    def bytes(self, places: int) -> int:
-        return sum(self.size[place] for place in _places(places))
+    def bytes(self, positions: int) -> int:
+        return sum(self.size[position] for position in _positions(positions))
 
     def search(self, incumbent: int, most_states: int) -> tuple[tuple[int, ...] | None, int]:
         """The order of a cheapest way, if it was found in time and moves less, and a bound for every order."""
@@ -183,11 +187,11 @@ class _Exact:
         """Operators worth running next: all that can, or one that cannot be too early."""
         ran, chip, behind = state
         found = []
-        for index in _places(self.all & ~ran):
+        for index in _positions(self.all & ~ran):
             if self.before[index] & ~ran:
                 continue
-            # It moves nothing, and gives at most the room of each buffer that it ends, none of which is free to evict.
-            ends = [b for b in _places(self.reads[index]) if not self.users[b] & ~ran & ~(1 << index)]
+            # It moves nothing, and gives at most the bytes of each buffer that it ends, none of which is free to evict.
+            ends = [b for b in _positions(self.reads[index]) if not self.users[b] & ~ran & ~(1 << index)]
             writes = self.bytes(self.writes[index] & ~chip)
             if (
                 not self.reads[index] & ~chip
@@ -195,7 +199,7 @@ class _Exact:
                 and not any(behind >> b & 1 or self.kept >> b & 1 for b in ends)
                 and self.bytes(chip) + writes + self.workspace[index] <= self.capacity
                 and writes <= min(self.size[b] for b in ends)
-                and all(self.producers[b] == 1 << index for b in _places(self.writes[index]))
+                and all(self.producers[b] == 1 << index for b in _positions(self.writes[index]))
             ):
                 return [index]
             found.append(index)
@@ -205,7 +209,7 @@ class _Exact:
         """The states after operator `index`, for each smallest set of buffers that can leave, with their costs."""
         ran, chip, behind = state
         touched = self.reads[index] | self.writes[index]
-        begun = _bits(b for b in _places(touched & ~chip) if self.producers[b] & ran or not self.producers[b])
+        begun = _bits(b for b in _positions(touched & ~chip) if self.producers[b] & ran or not self.producers[b])
         loads = self.bytes(begun)
         ran |= 1 << index
         over = self.bytes(chip | touched) + self.workspace[index] - self.capacity
@@ -214,18 +218,18 @@ class _Exact:
             stores = self.bytes(leaving & ~behind)
             there = (chip & ~leaving) | touched
             same = (behind | leaving) & ~self.writes[index]
-            live = _bits(b for b in _places(there) if self.users[b] & ~ran)
+            live = _bits(b for b in _positions(there) if self.users[b] & ~ran)
             out = there & ~same & (self.kept & ~live | (live if streams else 0))
             # Whether a dropped buffer is off chip, too, makes no difference any more.
             same = (same | out) & ~(there & ~live & ~self.kept)
             yield (ran, 0 if streams else live, same), loads + stores + self.bytes(out)
 
-    def smallest(self, places: int, over: int) -> list[int]:
+    def smallest(self, positions: int, over: int) -> list[int]:
         """Sets of buffers that free `over` bytes, none of which can do without one of its own."""
         if over <= 0:
             return [0]
         found: list[int] = []
-        members = sorted((b for b in _places(places) if self.size[b]), key=lambda b: self.size[b])
+        members = sorted((b for b in _positions(positions) if self.size[b]), key=lambda b: self.size[b])
         # Where even the smallest ones are enough, a larger set can do without one.
         enough = next(
             count for count, freed in enumerate(accumulate(self.size[b] for b in members), 1) if freed >= over
@@ -237,7 +241,7 @@ class _Exact:
                     found.append(_bits(choice))
         return found
 
-    def to_come(self, state: State, places: int) -> int:
+    def to_come(self, state: State, positions: int) -> int:
         """Bytes of these buffers that every way to the end still moves; 0 at the end, and never too much before it.
 
         A buffer that is off chip alone is loaded if it is read again. An output is written once. What a streaming
@@ -246,17 +250,17 @@ class _Exact:
         """
         ran, chip, behind = state
         total = 0
-        for place in _places(places):
-            to_read, to_write = self.consumers[place] & ~ran, self.producers[place] & ~ran
-            on_chip, kept = chip >> place & 1, self.kept >> place & 1
+        for position in _positions(positions):
+            to_read, to_write = self.consumers[position] & ~ran, self.producers[position] & ~ran
+            on_chip, kept = chip >> position & 1, self.kept >> position & 1
             returns = 0
             if to_read:
                 streamed = to_write and not to_write & ~self.streams
                 returns = max((to_read & self.streams).bit_count() - 1, 0) + bool(streamed)
-                total += self.size[place] * (returns + (not on_chip and not to_write))
-            stale = to_write or not behind >> place & 1
+                total += self.size[position] * (returns + (not on_chip and not to_write))
+            stale = to_write or not behind >> position & 1
             if stale and (returns or (kept and (to_write or on_chip))):
-                total += self.size[place]
+                total += self.size[position]
         return total
 
 
@@ -268,14 +272,14 @@ def _way(came: dict[State, tuple[State, int]], state: State) -> tuple[int, ...]:
     return tuple(reversed(order))
 
 
-def _bits(places: Iterable[int]) -> int:
+def _bits(positions: Iterable[int]) -> int:
     bits = 0
-    for place in places:
-        bits |= 1 << place
+    for position in positions:
+        bits |= 1 << position
     return bits
 
 
-def _places(bits: int) -> Iterator[int]:
+def _positions(bits: int) -> Iterator[int]:
     while bits:
         low = bits & -bits
         yield low.bit_length() - 1

@@ -5,7 +5,7 @@
     relu,1,3,64,64
 
 A tensor lives from step `lower` to before step `upper`. https://github.com/google/minimalloc (Moffitt, "MiniMalloc: A
-Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023). Next: `layout.py`.
+Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023). Next: `memory/arena.py`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def read_minimalloc(path: Path | str) -> tuple[list[Lifetime], list[int] | None]
         raise PlanError(f"{path} is no CSV of minimalloc: {error}") from error
     columns = [_OLDER.get(name.strip(), name.strip()) for name in rows[0]] if rows else []
     last = "end" if "end" in columns else "upper"
-    asked = {"id", "lower", last, "size"}
-    if sorted(columns) not in (sorted(asked), sorted({*asked, "offset"})):
+    requested = {"id", "lower", last, "size"}
+    if sorted(columns) not in (sorted(requested), sorted({*requested, "offset"})):
         raise PlanError(f"{path}, line 1: the columns are {','.join(columns)}; write id,lower,upper,size[,offset]")
     tensors, offsets = [], []
     seen: set[str] = set()

@@ -1,9 +1,9 @@
-"""Pipelines whose stages cost what a function says of the whole set of operators: exact over all ideals.
+"""Pipelines whose stages cost any function of the whole set of their operators: exact over all downsets.
 
 The most general form of costs: "seconds of these operators on this device", as a device with a parameter cache, a
-compiler that fuses, or a measurement gives them. Nothing is assumed but that a larger set never takes less. The
-fast searches of `exact.py` know such costs only in the form of `costs.py`; here each set is asked about, once, so that
-a call may be dear. Along one order of the operators `segments.py` needs fewer calls.
+compiler that fuses, or a measurement gives them. Nothing is assumed but that a larger set never takes less. The fast
+searches of `planning/search` know such costs only in the form of `cost_tables.py`. Here each set is asked about once,
+so that a call may be dear. Along one order of the operators `fewest_bottleneck.py` needs fewer calls.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def least_bottleneck_of_sets(
 ) -> SetPipeline:
     """The pipeline over `devices` in the given order, one non-empty stage each, whose slowest stage is fastest.
 
-    Dynamic programming over the ideals, stage by stage. From one ideal the ideals beyond are tried in ascending order;
-    once a set takes too long, so does every set that contains it, and is not asked about.
+    Dynamic programming over the downsets, stage by stage. From each the larger ones are tried in ascending order; once
+    a set takes too long, so does every set that contains it, and is not asked about.
 
     Args:
         cuts: `ideals(graph)`; with `prefixes(graph)` the result is that of `fewest_bottleneck`.
@@ -98,8 +98,8 @@ class _Asked:
         self.inside: dict[int, frozenset[int]] = {}
 
     def ask(self, device: str, start: int, end: int) -> float:
-        places = sorted(self._operators(end) - self._operators(start))
-        names = tuple(self.cuts.graph.operators[place].name for place in places)
+        indices = sorted(self._operators(end) - self._operators(start))
+        names = tuple(self.cuts.graph.operators[index].name for index in indices)
         if (device, names) not in self.sets:
             self.sets[device, names] = self.seconds(device, names)
         return self.sets[device, names]

@@ -1,4 +1,4 @@
-"""OR-tools' CP-SAT, called the same way by whoever asks it: the schedulers and the exact layout of memory."""
+"""OR-tools' CP-SAT, as the schedulers and the exact layout of memory call it."""
 
 from __future__ import annotations
 

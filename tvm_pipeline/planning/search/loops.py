@@ -292,7 +292,7 @@ def insert(queue: Queue, b: int, value: float, until: int, cut: int, state: int)
         keep -= 1
     if left < queue.tail[b] and queue.until[b, left] == until:
         left += 1
-    # The entries keep..left-1 are beaten; one of them makes place for the new one, or the neighbours move apart.
+    # The entries keep..left-1 are beaten; the new one takes the position of one of them, or the neighbours move apart.
     removed = left - keep
     if removed == 0 and queue.head[b] > 0:
         for k in range(queue.head[b], keep):

@@ -29,7 +29,7 @@ MOST_CUTS = 256
 def pareto(problem: Problem) -> list[Plan]:
     """The front, fastest first; energy takes part where it is known of every plan.
 
-    All ways to cut the graph are tried where it has at most MOST_CUTS ideals (`optimal`), else MOST_CUTS cuts of its
+    All ways to cut the graph are tried where it has at most MOST_CUTS downsets (`optimal`), else MOST_CUTS cuts of its
     own order, spread evenly over the seconds (`feasible`: the front of those). A bus is judged, not searched for, so
     that with one the front is `feasible`, too. Limits of the problem hold; its objective only names the plans.
 
@@ -79,10 +79,10 @@ def _spread(problem: Problem, cuts: Cuts, usable: Any) -> Any:
     """MOST_CUTS of the usable cuts, evenly over the seconds of the fastest device for each operator."""
     costs = stage_seconds(problem, cuts, problem.platform.devices)
     done = np.min(costs.add + costs.work, axis=0)
-    places = np.flatnonzero(usable)
-    wanted = np.linspace(0, done[places[-1]], MOST_CUTS - 2)
+    positions = np.flatnonzero(usable)
+    targets = np.linspace(0, done[positions[-1]], MOST_CUTS - 2)
     chosen = np.zeros(len(cuts), bool)
-    chosen[places[np.clip(np.searchsorted(done[places], wanted), 0, len(places) - 1)]] = True
+    chosen[positions[np.clip(np.searchsorted(done[positions], targets), 0, len(positions) - 1)]] = True
     chosen[[0, len(cuts) - 1]] = True
     return chosen
 
@@ -103,14 +103,14 @@ def _front(
     busy = stage_seconds(problem, cuts, devices, working)
     idle = stage_seconds(problem, cuts, devices)
     joules = stage_joules(problem, cuts, devices)
-    held = cuts.param_bytes.astype(np.float64)
-    room = capacities(devices)
+    param_bytes = cuts.param_bytes.astype(np.float64)
+    capacity = capacities(devices)
     world = len(devices)
     states: dict[tuple[int, int], int] = {(0, world): 0}
     labels = [_Labels(np.zeros((1, 3)), np.zeros(1, np.int64), [(-1, -1)])]
     keys = [(0, world)]
-    places = np.flatnonzero(usable)[1:]
-    for end in places:
+    positions = np.flatnonzero(usable)[1:]
+    for end in positions:
         for device in range(world):
             # Labels of all states that `device` may follow, gathered by the state it leads to.
             arriving: dict[int, list[tuple[Floats, Integers, int]]] = {}
@@ -118,11 +118,11 @@ def _front(
                 if mask >> device & 1 or mask.bit_count() >= working:
                     continue
                 known = labels[state]
-                may = (known.cut < end) & (held[end] - held[known.cut] <= room[device])
+                may = (known.cut < end) & (param_bytes[end] - param_bytes[known.cut] <= capacity[device])
                 may &= cuts.inside(known.cut, int(end))
                 which = np.flatnonzero(may)
                 start = known.cut[which]
-                seconds = busy.stage(held, device, last, start, int(end))
+                seconds = busy.stage(param_bytes, device, last, start, int(end))
                 which, start, seconds = _possible(which, start, seconds, busy)
                 if not len(which):
                     continue
@@ -130,8 +130,8 @@ def _front(
                 new = np.stack(
                     [
                         np.maximum(before[:, 0], seconds),
-                        before[:, 1] + idle.stage(held, device, last, start, int(end)),
-                        before[:, 2] + joules.stage(held, device, last, start, int(end)),
+                        before[:, 1] + idle.stage(param_bytes, device, last, start, int(end)),
+                        before[:, 2] + joules.stage(param_bytes, device, last, start, int(end)),
                     ],
                     axis=1,
                 )
@@ -168,7 +168,7 @@ def _admit(known: _Labels, groups: list[tuple[Floats, Integers, int]], end: int)
 
 
 def _not_beaten(figures: Floats) -> Integers:
-    """Of rows in lexicographic order, the places of those that no earlier one equals or beats in all figures."""
+    """Of rows in lexicographic order, the positions of those that no earlier one equals or beats in all figures."""
     kept = np.zeros(len(figures), np.bool_)
     _sift(figures, kept, np.zeros(len(figures), np.int64))
     return np.flatnonzero(kept)

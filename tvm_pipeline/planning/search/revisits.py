@@ -27,7 +27,7 @@ from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, sta
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.solvers.hot import hot
 
-# Beyond so many ideals only the graph's own order is cut.
+# Beyond so many downsets only the graph's own order is cut.
 MOST_CUTS = 1500
 
 
@@ -35,7 +35,7 @@ def revisits(problem: Problem) -> Plan:
     """The fastest pipeline of three or four stages in which at least one device serves two of them.
 
     Devices with a memory limit or a parameter cache serve one stage. All ways to cut the graph are tried where it has
-    at most MOST_CUTS ideals, else all of its own order.
+    at most MOST_CUTS downsets, else all of its own order.
 
     Raises:
         InfeasibleError: no device can come again, or the graph is too short.
@@ -94,32 +94,34 @@ def _cut(
     at_most: float,
 ) -> _Choice | None:
     """The best cuts for one sequence of devices, if any makes a period below `at_most`."""
-    held = cuts.param_bytes.astype(np.float64)
-    room = capacities(devices)
+    param_bytes = cuts.param_bytes.astype(np.float64)
+    capacity = capacities(devices)
     last, world = len(cuts) - 1, len(devices)
     usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
-    places = np.flatnonzero(usable[1:last]) + 1
+    positions = np.flatnonzero(usable[1:last]) + 1
     first, second, third, *rest = sequence
-    whole = cuts.inside(places, last)
+    whole = cuts.inside(positions, last)
     best, ends = min(at_most, costs.impossible), None
-    for middle in map(int, places):
-        early = places[places < middle]
+    for middle in map(int, positions):
+        early = positions[positions < middle]
         early = early[cuts.inside(early, middle)]
-        x1 = costs.stage(held, first, world, 0, early)
-        x2 = costs.stage(held, second, first, early, middle)
-        fits = (held[early] <= room[first]) & (held[middle] - held[early] <= room[second])
+        x1 = costs.stage(param_bytes, first, world, 0, early)
+        x2 = costs.stage(param_bytes, second, first, early, middle)
+        fits = (param_bytes[early] <= capacity[first]) & (param_bytes[middle] - param_bytes[early] <= capacity[second])
         fits &= (x1 < best) & (x2 < best)
         if rest:
-            late = places[(places > middle) & whole]
+            late = positions[(positions > middle) & whole]
             late = late[cuts.inside(middle, late)]
-            y1 = costs.stage(held, third, second, middle, late)
-            y2 = costs.stage(held, rest[0], third, late, last)
-            suits = (held[late] - held[middle] <= room[third]) & (held[last] - held[late] <= room[rest[0]])
+            y1 = costs.stage(param_bytes, third, second, middle, late)
+            y2 = costs.stage(param_bytes, rest[0], third, late, last)
+            suits = (param_bytes[late] - param_bytes[middle] <= capacity[third]) & (
+                param_bytes[last] - param_bytes[late] <= capacity[rest[0]]
+            )
         else:
             late = np.array([last])
-            y1 = costs.stage(held, third, second, np.array([middle]), last)
+            y1 = costs.stage(param_bytes, third, second, np.array([middle]), last)
             y2 = np.zeros(1)
-            suits = np.array([held[last] - held[middle] <= room[third]])
+            suits = np.array([param_bytes[last] - param_bytes[middle] <= capacity[third]])
         suits &= (y1 < best) & (y2 < best)
         if not fits.any() or not suits.any():
             continue
@@ -141,12 +143,12 @@ def _cut(
 
 
 def _staircase(u: Floats, w: Floats) -> Integers:
-    """The places that no other beats in both figures, by rising u and so by falling w."""
+    """The positions that no other beats in both figures, by rising u and so by falling w."""
     order = np.lexsort((w, u))
     lowest = np.minimum.accumulate(w[order])
     keep = np.insert(w[order][1:] < lowest[:-1], 0, True)
-    places: Integers = order[keep]
-    return places
+    positions: Integers = order[keep]
+    return positions
 
 
 @hot
