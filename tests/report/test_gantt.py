@@ -32,7 +32,9 @@ def line(*seconds: tuple[str, float], transfer_s: float = 0.0) -> tuple[Problem,
     for index, (names, figure) in enumerate(seconds):
         for name in names.split("+"):
             took[name][index] = figure
-    devices = {n: DeviceProfile(tuple(row.get(i, 1.0) for i in range(len(seconds)))) for n, row in took.items()}
+    devices = {
+        n: DeviceProfile.in_order(graph, tuple(row.get(i, 1.0) for i in range(len(seconds)))) for n, row in took.items()
+    }
     links = tuple(Link(a, b, transfer_s) for a in devices for b in devices if a != b)
     platform = Platform("p", tuple(map(Device, devices)), links)
     return Problem(graph, platform, Profile("chain", graph.fingerprint, devices)), stages
@@ -50,7 +52,7 @@ def test_two_stages_wait_for_the_slower() -> None:
 
 def test_replicas_take_the_next_frame_when_free() -> None:
     problem, stages = line(("fast+slow", 1.0))
-    devices = {**problem.profile.devices, "slow": DeviceProfile((3.0,))}
+    devices = {**problem.profile.devices, "slow": DeviceProfile.in_order(problem.graph, (3.0,))}
     problem = replace(problem, profile=replace(problem.profile, devices=devices))
     found = [(bar.device, bar.frame, bar.start_s) for bar in first_frames(problem, stages, 5)]
     assert found == [("fast", 0, 0), ("slow", 1, 0), ("fast", 2, 1), ("fast", 3, 2), ("slow", 4, 3)]
