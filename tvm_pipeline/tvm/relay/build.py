@@ -16,18 +16,19 @@ from typing import Any
 
 import msgspec
 import tvm
-from tvm import relay
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError, ModelError
 from tvm_pipeline.files import cache_folder, replacing
 from tvm_pipeline.tvm.kernels import Kernel
-from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
+from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernels import kernels_of_library
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
 
-FORMAT = 3  # raise it when a saved library must not be read any more
+FORMAT = 4  # raise it when a saved library must not be read any more
 
 
 @dataclass(slots=True)
@@ -122,8 +123,7 @@ def _compile(mod: tvm.IRModule, target: str, params: dict[str, Any]) -> Any:
             raise
     # TVM 0.19 writes debug information for a vector that its elimination of common subexpressions has named, and
     # LLVM 22 refuses it: space_to_depth and group_norm meet that. Without the elimination they compile.
-    with fast_context(config={"tir.disable_cse_tir": True}):
-        return relay.build(mod, target, params=params)
+    return fast_build(mod, target, params, config={"tir.disable_cse_tir": True})
 
 
 def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any], target: str) -> None:

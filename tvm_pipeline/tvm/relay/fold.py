@@ -25,6 +25,9 @@ import numpy.typing as npt
 import tvm
 from tvm import autotvm, relay
 
+from tvm_pipeline.tvm.relay.int8 import exact_int8
+from tvm_pipeline.tvm.relay.splits import SplitByIndices
+
 __all__ = ["FoldConstantFast", "fast_build", "fast_context"]
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -55,11 +58,16 @@ def fast_context(opt_level: int = 3, **context: Any) -> tvm.transform.PassContex
 
 
 def fast_build(mod: tvm.IRModule, target: Any, params: dict[str, Any] | None = None, **options: Any) -> Any:
-    """``relay.build`` in a :func:`fast_context`, without AutoTVM's remark that nothing has been tuned."""
+    """``relay.build`` in a :func:`fast_context`, without AutoTVM's remark that nothing has been tuned.
+
+    It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py` and `splits.py`.
+    `config` is the ``PassContext``'s.
+    """
+    config = options.pop("config", None)
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
-        with fast_context():
-            return relay.build(mod, target, params=params, **options)
+        with exact_int8(), fast_context(config=config):
+            return relay.build(SplitByIndices()(mod), target, params=params, **options)
     finally:
         autotvm.GLOBAL_SCOPE.silent = silent
 

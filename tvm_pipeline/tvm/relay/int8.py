@@ -1,0 +1,165 @@
+"""Products of int8 on x86, in place of TOPI's: these build with LLVM 22, and they are exact.
+
+TVM 0.19 has one tensor intrinsic for uint8 by int8 and all x86 targets, and four faults with it:
+
+* With AVX-512 VNNI it calls `llvm.x86.avx512.vpdpbusd.512` with vectors of int32.  LLVM has since changed the
+  operands to vectors of bytes, and an assertion of LLVM ends the process ("Calling a function with a bad signature!").
+* It takes AVX-VNNI, whose vectors have 256 bits, for AVX-512 VNNI, and asks for 16 lanes where the schedule has 8.
+* Without VNNI it adds pairs of products in 16 bits, and these saturate: 255 x 127 twice becomes 32767.
+* It schedules dense layers for AMX where the target has it.  The tiles of AMX must be configured by a function
+  (`runtime.amx_init`) that the packages of TVM do not hold.
+
+:func:`exact_int8` mends all four while a build runs: an intrinsic of ours, with VNNI in 512 or 256 bits or with one
+product of each pair at a time, and VNNI in place of AMX.  So the outputs of a network are the same for every target.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import tvm
+from tvm import te
+from tvm.target.codegen import target_has_features
+from tvm.target.x86 import get_simd_32bit_lanes
+
+_log = logging.getLogger(__name__)
+
+# Modules of TOPI that imported the names that are replaced.
+_SCHEDULES = ("conv2d_avx_common", "conv2d_avx_1x1", "dense")
+_USERS_OF_AMX = ("dense", "batch_matmul", "dense_alter_op")
+
+_PRODUCTS = 4  # products of bytes that one lane of int32 adds up
+
+# By the lanes of int32 in a vector: bytes times bytes, added by two in int16; int16 times int16, added by two in int32.
+_PAIRS = {
+    4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
+    8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
+    16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
+}
+
+# Add to sums (one a lane) the products of four bytes of data and the kernel's four of each lane.
+_Add: TypeAlias = Callable[[tvm.tir.PrimExpr, tvm.tir.PrimExpr, tvm.tir.PrimExpr, int], tvm.tir.PrimExpr]
+
+
+@contextmanager
+def exact_int8() -> Iterator[None]:
+    """Have TOPI's schedules multiply int8 with our intrinsic until the block ends.
+
+    Several threads may build at once: the last one restores TOPI.
+    """
+    _patch.enter()
+    try:
+        yield
+    finally:
+        _patch.leave()
+
+
+class _Patch:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._builds = 0
+        self._stock: list[tuple[Any, str, Any]] = []
+
+    def enter(self) -> None:
+        with self._lock:
+            self._builds += 1
+            if self._builds == 1:
+                for name in _SCHEDULES:
+                    self._replace(name, "dot_16x1x16_uint8_int8_int32", _dot_product)
+                for name in _USERS_OF_AMX:
+                    self._replace(name, "target_has_features", _has_features_but_amx)
+
+    def leave(self) -> None:
+        with self._lock:
+            self._builds -= 1
+            while self._builds == 0 and self._stock:
+                setattr(*self._stock.pop())
+
+    def _replace(self, module: str, name: str, ours: Any) -> None:
+        # import_module, since some modules of TOPI are hidden behind functions of the same name
+        found = import_module(f"tvm.topi.x86.{module}")
+        self._stock.append((found, name, getattr(found, name)))
+        setattr(found, name, ours)
+
+
+_patch = _Patch()
+
+
+def _has_features_but_amx(features: Any, target: Any = None) -> bool:
+    if features == "amx-int8":
+        if target_has_features(features, target):
+            _log.info("AMX is not used: this build of TVM cannot configure its tiles; int8 layers use AVX-512 VNNI")
+        return False
+    return bool(target_has_features(features, target))
+
+
+def _dot_product() -> te.TensorIntrin:
+    """Return the intrinsic for the current target: VNNI's where it has it as wide as its other vectors."""
+    lanes = get_simd_32bit_lanes()
+    feature = {16: "avx512vnni", 8: "avxvnni"}.get(lanes)
+    vnni = feature is not None and target_has_features(feature)
+    return _intrinsic(lanes, _add_by_vnni if vnni else _add_by_pairs)
+
+
+def _intrinsic(lanes: int, add: _Add) -> te.TensorIntrin:
+    """Return the tensor intrinsic ``out[i] += sum(data[k] * kernel[i, k] for k in range(4))`` for `lanes` lanes.
+
+    `data` is uint8, `kernel` int8 of shape (lanes, 4), `out` int32; nothing saturates.  The four bytes of `data` go to
+    every lane.
+    """
+    data = te.placeholder((_PRODUCTS,), "uint8", "data")
+    kernel = te.placeholder((lanes, _PRODUCTS), "int8", "kernel")
+    k = te.reduce_axis((0, _PRODUCTS), "k")
+    out = te.compute(
+        (lanes,), lambda i: te.sum(data[k].astype("int32") * kernel[i, k].astype("int32"), axis=k), name="out"
+    )
+
+    def code(ins: Any, outs: Any) -> tuple[tvm.tir.Stmt, tvm.tir.Stmt, tvm.tir.Stmt]:
+        zeros = tvm.tir.const(0, f"int32x{lanes}")
+
+        def added_to(sums: tvm.tir.PrimExpr) -> tvm.tir.Stmt:
+            four = tvm.tir.call_intrin("int32", "tir.reinterpret", ins[0].vload([0], "uint8x4"))
+            return outs[0].vstore(0, add(sums, four, ins[1].vload([0, 0], f"int8x{_PRODUCTS * lanes}"), lanes))
+
+        # The whole sum, its start, and one more part of it.
+        return added_to(zeros), outs[0].vstore(0, zeros), added_to(outs[0].vload([0], f"int32x{lanes}"))
+
+    def buffer(tensor: te.Tensor, strides: list[Any]) -> tvm.tir.Buffer:
+        return tvm.tir.decl_buffer(tensor.shape, tensor.dtype, offset_factor=1, strides=strides)
+
+    return te.decl_tensor_intrin(
+        out.op,
+        code,
+        binds={data: buffer(data, [1]), kernel: buffer(kernel, [te.var("ldw"), 1])},
+        default_buffer_params={"offset_factor": 1},
+    )
+
+
+def _add_by_vnni(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr, lanes: int) -> Any:
+    # AVX-VNNI's instruction has the same name in LLVM, in 256 bits.
+    return _llvm(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", f"int32x{lanes}", sums, _everywhere(four, lanes), kernel)
+
+
+def _add_by_pairs(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr, lanes: int) -> Any:
+    int16s, int32s = f"int16x{2 * lanes}", f"int32x{lanes}"
+    by_bytes, by_words = _PAIRS[lanes]
+    ones = tvm.tir.const(1, int16s)
+    # The sum of two products of neighbours may not fit into 16 bits, so one of them is made zero each time.
+    for mask in (0x00FF00FF, 0xFF00FF00 - (1 << 32)):
+        masked = _everywhere(tvm.tir.bitwise_and(four, tvm.tir.const(mask, "int32")), lanes)
+        sums += _llvm(by_words, int32s, _llvm(by_bytes, int16s, masked, kernel), ones)
+    return sums
+
+
+def _everywhere(four: tvm.tir.PrimExpr, lanes: int) -> tvm.tir.PrimExpr:
+    repeated = tvm.tir.Broadcast(four, lanes)
+    return tvm.tir.call_intrin(f"int8x{_PRODUCTS * lanes}", "tir.reinterpret", repeated)
+
+
+def _llvm(name: str, dtype: str, *operands: tvm.tir.PrimExpr) -> tvm.tir.PrimExpr:
+    return tvm.tir.call_llvm_pure_intrin(dtype, name, tvm.tir.const(len(operands), "uint32"), *operands)
