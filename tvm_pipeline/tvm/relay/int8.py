@@ -142,23 +142,23 @@ def _intrinsic(lanes: int, add: _Add) -> te.TensorIntrin:
 
 def _add_by_vnni(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr, lanes: int) -> Any:
     # AVX-VNNI's instruction has the same name in LLVM, in 256 bits.
-    return _llvm(f"llvm.x86.avx512.vpdpbusd.{32 * lanes}", f"int32x{lanes}", sums, _everywhere(four, lanes), kernel)
+    # The products are added apart, since a chain of additions waits one cycle each and one of VNNI four or five.
+    zeros = tvm.tir.const(0, f"int32x{lanes}")
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
+    data = tvm.tir.call_intrin(kernel.dtype, "tir.reinterpret", tvm.tir.Broadcast(four, lanes))
+    return sums + _llvm(name, f"int32x{lanes}", zeros, data, kernel)
 
 
 def _add_by_pairs(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr, lanes: int) -> Any:
-    int16s, int32s = f"int16x{2 * lanes}", f"int32x{lanes}"
+    bytes_, int16s, int32s = kernel.dtype, f"int16x{2 * lanes}", f"int32x{lanes}"
     by_bytes, by_words = _PAIRS[lanes]
     ones = tvm.tir.const(1, int16s)
     # The sum of two products of neighbours may not fit into 16 bits, so one of them is made zero each time.
     for mask in (0x00FF00FF, 0xFF00FF00 - (1 << 32)):
-        masked = _everywhere(tvm.tir.bitwise_and(four, tvm.tir.const(mask, "int32")), lanes)
-        sums += _llvm(by_words, int32s, _llvm(by_bytes, int16s, masked, kernel), ones)
+        data = tvm.tir.bitwise_and(tvm.tir.Broadcast(four, lanes), tvm.tir.const(mask, int32s))
+        data = tvm.tir.call_intrin(bytes_, "tir.reinterpret", data)
+        sums += _llvm(by_words, int32s, _llvm(by_bytes, int16s, data, kernel), ones)
     return sums
-
-
-def _everywhere(four: tvm.tir.PrimExpr, lanes: int) -> tvm.tir.PrimExpr:
-    repeated = tvm.tir.Broadcast(four, lanes)
-    return tvm.tir.call_intrin(f"int8x{_PRODUCTS * lanes}", "tir.reinterpret", repeated)
 
 
 def _llvm(name: str, dtype: str, *operands: tvm.tir.PrimExpr) -> tvm.tir.PrimExpr:

@@ -1,0 +1,43 @@
+"""The CPUs that networks are built for, whether this machine has them or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tvm_pipeline_host.detection import missing_features
+
+import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.tvm.relay.fold import fast_build
+
+import tvm  # isort: skip
+from tvm.contrib import graph_executor  # isort: skip
+
+X86 = [
+    *("x86-64-v2", "x86-64-v3", "x86-64-v4", "haswell", "znver3", "alderlake", "skylake-avx512", "cascadelake"),
+    *("icelake-server", "sapphirerapids", "znver4", "znver5"),
+]
+WITHOUT_VNNI = "llvm -mcpu=znver5 -mattr=-avx512vnni,-avxvnni"
+TARGETS = [
+    *(f"llvm -mcpu={cpu}" for cpu in X86),
+    WITHOUT_VNNI,
+    "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72",
+    "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a78 -mattr=+dotprod",
+]
+
+
+def runs_here(target: str) -> bool:
+    return "aarch64" not in target and not missing_features(target)
+
+
+def run(library: object, frame: Mapping[str, Array]) -> list[Array]:
+    executor = graph_executor.GraphModule(library["default"](tvm.cpu()))  # type: ignore[index]
+    executor.set_input(**frame)
+    executor.run()
+    return [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
+
+
+def built(mod: tvm.IRModule, target: str, params: dict[str, object], frame: Mapping[str, Array]) -> list[Array] | None:
+    """What the module computes, built for the target; None where this machine cannot run it."""
+    library = fast_build(mod, target, params)
+    return run(library, frame) if runs_here(target) else None

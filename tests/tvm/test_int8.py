@@ -1,0 +1,107 @@
+"""int8 on every x86: it builds, VNNI is used where the target has it, and the sums are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tests.tvm.targets import TARGETS, WITHOUT_VNNI, built, run
+from tests.support.networks import relay_module
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay.int8 import exact_int8
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
+
+VNNI = ("alderlake", "cascadelake", "icelake-server", "sapphirerapids", "znver4", "znver5")
+FRAME = {"data": np.random.default_rng(1).standard_normal((1, 3, 12, 12)).astype("float32")}
+
+
+def bytes_of(*shape: int, dtype: str = "int8") -> Array:
+    """Bytes of the whole range, so that sums of two products leave the range of int16."""
+    limits = np.iinfo(dtype)
+    return np.random.default_rng(len(shape)).integers(limits.min, limits.max + 1, shape).astype(dtype)
+
+
+def products(dtype: str = "int8") -> tuple[tvm.IRModule, dict[str, Array], list[Array]]:
+    """Layers of int8 weights, a frame, and what they make of it."""
+    frame = {"image": bytes_of(1, 20, 7, 7, dtype=dtype), "rows": bytes_of(3, 5, 70, dtype=dtype)}
+    point, square, matrix, matrices = (bytes_of(*s) for s in ((19, 20, 1, 1), (32, 20, 3, 3), (32, 72), (3, 21, 70)))
+    image, rows = (relay.var(name, shape=array.shape, dtype=dtype) for name, array in frame.items())
+    padded_rows = relay.reshape(relay.nn.pad(rows, ((0, 0), (0, 0), (0, 2))), (15, 72))
+    body = relay.Tuple(
+        [
+            relay.nn.conv2d(image, relay.const(point), channels=19, kernel_size=(1, 1), out_dtype="int32"),
+            relay.nn.conv2d(image, relay.const(square), channels=32, kernel_size=(3, 3), out_dtype="int32"),
+            relay.nn.dense(padded_rows, relay.const(matrix), out_dtype="int32"),
+            relay.nn.batch_matmul(rows, relay.const(matrices), out_dtype="int32"),
+        ]
+    )
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([image, rows], body)))
+    wide = {name: array.astype("int32") for name, array in frame.items()}
+    windows = np.lib.stride_tricks.sliding_window_view(wide["image"], (3, 3), axis=(2, 3))
+    padded = np.pad(wide["rows"], ((0, 0), (0, 0), (0, 2))).reshape(15, 72)
+    expected = [
+        np.einsum("nchw,oc->nohw", wide["image"], point[:, :, 0, 0].astype("int32")),
+        np.einsum("nchwij,ocij->nohw", windows, square.astype("int32")),
+        padded @ matrix.astype("int32").T,
+        np.einsum("bmk,bnk->bmn", wide["rows"], matrices.astype("int32")),
+    ]
+    return mod, frame, expected
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Array]:
+    """The network's outputs by code for any x86-64, or any processor at all."""
+    mod, params = relay_module("int8")
+    return run(fast_build(mod, "llvm", params), FRAME)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
+    mod, params = relay_module("int8")
+    outputs = built(mod, target, params, FRAME)
+    if outputs is not None:
+        np.testing.assert_array_equal(outputs[0], plain[0])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_sums_are_exact(target: str) -> None:
+    mod, frame, expected = products()
+    outputs = built(mod, target, {}, frame)
+    if outputs is not None:
+        for output, sums in zip(outputs, expected, strict=True):
+            np.testing.assert_array_equal(output, sums)
+
+
+@pytest.mark.parametrize("target", [*(f"llvm -mcpu={cpu}" for cpu in VNNI), WITHOUT_VNNI])
+def test_vnni_is_used_where_the_target_has_it(target: str) -> None:
+    image = relay.var("image", shape=(1, 16, 4, 4), dtype="uint8")
+    weights = relay.const(bytes_of(16, 16, 1, 1))
+    body = relay.nn.conv2d(image, weights, channels=16, kernel_size=(1, 1), out_dtype="int32")
+    library = fast_build(tvm.IRModule.from_expr(relay.Function([image], body)), target)
+    assert ("vpdpbusd" in library.lib.get_source("asm")) == (target != WITHOUT_VNNI)
+
+
+def test_layers_are_not_scheduled_for_amx_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    mod, _, _ = products("uint8")
+    with caplog.at_level("INFO", "tvm_pipeline.tvm.relay.int8"):
+        library = fast_build(mod, "llvm -mcpu=sapphirerapids")
+    assert "tdpb" not in library.lib.get_source("asm")
+    assert "AMX is not used" in caplog.text
+
+
+def test_topi_is_itself_again_after_the_last_build() -> None:
+    from tvm.topi.x86 import conv2d_avx_1x1, tensor_intrin
+
+    stock = tensor_intrin.dot_16x1x16_uint8_int8_int32
+    assert conv2d_avx_1x1.dot_16x1x16_uint8_int8_int32 is stock
+    with pytest.raises(ValueError, match="stop"), exact_int8():  # noqa: PT012
+        with exact_int8():
+            assert conv2d_avx_1x1.dot_16x1x16_uint8_int8_int32 is not stock
+        assert conv2d_avx_1x1.dot_16x1x16_uint8_int8_int32 is not stock
+        raise ValueError("stop")
+    assert conv2d_avx_1x1.dot_16x1x16_uint8_int8_int32 is stock

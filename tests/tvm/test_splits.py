@@ -1,0 +1,62 @@
+"""Splits of blocked channels, on every CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tests.tvm.targets import TARGETS, built, run
+from tests.support.networks import Weights, image, relay_module
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay.splits import SplitByIndices
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
+
+FRAME = {"data": np.random.default_rng(1).standard_normal((1, 3, 16, 16)).astype("float32")}
+
+
+def module(body: relay.Expr) -> tvm.IRModule:
+    function = relay.Function(relay.analysis.free_vars(body), body)
+    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
+
+
+def test_sections_become_indices() -> None:
+    x = relay.var("x", shape=(1, 24, 8, 8))
+    before = relay.concatenate(relay.split(relay.split(x, 3, axis=-3)[1], 2, axis=2), axis=1)
+    after = relay.concatenate(relay.split(relay.split(x, [8, 16], axis=1)[1], [4], axis=2), axis=1)
+    tvm.ir.assert_structural_equal(SplitByIndices()(module(before)), module(after))
+
+
+@pytest.mark.parametrize("sections", [1, [5, 9]])
+def test_other_splits_stay(sections: int | list[int]) -> None:
+    x = relay.var("x", shape=(1, 24, 8, 8))
+    before = module(relay.split(x, sections, axis=1).astuple())
+    tvm.ir.assert_structural_equal(SplitByIndices()(before), before)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[Array]:
+    mod, params = relay_module("splitting")
+    return run(fast_build(mod, "llvm", params), FRAME)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
+    mod, params = relay_module("splitting")
+    outputs = built(mod, target, params, FRAME)
+    if outputs is not None:
+        # Not to the bit: where the target has a fused multiply-add, sums round less.
+        np.testing.assert_allclose(outputs[0], plain[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("channels", "sections"), [(24, 3), (10, 5), (96, 4)])
+def test_blocks_of_every_extent_are_split(channels: int, sections: int, target: str) -> None:
+    weights = Weights()
+    parts = relay.split(weights.conv(image(), channels, 1), sections, axis=1)
+    mod = module(relay.concatenate([weights.conv(parts[0], 8, 1), *list(parts)[1:]], axis=1))
+    one, other = (run(fast_build(mod, each, weights.params), FRAME)[0] for each in ("llvm", target))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
