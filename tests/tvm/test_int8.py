@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tests.tvm.targets import TARGETS, WITHOUT_VNNI, built, run
 from tests.support.networks import relay_module
+from tests.tvm.targets import TARGETS, WITHOUT_VNNI, built, run
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.int8 import exact_int8

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tests.tvm.targets import TARGETS, built, run
 from tests.support.networks import Weights, image, relay_module
+from tests.tvm.targets import TARGETS, built, run
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.splits import SplitByIndices

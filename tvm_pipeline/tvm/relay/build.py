@@ -10,23 +10,24 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import tvm
+from tvm import relay
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError, ModelError
-from tvm_pipeline.files import cache_folder, replacing
+from tvm_pipeline.files import cache_folder, replacing, write_bytes
 from tvm_pipeline.tvm.kernels import Kernel
+from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernels import kernels_of_library
-from tvm_pipeline.core.graph import Tensor
-from tvm_pipeline.core.model import Model
 
 FORMAT = 4  # raise it when a saved library must not be read any more
 
@@ -95,24 +96,70 @@ class Library:
 def build_library(model: Model, target: str, progress: Callable[[str], None] = lambda _: None) -> Library:
     """Compiles `model` for `target`, or takes it from the cache.
 
+    TVM or LLVM may end the process where a target, or an element type, is new to the cache: that compile is a child's
+    (`child.py`). What has once been compiled for the target is compiled here, since a child takes seconds to start.
+
     Raises:
         ModelError: TVM cannot import or compile it.
     """
     described = "|".join((model.digest, target, tvm.__version__, str(FORMAT)))
     folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
     if not folder.exists():
-        progress(f"importing {model.name}")
-        mod, params = import_model(model)
-        progress(f"compiling {model.name} for {target}")
-        try:
-            factory = _compile(mod, target, params)
-        except Exception as error:  # TVM's passes raise whatever their author had at hand
-            raise ModelError(f"{model.name}: TVM cannot compile it for {target}: {reason(error)}") from error
         folder.parent.mkdir(parents=True, exist_ok=True)
         with replacing(folder) as temporary:
             temporary.mkdir()
-            _write(temporary, factory, mod, params, target)
+            _compile_where_it_is_safe(model, target, temporary, progress)
     return load_library(folder)
+
+
+def _compile_where_it_is_safe(model: Model, target: str, folder: Path, progress: Callable[[str], None]) -> None:
+    described = "|".join((target, tvm.__version__, str(FORMAT)))
+    record = cache_folder() / "targets" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
+    proven: set[str] = set()
+    with suppress(OSError, msgspec.DecodeError):
+        proven = msgspec.json.decode(record.read_bytes(), type=set[str])
+    if proven:
+        progress(f"importing {model.name}")
+        mod, params = import_model(model)
+        if element_types(mod) <= proven:
+            compile_module(model.name, mod, params, target, folder, progress)
+            return
+    else:  # the child imports it
+        progress(f"importing {model.name}")
+    met = compile_in_child(model, target, folder, progress)
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(record, msgspec.json.encode(sorted(proven | met)))
+
+
+def element_types(mod: tvm.IRModule) -> set[str]:
+    """The dtypes of all tensors of `main`: kernels of another type are other code."""
+    found: set[str] = set()
+
+    def add(type_: Any) -> None:
+        if isinstance(type_, relay.TupleType):
+            for field_ in type_.fields:
+                add(field_)
+        elif isinstance(type_, relay.TensorType):
+            found.add(str(type_.dtype))
+
+    def visit(expr: relay.Expr) -> None:
+        if not isinstance(expr, (tvm.ir.Op, relay.Function)):
+            add(expr.checked_type)
+
+    relay.analysis.post_order_visit(mod["main"], visit)
+    return found
+
+
+def compile_module(
+    name: str, mod: tvm.IRModule, params: dict[str, Any], target: str, folder: Path, progress: Callable[[str], None]
+) -> None:
+    """Compiles an imported module and writes the library into `folder`."""
+    progress(f"compiling {name} for {target}")
+    try:
+        factory = _compile(mod, target, params)
+    except Exception as error:  # TVM's passes raise whatever their author had at hand
+        raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
+    _write(folder, factory, mod, params, target)
 
 
 def _compile(mod: tvm.IRModule, target: str, params: dict[str, Any]) -> Any:

@@ -64,11 +64,13 @@ class _Patch:
         self._lock = threading.Lock()
         self._builds = 0
         self._stock: list[tuple[Any, str, Any]] = []
+        self._said = False
 
     def enter(self) -> None:
         with self._lock:
             self._builds += 1
             if self._builds == 1:
+                self._said = False
                 for name in _SCHEDULES:
                     self._replace(name, "dot_16x1x16_uint8_int8_int32", _dot_product)
                 for name in _USERS_OF_AMX:
@@ -79,6 +81,13 @@ class _Patch:
             self._builds -= 1
             while self._builds == 0 and self._stock:
                 setattr(*self._stock.pop())
+
+    def say(self, message: str) -> None:
+        """Warn once a build, not once a layer."""
+        with self._lock:
+            said, self._said = self._said, True
+        if not said:
+            _log.warning(message)
 
     def _replace(self, module: str, name: str, ours: Any) -> None:
         # import_module, since some modules of TOPI are hidden behind functions of the same name
@@ -93,7 +102,7 @@ _patch = _Patch()
 def _has_features_but_amx(features: Any, target: Any = None) -> bool:
     if features == "amx-int8":
         if target_has_features(features, target):
-            _log.info("AMX is not used: this build of TVM cannot configure its tiles; int8 layers use AVX-512 VNNI")
+            _patch.say("AMX is not used: this build of TVM cannot configure its tiles; int8 layers use AVX-512 VNNI")
         return False
     return bool(target_has_features(features, target))
 

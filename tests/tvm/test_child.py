@@ -1,0 +1,122 @@
+"""A compile that ends its process is an error with the operator, the target and the signal; nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from tests.support.networks import as_model, relay_module
+from tests.tvm.test_build import text_model
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.relay.build import build_library
+
+TARGET = "llvm -mcpu=znver5"
+# Stock TVM in the child: LLVM meets an intrinsic with operands of other types.
+STOCK = "import contextlib, tvm_pipeline.tvm.relay.int8 as int8\nint8.exact_int8 = contextlib.nullcontext\n"
+# A schedule that ends the process.
+SCHEDULE = (
+    "import os, tvm_pipeline.tvm.relay\nfrom tvm.relay.backend import te_compiler\n"
+    "stock = te_compiler.select_implementation\n"
+    "def select(op, *rest, **options):\n"
+    "    return os.kill(os.getpid(), 11) if op.name == 'tanh' else stock(op, *rest, **options)\n"
+    "te_compiler.select_implementation = select\n"
+)
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
+    before = children()
+    yield tmp_path / "cache"
+    assert children() == before, "a child outlives its compile"
+    assert not list((tmp_path / "cache").rglob(".*")), "a library cut short"
+
+
+def children() -> set[str]:
+    found = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {child for file in found for child in file.read_text().split()}
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Children that begin with the code that the test names."""
+    (tmp_path / "sitecustomize.py").write_text(request.param)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+
+
+@pytest.mark.parametrize("broken", [STOCK], ids=["stock"], indirect=True)
+@pytest.mark.usefixtures("broken")
+def test_llvm_aborts_and_the_operator_is_named() -> None:
+    with pytest.raises(ModelError) as raised:
+        build_library(as_model("int8", *relay_module("int8")), TARGET)
+    said = str(raised.value)
+    assert f"int8: compiling it for {TARGET} ended its process with SIGABRT while making code in operator nn_co" in said
+    assert "conv2d_NCHWc" in said
+    assert "Calling a function with a bad signature" in said
+    assert "-mattr=-FEATURE" in said
+
+
+@pytest.mark.parametrize("broken", [SCHEDULE], ids=["schedule"], indirect=True)
+@pytest.mark.usefixtures("broken")
+def test_a_schedule_ends_the_process_and_its_operator_is_named() -> None:
+    with pytest.raises(ModelError, match="with SIGSEGV while choosing a schedule in operator tanh"):
+        build_library(text_model("tanh(exp(%x))"), TARGET)
+
+
+def test_the_system_kills_it() -> None:
+    before = children()
+
+    def kill(line: str) -> None:
+        if line.startswith("compiling"):
+            (child,) = children() - before
+            os.kill(int(child), signal.SIGKILL)
+
+    with pytest.raises(ModelError, match=r"ended its process with SIGKILL .*takes too much memory"):
+        build_library(text_model("tanh(%x)"), TARGET, kill)
+
+
+def test_ctrl_c_ends_the_child() -> None:
+    def interrupt(line: str) -> None:
+        if line.startswith("compiling"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        build_library(text_model("tanh(%x)"), TARGET, interrupt)
+
+
+def test_only_what_is_new_to_the_cache_is_compiled_in_a_child(cache: Path) -> None:
+    before, started = children(), []
+
+    def watch(line: str) -> None:
+        if line.startswith("compiling"):
+            started.append(len(children() - before))
+
+    words = "%x: Tensor[(1, 8), int32]"
+    build_library(text_model("tanh(%x)"), TARGET, watch)
+    build_library(text_model("exp(%x)"), TARGET, watch)  # nothing is new
+    build_library(text_model("add(%x, %x)", words), TARGET, watch)  # the element type is
+    build_library(text_model("multiply(%x, %x)", words), TARGET, watch)
+    build_library(text_model("tanh(%x)"), "llvm -mcpu=znver4", watch)  # the target is
+    assert started == [1, 0, 1, 0, 1]
+    for record in (cache / "targets").iterdir():
+        record.write_text("no JSON")
+    build_library(text_model("sigmoid(%x)"), TARGET, watch)
+    assert started[-1] == 1
+
+
+def test_what_the_child_warns_of_is_in_this_log(caplog: pytest.LogCaptureFixture) -> None:
+    build_library(as_model("int8", *relay_module("int8")), "llvm -mcpu=sapphirerapids")
+    assert not [record for record in caplog.records if "AMX" in record.getMessage()], "it has no dense layer"
+    dense = 'nn.dense(cast(%x, dtype="uint8"), cast(%w, dtype="int8"), units=16, out_dtype="int32")'
+    parameters = "%x: Tensor[(4, 64), uint8], %w: Tensor[(16, 64), int8]"
+    build_library(text_model(dense, parameters), "llvm -mcpu=graniterapids")
+    assert [record.name for record in caplog.records if "AMX" in record.getMessage()] == ["tvm_pipeline.tvm.relay.int8"]

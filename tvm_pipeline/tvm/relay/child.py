@@ -1,0 +1,259 @@
+"""A compile in a process of its own, since TVM and LLVM may end the process they run in.
+
+An assertion of LLVM, a fault in a pass or too little memory is no exception: the process is gone.  So what no library
+in the cache vouches for yet is compiled in a child, a fresh interpreter.  The child reads the model from a file
+that the parent has written, writes the library into a folder that the parent has made, and tells what it does as
+JSON, one object a line.  Where it dies, the parent raises a ModelError that names the operator, the target and the
+signal.  LLVM makes code for all operators in one call, so the operator is found by a second child, which has LLVM
+make the code of one operator after the other.
+
+This module is both sides; the child imports TVM, the parent need not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from tvm_pipeline import errors
+from tvm_pipeline.core.model import Model
+
+# How the child gets this module: a fresh interpreter with the parent's own path.
+CHILD = (
+    "import sys; descriptor, folder, *sys.path = sys.argv[1:]; "
+    "from tvm_pipeline.tvm.relay.child import serve; serve(int(descriptor), folder)"
+)
+
+CODE = "making code"  # the stage of a compile in which LLVM runs
+ORDER = "order"  # the file that tells the child what to do
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a child is to compile.
+
+    Attributes:
+        library: the folder that it writes the library into.
+        log_level: the least level of a record of the log that is sent.
+        one_by_one: have LLVM make the code of one operator after the other, to find the one that it cannot make.
+    """
+
+    model: Model
+    target: str
+    library: str
+    log_level: int
+    one_by_one: bool = False
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of what a child tells; fields that are empty are not meant.
+
+    Attributes:
+        progress: what is said to the user.
+        doing: the stage of the compile, and the operator that it is for.
+        log: logger, level and message of a record.
+        error: the type and the message of the error that ended it.
+        done: the library is written; the dtypes of the model's tensors.
+    """
+
+    progress: str = ""
+    doing: tuple[str, str] = ("", "")
+    log: tuple[str, int, str] = ("", 0, "")
+    error: tuple[str, str] = ("", "")
+    done: tuple[str, ...] = ()
+
+
+def compile_in_child(model: Model, target: str, library: Path, progress: Callable[[str], None]) -> set[str]:
+    """Compile `model` for `target` into the folder `library`, which is empty; return the dtypes of its tensors.
+
+    Raises:
+        ModelError: TVM cannot import or compile it, or the child died of it.
+    """
+    order = Order(model, target, str(library.absolute()), logging.getLogger().getEffectiveLevel())
+    ended = _run(order, progress)
+    if isinstance(ended, set):
+        return ended
+    operator = ended.operator
+    if ended.stage == CODE and ended.how != "SIGKILL":  # which no operator does
+        for file in library.iterdir():
+            file.unlink()
+        again = _run(msgspec.structs.replace(order, one_by_one=True), lambda _: None)
+        operator = again.operator if isinstance(again, _Death) else ""
+    where = f" in operator {operator}" if operator else ""
+    said = f" ({ended.last_words})" if ended.last_words else ""
+    raise errors.ModelError(
+        f"{model.name}: compiling it for {target} ended its process with {ended.how} while {ended.stage}{where}{said}; "
+        f"{_advice(ended.how)}"
+    )
+
+
+def _advice(how: str) -> str:
+    if how == "SIGKILL":
+        return "the system kills what takes too much memory: free some, or compile on a larger machine"
+    return "give the device a target with fewer features (llvm -mcpu=x86-64-v3, or -mattr=-FEATURE), and report this"
+
+
+class _Death(msgspec.Struct):
+    how: str
+    stage: str
+    operator: str
+    last_words: str
+
+
+def _run(order: Order, progress: Callable[[str], None]) -> set[str] | _Death:
+    """Run a child; return the model's dtypes or how it died, and raise what it raised."""
+    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder, open(f"{folder}/stderr", "w+b") as spoken:
+        (Path(folder) / ORDER).write_bytes(msgspec.msgpack.encode(order))
+        reading, writing = os.pipe()
+        command = [sys.executable, "-c", CHILD, str(writing), folder, *sys.path]
+        with open(reading, "rb") as reports:
+            try:
+                # A session of its own: Ctrl-C comes to the parent alone, which ends the child and its linker.
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    stderr=spoken,
+                    pass_fds=[writing],
+                    start_new_session=True,
+                )
+            finally:
+                os.close(writing)
+            try:
+                stage, operator, last = _follow(reports, progress)
+                code = process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        spoken.seek(0)
+        words = spoken.read().decode(errors="replace")
+    if last.done and code == 0:
+        sys.stderr.write(words)
+        return set(last.done)
+    if last.error[0]:
+        raise getattr(errors, last.error[0], errors.ModelError)(last.error[1])
+    return _Death(_ending(code), stage, operator, _last_words(words))
+
+
+def _follow(reports: IO[bytes], progress: Callable[[str], None]) -> tuple[str, str, Report]:
+    """Pass on what the child reports until it ends: its last stage and operator, and its last report."""
+    stage, operator, report = "starting", "", Report()
+    for line in reports:
+        try:
+            report = msgspec.json.decode(line, type=Report)
+        except msgspec.DecodeError:  # it died in the middle of a line
+            break
+        if report.progress:
+            progress(report.progress)
+        if report.doing[0]:
+            stage, operator = report.doing
+        if report.log[0]:
+            logging.getLogger(report.log[0]).log(report.log[1], "%s", report.log[2])
+    return stage, operator, report
+
+
+def _ending(code: int) -> str:
+    names = {-number.value: number.name for number in signal.Signals}
+    return names.get(code, f"exit code {code}")
+
+
+def _last_words(words: str) -> str:
+    """The assertion that failed, or the last line, without the path of LLVM's source in front of it."""
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    told = [line for line in lines if "Assertion" in line or "LLVM ERROR" in line] or lines[-1:]
+    return told[0][-300:] if told else ""
+
+
+# --- The child ---
+
+
+def serve(descriptor: int, folder: str) -> None:
+    """Do the order in `folder` and report on `descriptor`."""
+    _end_with_parent()
+    order = msgspec.msgpack.decode((Path(folder) / ORDER).read_bytes(), type=Order)
+    with open(descriptor, "wb", buffering=0) as stream:
+
+        def report(**fields: Any) -> None:
+            stream.write(msgspec.json.encode(Report(**fields)) + b"\n")
+
+        report(doing=("importing TVM", ""))
+        from tvm_pipeline.tvm.relay.build import compile_module, element_types
+        from tvm_pipeline.tvm.relay.importer import import_model
+
+        logging.getLogger().addHandler(_Sending(report))
+        logging.getLogger().setLevel(order.log_level)
+        try:
+            report(doing=("importing the model", ""))
+            mod, params = import_model(order.model)
+            report(doing=("preparing the operators", ""))
+            with _told(report, order.one_by_one):
+                compile_module(
+                    order.model.name, mod, params, order.target, Path(order.library), lambda line: report(progress=line)
+                )
+            report(done=sorted(element_types(mod)))
+        except errors.PipelineError as error:
+            report(error=(type(error).__name__, str(error)))
+
+
+def _end_with_parent() -> None:
+    """Die when the parent does, even where it was killed."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+
+
+class _Sending(logging.Handler):
+    """Sends records to the parent, whose handlers know what to do with them."""
+
+    def __init__(self, report: Callable[..., None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._report(log=(record.name, record.levelno, record.getMessage()))
+
+
+@contextlib.contextmanager
+def _told(report: Callable[..., None], one_by_one: bool) -> Iterator[None]:
+    """Report each operator that Relay lowers, and when LLVM begins to make code."""
+    import tvm
+    from tvm.relay.backend import te_compiler
+
+    select, make = te_compiler.select_implementation, tvm.get_global_func("target.build.llvm")
+
+    def selecting(op: Any, *arguments: Any, **options: Any) -> Any:
+        report(doing=("choosing a schedule", str(op.name)))
+        return select(op, *arguments, **options)
+
+    def making(mod: tvm.IRModule, target: tvm.target.Target) -> Any:
+        if one_by_one:
+            for name, function in mod.functions_items():
+                report(doing=(CODE, operator_of(str(name.name_hint))))
+                with contextlib.suppress(tvm.TVMError):  # alone it may miss others; it is the process that counts
+                    make(tvm.IRModule({name: function}, attrs=mod.attrs), target)
+        report(doing=(CODE, ""))
+        return make(mod, target)
+
+    te_compiler.select_implementation = selecting
+    tvm.register_func("target.build.llvm", making, override=True)
+    try:
+        yield
+    finally:
+        te_compiler.select_implementation = select
+        tvm.register_func("target.build.llvm", make, override=True)
+
+
+def operator_of(function: str) -> str:
+    """tvmgen_default_fused_nn_conv2d_add -> nn_conv2d_add: what TVM names a kernel after."""
+    return function.removeprefix("tvmgen_default_").removeprefix("fused_")
