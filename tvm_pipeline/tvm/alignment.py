@@ -78,7 +78,14 @@ def align(
     operators = []
     for index, label in enumerate(labels):
         own_kernels = [reference[k] for k in members[0][label]]
-        read = [_value(values[0], entry) for kernel in own_kernels for entry in kernel.reads]
+        # Of every library: a kernel may be given all fields of a split, and read one.
+        read = [
+            value
+            for kernels, known, of in zip(libraries, values, members, strict=True)
+            for kernel in of[label]
+            for entry in kernels[kernel].reads
+            for value in _needed(kernels, known, entry)
+        ]
         outside = dict.fromkeys(v for v in read if v[0] < 0 or run_of[v[0]] != index)
         written = sorted(v for v in crossing if v[0] >= 0 and run_of[v[0]] == index)
         operators.append(
@@ -152,6 +159,13 @@ def _value(values: Sequence[tuple[Value, ...]], entry: Entry) -> Value:
     return (-1, index) if kernel < 0 else values[kernel][index]
 
 
+def _needed(kernels: Sequence[Kernel], values: Sequence[tuple[Value, ...]], entry: Entry) -> list[Value]:
+    """The value of an entry; behind glue all that the glue is given, which is more where it is given a tuple."""
+    if entry[0] < 0 or not kernels[entry[0]].is_glue:
+        return [_value(values, entry)]
+    return [value for read in kernels[entry[0]].reads for value in _needed(kernels, values, read)]
+
+
 def _crossing(
     libraries: Sequence[Sequence[Kernel]],
     values: Sequence[Sequence[tuple[Value, ...]]],
@@ -165,9 +179,8 @@ def _crossing(
         real = [kernel for kernel in kernels if not kernel.is_glue]
         for kernel, begin in zip(real, begins, strict=True):
             for entry in kernel.reads:
-                value = _value(known, entry)
-                if value[0] >= 0 and run_of[value[0]] != run_of[begin]:
-                    crossing.add(value)
+                needed = _needed(kernels, known, entry)
+                crossing.update(value for value in needed if value[0] >= 0 and run_of[value[0]] != run_of[begin])
     return crossing
 
 

@@ -74,10 +74,11 @@ class _Selection:
         if kernel in self.kernels:
             return
         if kernel >= 0 and self.library.kernels[kernel].is_glue:
-            behind = self.library.kernels[kernel].reads[0]
-            if not self.library.is_reshape(kernel) or self.inside(behind):
+            behind = self.library.kernels[kernel].reads  # several where it is given a tuple, of which it shows a field
+            if not self.library.is_reshape(kernel) or self.inside(behind[0]):
                 self.kernels.add(kernel)
-                self.need(behind)
+                for each in behind:
+                    self.need(each)
                 return
         origin, shape = self.origin(entry)
         self.imports.setdefault((origin, shape), len(self.imports))
