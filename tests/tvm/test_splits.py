@@ -60,3 +60,12 @@ def test_blocks_of_every_extent_are_split(channels: int, sections: int, target: 
     mod = module(relay.concatenate([weights.conv(parts[0], 8, 1), *list(parts)[1:]], axis=1))
     one, other = (run(fast_build(mod, each, weights.params), FRAME)[0] for each in ("llvm", target))
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_module_without_types_is_built_and_left_as_it_is() -> None:
+    x = relay.var("x", shape=(1, 24, 8, 8))
+    mod = tvm.IRModule.from_expr(relay.Function([x], relay.split(x, 3, axis=1).astuple()))
+    before = tvm.IRModule(dict(mod.functions))
+    frame = {"x": np.arange(24 * 64, dtype="float32").reshape(1, 24, 8, 8)}
+    np.testing.assert_array_equal(np.concatenate(run(fast_build(mod, "llvm"), frame), axis=1), frame["x"])
+    tvm.ir.assert_structural_equal(mod["main"], before["main"])

@@ -23,13 +23,13 @@ def SplitByIndices() -> tvm.transform.Pass:  # noqa: N802  a pass is named as it
     Splits of dynamic extents, and those into one section, stay as they are.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="SplitByIndices", required=["InferType"])
+    @tvm.transform.module_pass(opt_level=0, name="SplitByIndices")
     def rewrite(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         if "main" not in mod or not _has_sections(mod["main"]):
             return mod
-        changed = tvm.IRModule(dict(mod.functions), mod.type_definitions, attrs=mod.attrs)
-        changed["main"] = dataflow_pattern.rewrite(_ByIndices(), mod["main"])
-        return relay.transform.InferType()(changed)
+        typed = relay.transform.InferType()(mod)  # a copy, since a caller's module may have no types yet
+        typed["main"] = dataflow_pattern.rewrite(_ByIndices(), typed["main"])
+        return relay.transform.InferType()(typed)
 
     return rewrite
 
