@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 
 from tvm_pipeline_host.detection import missing_features
@@ -27,7 +28,7 @@ TARGETS = [
 
 
 def runs_here(target: str) -> bool:
-    return "aarch64" not in target and not missing_features(target)
+    return platform.machine() == "x86_64" and "aarch64" not in target and not missing_features(target)
 
 
 def run(library: object, frame: Mapping[str, Array]) -> list[Array]:
