@@ -1,6 +1,6 @@
 """Concatenations and sums in parts: nothing lost, never more memory in float32, and the best choice of all.
 
-That the parts compute the same is tested where they are real: `tests/relay/test_rewriting.py`.
+That the parts compute the same is tested where they are real: `tests/tvm/test_rewrite_concat.py`.
 """
 
 from __future__ import annotations
