@@ -157,7 +157,11 @@ def refused(outcome, code: int, *words: str) -> None:
         (["--objective", "latency", "--min-throughput", 1e9], 1, ["--min-throughput"]),
         (["--objective", "energy"], 1, ["nothing is known of the power of device", "active_w"]),
         (["--scheduler", "revisits"], 1, ["no device can serve two of three or four stages", "cached_bytes"]),
-        (["--scheduler", "hybrid", "--objective", LEXICOGRAPHIC[0]], 2, ["hybrid is for seconds and joules"]),
+        (
+            ["--scheduler", "hybrid", "--objective", LEXICOGRAPHIC[0]],
+            2,
+            ["scheduler hybrid does not plan for objective memory,communication"],
+        ),
         (["--scheduler", "single", "--stages", 2], 2, ["--stages 2: the plans of scheduler single have 1"]),
     ],
 )
@@ -208,7 +212,7 @@ def profile_of(graph: Path, seconds: list[float | None]) -> dict:
     return {
         "graph": read.name,
         "fingerprint": read.fingerprint,
-        "devices": {"cpu": {"seconds": seconds}},
+        "devices": {"cpu": {"seconds": {o.name: s for o, s in zip(read.operators, seconds, strict=False)}}},
     }
 
 
@@ -242,6 +246,14 @@ def test_a_profile_of_another_graph(cli, chain_of_three, one_cpu, tmp_path):
     (tmp_path / "profile.json").write_text(json.dumps(profile_of(RESNET, [0.1] * 177)))
     outcome = cli("plan", chain_of_three, "--platform", one_cpu, "--profile", tmp_path / "profile.json")
     refused(outcome, 1, "was measured on ResNet50", "not on net")
+
+
+def test_a_profile_of_an_earlier_version(cli, chain_of_three, one_cpu, tmp_path):
+    """It listed its figures by position."""
+    profile = profile_of(chain_of_three, [0.1] * 3) | {"devices": {"cpu": {"seconds": [0.1] * 3}}}
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    outcome = cli("plan", chain_of_three, "--platform", one_cpu, "--profile", tmp_path / "profile.json")
+    refused(outcome, 1, "profile.json", "earlier version", "tvm-pipeline profile")
 
 
 def test_nothing_says_how_fast_a_device_is(cli, chain_of_three, one_cpu):

@@ -206,7 +206,7 @@ def test_both_kinds_are_profiled_and_planned_together(model, platform, cache, tm
     profile = profile_model(lead, model, platform, repeats=8)
     reshape = [operator.kind for operator in model.graph.operators].index("reshape")
     for name in ("cpu0", "tpu0", "cpu1"):
-        seconds = profile.devices[name].seconds
+        seconds = list(profile.devices[name].seconds.values())
         assert len(seconds) == len(model.graph)
         assert all(figure is not None and figure > 0 for figure in seconds)
         if name != "tpu0":  # there it is no work at all

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.runtime.machine import Loads, Machine, plan_of, problem_of
 from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.errors import NoPlanError, PlanError
 from tvm_pipeline.runtime import Adaptation
 from tvm_pipeline.runtime.replanning import NEARLY, LimitWatch, nearest_plan, quick_plan
 from tvm_pipeline.runtime.strategy import TICK_S, CoreLoad
@@ -258,8 +259,8 @@ def test_the_nearest_plan_keeps_what_can_be_kept(figures: list[tuple[int, int]],
 
 def test_without_limits_there_is_no_nearest_plan():
     problem = problem_of({"d0": [1e-3] * 2})
-    unable = replace(problem.profile.devices["d0"], seconds=(1e-3, None))
-    with pytest.raises(InfeasibleError, match="no plan is left"):
+    unable = DeviceProfile.in_order(problem.graph, (1e-3, None))
+    with pytest.raises(NoPlanError, match="no plan is left"):
         nearest_plan(replace(problem, profile=replace(problem.profile, devices={"d0": unable})))
 
 

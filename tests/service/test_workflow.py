@@ -29,7 +29,7 @@ def test_a_graph_is_planned_without_running_anything():
         decision, profile = decide(problem, tell=heard.append)
     assert len(decision.plan.stages) == 2
     assert profile is subject.profile
-    assert heard == ["playing the best plans through, with turns on the bus"]
+    assert heard == ["simulating the best plans, with turns on the bus"]
 
 
 def test_stages_of_a_graph_alone_cannot_be_measured():

@@ -214,4 +214,9 @@ def read_profile(path: Path | str) -> Profile:
     try:
         return msgspec.json.decode(content, type=Profile)
     except (msgspec.DecodeError, ProfileError) as error:
-        raise ProfileError(f"{path}: {error}") from error
+        hint = ""
+        if "Expected `object`, got `array`" in str(error):
+            hint = (
+                "; it is of an earlier version, which listed figures by position: measure with `tvm-pipeline profile`"
+            )
+        raise ProfileError(f"{path}: {error}{hint}") from error

@@ -47,7 +47,9 @@ def measured_plan(problem: Problem, measure: SegmentTimer | None, progress: Call
         )
     if measure is None:
         raise OptionError(
-            f"scheduler {MEASURED} compiles and measures stages; give a model, not a graph alone", option="scheduler"
+            f"scheduler {MEASURED} compiles and measures stages; give a model, not a graph alone",
+            option="scheduler",
+            value=MEASURED,
         )
     devices = _alike(problem.platform.devices)
     if problem.stages is not None and problem.stages > len(devices):
