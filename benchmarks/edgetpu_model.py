@@ -38,8 +38,9 @@ from planner import keras, show
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, readers_of
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Platform, read_platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 

@@ -27,8 +27,9 @@ from planner import PUBLISHED, keras, show
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Decision, Problem, Stage
+from tvm_pipeline.core.plan import Decision, Stage
 from tvm_pipeline.core.platform import Platform, read_platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import NoPlanError

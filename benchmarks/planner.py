@@ -38,8 +38,9 @@ from rich.table import Table
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import Objective, Plan, Problem
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError

@@ -43,8 +43,9 @@ from tests.support.graphs import (
     random_profile,
     small_sizes,
 )
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError

@@ -27,8 +27,8 @@ from matplotlib import pyplot as plt
 from planner import ROOT, coral, equal_devices, of_bytes, s, show, timed, unequal
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support

@@ -34,7 +34,7 @@ from planner import coral, show
 from rich.progress import track
 
 from tvm_pipeline.core.graph import OperatorGraph, readers_of
-from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning.baselines.coral import profiling_partition

@@ -34,8 +34,9 @@ from planner import PUBLISHED, keras, show, unequal
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Plan, Problem, Stage, describe
+from tvm_pipeline.core.plan import Plan, Stage, describe
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import evaluate

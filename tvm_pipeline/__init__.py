@@ -22,8 +22,9 @@ from tvm_pipeline.backends.registry import detect_platform, settle_platform
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import graph_from_networkx, merge_graphs, read_graph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Decision, Plan, Prediction, Problem, Stage, read_plan
+from tvm_pipeline.core.plan import Decision, Plan, Prediction, Stage, read_plan
 from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, read_profile
 from tvm_pipeline.cost.evaluate import Evaluation, evaluate
 from tvm_pipeline.errors import PipelineError

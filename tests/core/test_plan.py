@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Prediction, Stage, cost_key, margin, read_plan
+from tvm_pipeline.core.plan import Plan, Prediction, Stage, cost_key, margin, read_plan
+from tvm_pipeline.core.problem import OBJECTIVES, Objective
 from tvm_pipeline.errors import PlanError
 
 WORD = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_size=8)

@@ -13,8 +13,9 @@ from tests.support.brute_force import verdict
 from tests.support.graphs import Traits, random_order, random_problem, randoms
 from tests.support.simulation import push_frames, single_frame, single_frames, slowdown
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.device_costs import busy_factor, require_energy
 from tvm_pipeline.cost.evaluate import evaluate, judged

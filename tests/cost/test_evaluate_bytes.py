@@ -15,8 +15,9 @@ from hypothesis import given
 from tests.support.brute_force import every_plan, figure, verdict
 from tests.support.graphs import lexicographic_problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PlanError

@@ -17,8 +17,9 @@ from tests.support.graphs import Traits, random_chain, random_problem, randoms
 from tests.support.simulation import push_frames
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, read_platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, Simulation, fixed_rate, poisson, simulate

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from tests.support.brute_force import every_chain, figure, least
 from tests.support.graphs import LEXICOGRAPHIC, TIMED, Traits, graphs, lexicographic_problems, problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, ProfileError

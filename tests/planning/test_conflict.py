@@ -11,8 +11,9 @@ import pytest
 from tests.support.brute_force import every_plan, verdict
 from tests.support.graphs import Traits, random_problem
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Objective, Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import InfeasibleError, NoPlanError
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals

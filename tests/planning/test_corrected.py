@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.graphs import Traits, problems, randoms
-from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import InfeasibleError, ModelError, NoPlanError, OptionError, PlatformError, ProfileError
 from tvm_pipeline.planning.baselines.coral import profiling_partition
 from tvm_pipeline.planning.baselines.segments import segment_seconds

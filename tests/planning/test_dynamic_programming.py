@@ -16,8 +16,9 @@ from tests.support.brute_force import every_chain, every_plan, figure, least
 from tests.support.graphs import TIMED, Traits, problems, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Objective, Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError, OptionError

@@ -14,8 +14,9 @@ from tests.support.brute_force import every_chain, every_cut, least
 from tests.support.graphs import LEXICOGRAPHIC, lexicographic_problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import Objective, Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform, read_platform
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError

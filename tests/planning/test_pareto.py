@@ -13,8 +13,9 @@ from tests.support.brute_force import every_plan, verdict
 from tests.support.graphs import TIMED, Traits, problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import Plan, Prediction, Problem
+from tvm_pipeline.core.plan import Plan, Prediction
 from tvm_pipeline.core.platform import Device, Platform, read_platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.brute_force import every_chain, every_plan
 from tests.support.graphs import LEXICOGRAPHIC, Traits, lexicographic_problem, random_problem
-from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.planning.search import lexicographic

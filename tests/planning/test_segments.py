@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.graphs import Traits, problems, randoms
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, ProfileError
 from tvm_pipeline.planning.baselines.segments import segment_seconds

@@ -16,8 +16,9 @@ from tests.support.brute_force import every_plan, figure, least
 from tests.support.graphs import TIMED, Traits, lexicographic_problems, problems, random_problem
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Decision, Objective, Plan, Problem, Stage, describe
+from tvm_pipeline.core.plan import Decision, Plan, Stage, describe
 from tvm_pipeline.core.platform import Device, Link, Platform
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError

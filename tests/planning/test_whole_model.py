@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.support.brute_force import every_chain, every_replication, figure, least
 from tests.support.graphs import Traits, problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import OBJECTIVES, Problem
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import OBJECTIVES, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.planning.baselines.whole_model import replicas, single, singles

@@ -17,8 +17,9 @@ from tests.support.graphs import Traits, graphs, random_chain, random_problem, r
 from tests.support.memory import least_peak
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Objective, Problem, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, PlanError

@@ -9,8 +9,9 @@ import pytest
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Decision, Plan, Problem, describe
+from tvm_pipeline.core.plan import Decision, Plan, describe
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.cost.evaluate import evaluate

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Prediction, Problem, Stage
+from tvm_pipeline.core.plan import Prediction, Stage
 from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PlanError
 

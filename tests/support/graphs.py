@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Objective, Problem
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, Transfer
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 
 # The objectives of seconds and joules, and those of bytes.

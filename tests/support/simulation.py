@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Link
+from tvm_pipeline.core.problem import Problem
 
 
 @dataclass(frozen=True)

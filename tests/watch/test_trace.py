@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tests.support.fake_backend import chain_model
 from tests.watch.watched import watching
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Link, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import Bar, Sample
 from tvm_pipeline.cost.simulate import simulate

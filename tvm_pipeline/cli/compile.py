@@ -20,7 +20,8 @@ from tvm_pipeline.cli.options import (
     shapes_of,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
-from tvm_pipeline.core.plan import Decision, Plan, Problem, read_plan
+from tvm_pipeline.core.plan import Decision, Plan, read_plan
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.service.workflow import Compiled, checked_objective, compile_source, decide, measured_profile

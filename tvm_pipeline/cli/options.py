@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.core.plan import OBJECTIVES
+from tvm_pipeline.core.problem import OBJECTIVES
 from tvm_pipeline.frontends import Shapes, parse_shapes
 from tvm_pipeline.planning import MEASURED, SCHEDULERS
 

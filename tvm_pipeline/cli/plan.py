@@ -21,7 +21,8 @@ from tvm_pipeline.cli.options import (
     shapes_of,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
-from tvm_pipeline.core.plan import Decision, Problem, cost_key
+from tvm_pipeline.core.plan import Decision, cost_key
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table

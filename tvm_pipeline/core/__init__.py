@@ -7,7 +7,8 @@ graph_files.py    graphs from files and from networkx
 tensor_layout.py  blocked layouts of tensors, such as NCHW16c, and copies between them
 platform.py       the devices and links of a machine
 profile.py        what was measured of a graph on a platform
-plan.py           a Problem, and the Plan that solves it
+problem.py        what a planner is given: graph, platform, profile, objective and limits
+plan.py           the Plan that solves a Problem, with its predicted figures
 model.py          a network as its file gave it
 statistics.py     what a run measured
 state.py          the state of a running pipeline, as it is sent to those who watch it

@@ -1,4 +1,4 @@
-"""What a scheduler is given (Problem) and what it returns (Plan).
+"""The Plan that a scheduler returns, with its stages, its predicted figures, and the reasons for the choice.
 
 A Plan is data: it prints as text that a person can read and edit, and that parses back:
 
@@ -13,7 +13,8 @@ A Plan is data: it prints as text that a person can read and edit, and that pars
     stage cpu1 cpu2
       ...
 
-Next: `evaluate.py`, which says what a plan costs, and `scheduling/`, which makes them.
+Next: `problem.py`, the Problem that a plan solves; `cost/evaluate.py`, which predicts what a plan costs; and
+`planning/`, which makes plans.
 """
 
 from __future__ import annotations
@@ -22,111 +23,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.platform import Link, Platform, find_link
-from tvm_pipeline.core.profile import Profile, SegmentProfile
-from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError
+from tvm_pipeline.core.problem import OBJECTIVES, Objective
+from tvm_pipeline.core.profile import SegmentProfile
+from tvm_pipeline.errors import PlanError
 from tvm_pipeline.files import read_bytes
 
-Objective = Literal[
-    "throughput",
-    "latency",
-    "energy",
-    "memory,communication",
-    "memory,dram,communication",
-    "dram,memory,communication",
-]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 Status = Literal["optimal", "feasible"]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A graph to be planned on a platform by its profile.
-
-    Attributes:
-        objective: what is best: most frames a second, least seconds or least joules a frame; or, in lexicographic
-            order, the least parameter bytes of the fullest stage (`memory`), bytes of parameters beyond the stages'
-            caches (`dram`), bytes across the widest boundary (`communication`). The three are from Yin et al., SEC
-            2022; communication is counted otherwise than by their equations 9 and 10, see `graph.handed_on_bytes`.
-        stages: exactly how many stages a pipeline has; None lets the planner choose.
-        children_together: all operators that read an operator's outputs stand in one stage.
-        min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).
-        max_latency_s: plans whose frames take longer are not allowed (with objective throughput).
-        time_limit_s: how long a scheduler may search; it then returns the best plan it has, with its bound.
-        activations: whether the `memory_bytes` of a device must hold the activations of its stages, too. Without, they
-            hold parameters alone, which is what the searches count: a relaxation, see `scheduling/activations.py`.
-    """
-
-    graph: OperatorGraph
-    platform: Platform
-    profile: Profile
-    objective: Objective = "throughput"
-    stages: int | None = None
-    children_together: bool = False
-    min_throughput_fps: float | None = None
-    max_latency_s: float | None = None
-    time_limit_s: float | None = None
-    activations: bool = True
-
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise OptionError(
-                f"`objective` {self.objective!r} is none of {' '.join(OBJECTIVES)}",
-                option="objective",
-                value=self.objective,
-            )
-        self._check_limits()
-        if self.stages is not None and self.stages < 1:
-            raise OptionError(
-                f"`stages` {self.stages}: a plan has at least one stage", option="stages", value=self.stages
-            )
-        if self.stages is not None and self.stages > len(self.graph):
-            raise InfeasibleError(
-                f"{self.stages} stages: {self.graph.name} has only {len(self.graph)} operators, "
-                "and every stage needs one"
-            )
-        self.profile.check_graph(self.graph)
-        if not self.is_lexicographic:
-            self.profile.check_platform(self.platform)
-
-    def _check_limits(self) -> None:
-        limits = {
-            "min_throughput_fps": self.min_throughput_fps,
-            "max_latency_s": self.max_latency_s,
-            "time_limit_s": self.time_limit_s,
-        }
-        for option, limit in limits.items():
-            if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "time_limit_s")):
-                raise OptionError(f"`{option}` {limit:g}: it must be positive", option=option, value=limit)
-        if self.min_throughput_fps is not None and self.objective not in ("latency", "energy"):
-            raise OptionError(
-                f"`min_throughput_fps` goes with objective latency or energy, not with {self.objective}",
-                option="min_throughput_fps",
-                value=self.min_throughput_fps,
-            )
-        if self.max_latency_s is not None and self.objective != "throughput":
-            raise OptionError(
-                f"`max_latency_s` goes with objective throughput, not with {self.objective}",
-                option="max_latency_s",
-                value=self.max_latency_s,
-            )
-
-    @property
-    def is_lexicographic(self) -> bool:
-        """Whether the objective is one of bytes, for which no seconds need be known."""
-        return is_lexicographic(self.objective)
-
-    @property
-    def counts_activations(self) -> bool:
-        """Whether there is a memory that activations must fit into."""
-        return self.activations and any(device.memory_bytes is not None for device in self.platform.devices)
-
-    def link(self, source: str, destination: str) -> Link:
-        """What a transfer costs: as the platform says, else as it was measured."""
-        return find_link((*self.platform.links, *self.profile.links), source, destination)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,21 +62,6 @@ class Prediction:
     memory_bytes: int | None = None
     dram_bytes: int | None = None
     communication_bytes: int | None = None
-
-
-# For each worker: a replica so slow that the others finish more frames meanwhile is better left out.
-MOST_INSIDE = 16
-
-
-def frames_inside(stages: Sequence[Stage], predicted: Prediction) -> int:
-    """How many frames a pipeline holds by default: one in each worker and one waiting for it.
-
-    Uneven replicas need more, for what the fast ones finish waits for the slowest: as many frames are inside as come in
-    while one goes through (Little's law), and one more waits for each worker.
-    """
-    workers = sum(len(stage.devices) for stage in stages)
-    fps, latency_s = predicted.throughput_fps or 0.0, predicted.latency_s or 0.0
-    return max(2 * workers, math.ceil(min(MOST_INSIDE * workers, fps * latency_s)) + workers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,11 +182,6 @@ def _number(text: str) -> Any:
 def shown_stages(stages: Sequence[Stage]) -> str:
     """Return the devices of a plan in a few words: `cpu0 | cpu1` is a pipeline, `cpu0 + cpu1` are replicas."""
     return " | ".join(" + ".join(stage.devices) for stage in stages)
-
-
-def is_lexicographic(objective: Objective) -> bool:
-    """Whether the objective counts bytes: memory, DRAM overflow and communication in some order."""
-    return "communication" in objective
 
 
 def objective_value(predicted: Prediction, objective: Objective) -> tuple[float, ...] | None:

@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tvm_pipeline.core.graph import Operator
-from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Device, DeviceModel, Transfer, disjoint_sets, per_unit
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.errors import OptionError, ProfileError
 

@@ -18,14 +18,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, handed_on_bytes, readers_of
 from tvm_pipeline.core.partition import check_partition
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
 from tvm_pipeline.errors import GraphError, PlanError, PlatformError
 from tvm_pipeline.memory import stage_memory
@@ -100,6 +101,21 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     )
     _check_limits(problem, predicted)
     return Evaluation(predicted, tuple(busy), bottleneck, bus_s, _overtaking(stages, busy))
+
+
+# The most frames inside for each worker. A replica so slow that it needs more than these is best left out of the plan.
+MAX_FRAMES_PER_WORKER = 16
+
+
+def frames_inside(stages: Sequence[Stage], predicted: Prediction) -> int:
+    """Return how many frames a pipeline holds by default: one in each worker and one that waits for it.
+
+    Uneven replicas need more, because a frame that a fast replica finished waits for those before it, which a slow one
+    may have. By Little's law throughput times latency is the number of frames inside; one more waits for each worker.
+    """
+    workers = sum(len(stage.devices) for stage in stages)
+    fps, latency_s = predicted.throughput_fps or 0.0, predicted.latency_s or 0.0
+    return max(2 * workers, math.ceil(min(MAX_FRAMES_PER_WORKER * workers, fps * latency_s)) + workers)
 
 
 def _check_shared_caches(stages: tuple[Stage, ...], costs: Mapping[str, DeviceCosts]) -> None:

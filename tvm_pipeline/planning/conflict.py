@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 
 

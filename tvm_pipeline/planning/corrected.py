@@ -17,8 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import InfeasibleError, ModelError, OptionError, PlanError, ProfileError
 from tvm_pipeline.planning.baselines.segments import Partition, chain_costs
 from tvm_pipeline.planning.search.cost_tables import capacities

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from tvm_pipeline.core.graph import crossing_tensors
-from tvm_pipeline.core.plan import Plan, Problem, Stage, Status
+from tvm_pipeline.core.plan import Plan, Stage, Status
 from tvm_pipeline.core.platform import Platform, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, SearchTimeError

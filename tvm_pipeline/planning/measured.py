@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Decision, Plan, Problem, Stage
+from tvm_pipeline.core.plan import Decision, Plan, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.cost.device_costs import can_time_operators
 from tvm_pipeline.cost.evaluate import judged

@@ -22,8 +22,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tvm_pipeline.core.plan import OBJECTIVES, Decision, Plan, Problem, cost_key, describe, margin
+from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.platform import disjoint_sets
+from tvm_pipeline.core.problem import OBJECTIVES, Problem
 from tvm_pipeline.cost.device_costs import require_caches, require_energy
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
 from tvm_pipeline.planning import rehearsal

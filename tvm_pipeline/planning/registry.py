@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tvm_pipeline.core.plan import OBJECTIVES, Objective, Plan, Problem, is_lexicographic
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, is_lexicographic
 from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Decision, Plan, Problem, describe
+from tvm_pipeline.core.plan import Decision, Plan, describe
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import buses_of_parameters, with_slower_refill
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.simulate import simulate

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import check_stages, judged, param_bytes_of
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.memory import stage_memory

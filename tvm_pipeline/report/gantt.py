@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage, describe
+from tvm_pipeline.core.plan import Plan, Stage, describe
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import Bar
 from tvm_pipeline.cost.evaluate import Evaluation, evaluate
 from tvm_pipeline.cost.simulate import simulate

@@ -14,7 +14,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.runtime.replanning import gain, judged_now, nearest_plan, shown_slack, slack

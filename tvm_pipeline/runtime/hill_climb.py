@@ -23,7 +23,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.errors import PlanError

@@ -20,8 +20,10 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.core.plan import Plan, Problem, frames_inside, shown_stages
+from tvm_pipeline.core.plan import Plan, shown_stages
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
+from tvm_pipeline.cost.evaluate import frames_inside
 from tvm_pipeline.errors import (
     NoPlanError,
     OptionError,

@@ -24,11 +24,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
-from tvm_pipeline.core.plan import Plan, frames_inside
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
 from tvm_pipeline.core.tensor_layout import to_logical
-from tvm_pipeline.cost.evaluate import check_stages
+from tvm_pipeline.cost.evaluate import check_stages, frames_inside
 from tvm_pipeline.errors import (
     ModelError,
     OptionError,
@@ -48,7 +48,7 @@ class Pipeline(FrameStream):
         compiled: the model, compiled for the plan's devices.
         plan: which device runs which operators.
         platform: the devices, settled on this machine.
-        in_flight: frames inside at once; the default, see `plan.frames_inside`, keeps every worker busy.
+        in_flight: frames inside at once; the default, see `cost.evaluate.frames_inside`, keeps every worker busy.
         threads: where the workers run; its own unless given.
         after: a pipeline that ends; a stage begins when that pipeline has left the cores of its device.
 

@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Set
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, cost_key, margin
+from tvm_pipeline.core.plan import Plan, Prediction, cost_key, margin
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import require_energy
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import NoPlanError, PlanError

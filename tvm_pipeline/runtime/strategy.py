@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.device_costs import slowed
 from tvm_pipeline.cost.evaluate import evaluate

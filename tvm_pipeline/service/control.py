@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tvm_pipeline.core.plan import Problem, is_lexicographic
+from tvm_pipeline.core.problem import Problem, is_lexicographic
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.replanning import timed
 from tvm_pipeline.service.file import Keys, read_keys

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from tvm_pipeline.backends.bundle import Bundle
-from tvm_pipeline.core.plan import Problem
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.runtime import LivePipeline

@@ -25,8 +25,9 @@ from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.registry import detect_platform, settle_platform
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
-from tvm_pipeline.core.plan import OBJECTIVES, Decision, Objective, Plan, Problem, is_lexicographic, read_plan
+from tvm_pipeline.core.plan import Decision, Plan, read_plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
+from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 from tvm_pipeline.core.graph import OperatorGraph, readers_of
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds

@@ -9,7 +9,8 @@ from bisect import bisect_left
 from itertools import accumulate
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.planning.baselines.segments import best_pipeline
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_pipeline.core.plan import Plan, Problem
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, known_cost_of
 from tvm_pipeline.planning.baselines.segments import best_pipeline, segment_seconds
 

@@ -16,8 +16,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage, cost_key
+from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import known_cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError

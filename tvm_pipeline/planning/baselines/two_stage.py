@@ -18,7 +18,8 @@ from itertools import permutations
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.planning.search.cost_tables import capacities, stage_joules, stage_seconds

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage, cost_key, objective_value
+from tvm_pipeline.core.plan import Plan, Stage, cost_key, objective_value
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError

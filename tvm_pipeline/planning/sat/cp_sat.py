@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import time
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.planning.sat.least_bytes import least_bytes
 from tvm_pipeline.planning.sat.least_seconds import least_seconds
 

@@ -16,8 +16,9 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, Status
+from tvm_pipeline.core.plan import Plan, Prediction, Stage, Status
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError, SearchTimeError

@@ -11,8 +11,9 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage, objective_value
+from tvm_pipeline.core.plan import Plan, Prediction, Stage, objective_value
 from tvm_pipeline.core.platform import disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of, require_energy
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError, SearchTimeError

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations, pairwise, permutations
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.core.plan import Problem, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Link
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import DeviceCosts, cost_of, known_cost_of
 from tvm_pipeline.planning.sat.staging import Staging, weighted
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 

@@ -28,8 +28,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.search.cuts import Cuts, Integers

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Plan, Prediction, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.planning.conflict import explain

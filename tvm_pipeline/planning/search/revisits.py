@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan, Problem, Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError

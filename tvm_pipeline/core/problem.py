@@ -1,0 +1,117 @@
+"""The Problem that a scheduler solves: a graph, a platform, a profile, the objective and the limits.
+
+Next: `plan.py`, the Plan that solves it; `planning/planner.py`, which leads from the one to the other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.platform import Link, Platform, find_link
+from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.errors import InfeasibleError, OptionError
+
+Objective = Literal[
+    "throughput",
+    "latency",
+    "energy",
+    "memory,communication",
+    "memory,dram,communication",
+    "dram,memory,communication",
+]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A graph to be planned on a platform by its profile.
+
+    Attributes:
+        objective: what is best: most frames a second, least seconds or least joules a frame; or, in lexicographic
+            order, the least parameter bytes of the fullest stage (`memory`), bytes of parameters beyond the stages'
+            caches (`dram`), bytes across the widest boundary (`communication`). The three are from Yin et al., SEC
+            2022; communication is counted otherwise than by their equations 9 and 10, see `graph.handed_on_bytes`.
+        stages: exactly how many stages a pipeline has; None lets the planner choose.
+        children_together: all operators that read an operator's outputs stand in one stage.
+        min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).
+        max_latency_s: plans whose frames take longer are not allowed (with objective throughput).
+        time_limit_s: how long a scheduler may search; it then returns the best plan it has, with its bound.
+        activations: whether the `memory_bytes` of a device must hold the activations of its stages, too. Without, they
+            hold parameters alone, which is what the searches count: a relaxation, see `scheduling/activations.py`.
+    """
+
+    graph: OperatorGraph
+    platform: Platform
+    profile: Profile
+    objective: Objective = "throughput"
+    stages: int | None = None
+    children_together: bool = False
+    min_throughput_fps: float | None = None
+    max_latency_s: float | None = None
+    time_limit_s: float | None = None
+    activations: bool = True
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise OptionError(
+                f"`objective` {self.objective!r} is none of {' '.join(OBJECTIVES)}",
+                option="objective",
+                value=self.objective,
+            )
+        self._check_limits()
+        if self.stages is not None and self.stages < 1:
+            raise OptionError(
+                f"`stages` {self.stages}: a plan has at least one stage", option="stages", value=self.stages
+            )
+        if self.stages is not None and self.stages > len(self.graph):
+            raise InfeasibleError(
+                f"{self.stages} stages: {self.graph.name} has only {len(self.graph)} operators, "
+                "and every stage needs one"
+            )
+        self.profile.check_graph(self.graph)
+        if not self.is_lexicographic:
+            self.profile.check_platform(self.platform)
+
+    def _check_limits(self) -> None:
+        limits = {
+            "min_throughput_fps": self.min_throughput_fps,
+            "max_latency_s": self.max_latency_s,
+            "time_limit_s": self.time_limit_s,
+        }
+        for option, limit in limits.items():
+            if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "time_limit_s")):
+                raise OptionError(f"`{option}` {limit:g}: it must be positive", option=option, value=limit)
+        if self.min_throughput_fps is not None and self.objective not in ("latency", "energy"):
+            raise OptionError(
+                f"`min_throughput_fps` goes with objective latency or energy, not with {self.objective}",
+                option="min_throughput_fps",
+                value=self.min_throughput_fps,
+            )
+        if self.max_latency_s is not None and self.objective != "throughput":
+            raise OptionError(
+                f"`max_latency_s` goes with objective throughput, not with {self.objective}",
+                option="max_latency_s",
+                value=self.max_latency_s,
+            )
+
+    @property
+    def is_lexicographic(self) -> bool:
+        """Whether the objective is one of bytes, for which no seconds need be known."""
+        return is_lexicographic(self.objective)
+
+    @property
+    def counts_activations(self) -> bool:
+        """Whether there is a memory that activations must fit into."""
+        return self.activations and any(device.memory_bytes is not None for device in self.platform.devices)
+
+    def link(self, source: str, destination: str) -> Link:
+        """What a transfer costs: as the platform says, else as it was measured."""
+        return find_link((*self.platform.links, *self.profile.links), source, destination)
+
+
+def is_lexicographic(objective: Objective) -> bool:
+    """Whether the objective counts bytes: memory, DRAM overflow and communication in some order."""
+    return "communication" in objective
