@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -180,7 +182,6 @@ def test_the_pace_is_that_of_the_slowest_stage_or_bus(problem: Problem) -> None:
         assert found.predicted.throughput_fps == pytest.approx(min(paces), rel=1e-9)
         assert rates[found.bottleneck] == pytest.approx(min(rates))
         assert found.predicted.jitter_s >= 0
-        assert len(found.overtaking) == len(stages)
 
 
 def replicas_of(*seconds: int) -> tuple[Problem, tuple[Stage, ...]]:
@@ -189,6 +190,12 @@ def replicas_of(*seconds: int) -> tuple[Problem, tuple[Stage, ...]]:
     measured = {name: DeviceProfile.in_order(graph, (float(s),)) for name, s in zip("abcd", seconds, strict=False)}
     problem = Problem(graph, Platform("box", tuple(map(Device, measured))), Profile("c", graph.fingerprint, measured))
     return problem, (Stage(tuple(measured), ("op0",)),)
+
+
+def most_overtaken(seconds: Sequence[int]) -> int:
+    """Return how many frames the other replicas finish while the slowest is at one."""
+    *others, slowest = sorted(seconds)
+    return sum(math.ceil(slowest / other) - 1 for other in others)
 
 
 @pytest.mark.parametrize(
@@ -201,15 +208,15 @@ def test_jitter_and_overtaking_by_hand(seconds: tuple[int, ...], jitter_s: float
     found = evaluate(problem, stages)
     assert found.predicted.latency_s == max(seconds)
     assert found.predicted.jitter_s == jitter_s
-    assert found.overtaking == (overtaking,)
+    assert most_overtaken(seconds) == overtaking
     # The slowest comes first by name, and so takes the first frame.
     assert push_frames(problem, stages, 50).overtaken(0) == overtaking
 
 
 @given(randoms())
-def test_no_frame_is_overtaken_by_more_than_predicted(rng: random.Random) -> None:
-    problem, stages = replicas_of(*(rng.randint(1, 12) for _ in range(rng.randint(1, 4))))
-    assert push_frames(problem, stages, 100).overtaken(0) <= evaluate(problem, stages).overtaking[0]
+def test_no_frame_is_overtaken_by_more_than_the_replicas_allow(rng: random.Random) -> None:
+    seconds = [rng.randint(1, 12) for _ in range(rng.randint(1, 4))]
+    assert push_frames(*replicas_of(*seconds), 100).overtaken(0) <= most_overtaken(seconds)
 
 
 def test_limits_by_hand() -> None:
@@ -251,7 +258,7 @@ def test_without_seconds_a_plan_is_judged_by_its_bytes_alone() -> None:
     problem = lexicographic_problem(random.Random(2), devices=(2, 2))
     names = tuple(operator.name for operator in problem.graph.operators)
     found = evaluate(problem, (Stage(("dev0",), names),))
-    assert (found.costs, found.bus_s, found.overtaking) == ((), {}, ())
+    assert (found.costs, found.bus_s) == ((), {})
     predicted = found.predicted
     assert (predicted.throughput_fps, predicted.latency_s, predicted.energy_j, predicted.jitter_s) == (None,) * 4
     assert problem.profile == unmeasured(problem.graph)

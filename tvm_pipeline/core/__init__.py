@@ -1,15 +1,15 @@
-"""The vocabulary: what is planned, on what, by which figures, and what comes of it. No TVM, no solver.
+"""The vocabulary: graphs, platforms, profiles, problems, plans and statistics. No TVM, no solver.
 
 graph.py          the operator graph, its edges, and the tensors that cross a cut
 topology.py       Kahn's algorithm on graphs of indices
-partition.py      which groups of operators are legal stages
+partition.py      the check that groups of operators are legal stages
 graph_files.py    graphs from files and from networkx
 tensor_layout.py  blocked layouts of tensors, such as NCHW16c, and copies between them
 platform.py       the devices and links of a machine
-profile.py        what was measured of a graph on a platform
-problem.py        what a planner is given: graph, platform, profile, objective and limits
+profile.py        the measured figures of a graph on a platform
+problem.py        the Problem of a planner: graph, platform, profile, objective and limits
 plan.py           the Plan that solves a Problem, with its predicted figures
-model.py          a network as its file gave it
-statistics.py     what a run measured
-state.py          the state of a running pipeline, as it is sent to those who watch it
+model.py          a network's file, read and checked
+statistics.py     the figures that a run measures
+state.py          the state of a running pipeline, as it is sent to `top` and to the page
 """

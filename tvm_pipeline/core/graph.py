@@ -1,9 +1,9 @@
-"""The operator graph: what a model computes, as the planner sees it.
+"""The operator graph: a model as the planner sees it.
 
 An OperatorGraph is a DAG of operators (one fused kernel each, or one operator of the source format) and of the
-tensors between them. It holds sizes and work, never weights or code. Its `edges` say who reads what from whom.
-Next: `graph_files.py` (graphs from files and from networkx), `partition.py` (which groups of operators are stages),
-`profile.py` (how long each operator takes on each device) and `plan.py` (which device runs which operators).
+tensors between them. It has sizes and work, never weights or code. Its `edges` give the writer and the readers of each
+tensor. Next: `graph_files.py` (graphs from files and from networkx), `partition.py` (which groups of operators are
+stages), `profile.py` (how long each operator takes on each device) and `plan.py` (which device runs which operators).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Operator:
 
     Attributes:
         name: unique in the graph.
-        kind: what it computes, such as `conv2d+add+relu`.
+        kind: the operation, such as `conv2d+add+relu`.
         inputs: names of the tensors it reads: outputs of earlier operators or inputs of the model.
         outputs: the tensors it writes.
         param_bytes: bytes of constants (weights) that it reads.
@@ -70,9 +70,9 @@ class Operator:
 
 
 class _ComputedOnce:
-    """The slots of what an OperatorGraph computes once and keeps.
+    """The slots for figures that an OperatorGraph computes once and keeps.
 
-    They are slots of a base class because slots are not fields: files, `==`, copies and pickles leave them out.
+    They are slots of a base class, and not fields, so that files, `==`, copies and pickles leave them out.
     """
 
     __slots__ = ("_edges", "_fingerprint", "_hash", "_tensors")
@@ -152,7 +152,7 @@ class OperatorGraph(_ComputedOnce):
         return len(self.operators)
 
     def __hash__(self) -> int:
-        """Return the hash of the fields; caches keyed by a graph ask for it at every look-up."""
+        """Return the hash of the fields; caches with graphs as keys need it at every look-up."""
         try:
             return self._hash
         except AttributeError:
@@ -162,7 +162,7 @@ class OperatorGraph(_ComputedOnce):
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """Every tensor by name: the model's inputs, then what the operators write, in the graph's order."""
+        """Every tensor by name: the model's inputs, then the outputs of the operators, in the graph's order."""
         try:
             return self._tensors
         except AttributeError:
@@ -173,7 +173,7 @@ class OperatorGraph(_ComputedOnce):
 
     @property
     def edges(self) -> Edges:
-        """Who writes and who reads each tensor, and which operators are neighbours."""
+        """The writer and the readers of each tensor, and the neighbours of each operator."""
         try:
             return self._edges
         except AttributeError:
@@ -183,9 +183,9 @@ class OperatorGraph(_ComputedOnce):
 
     @property
     def fingerprint(self) -> str:
-        """The name of the structure and the sizes, the same for every order of the operators.
+        """The hash of the structure and the sizes, the same for every order of the operators.
 
-        A profile says by it which graph was measured.
+        A profile names the measured graph by its fingerprint.
         """
         try:
             return self._fingerprint
@@ -202,11 +202,11 @@ class Edges:
     """The edges of an OperatorGraph. Operators are indices into `graph.operators`; lists of them ascend.
 
     Attributes:
-        index: of each operator, by its name.
-        writer: of each tensor that an operator writes, by the tensor's name; inputs of the model are missing.
-        readers: of every tensor, by its name in the order of `graph.tensors`: each operator that reads it, once.
-        before: for each operator those that write what it reads.
-        after: for each operator those that read what it writes.
+        index: the index of each operator, by the operator's name.
+        writer: the operator that writes a tensor, by the tensor's name; inputs of the model have none and are missing.
+        readers: the operators that read a tensor, each once, by the tensor's name in the order of `graph.tensors`.
+        before: for each operator, the operators that write its inputs.
+        after: for each operator, the operators that read its outputs.
 
     Example:
         >>> source, left = Tensor("source", (2,)), Tensor("left", (2,))
@@ -227,6 +227,7 @@ class Edges:
 
     @classmethod
     def of(cls, graph: OperatorGraph) -> Edges:
+        """Return the edges of a graph."""
         writer = {tensor.name: index for index, operator in enumerate(graph.operators) for tensor in operator.outputs}
         readers: dict[str, list[int]] = {name: [] for name in graph.tensors}
         before = []
@@ -251,7 +252,7 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
     """Return the tensors that cross each boundary of consecutive groups of operators.
 
     Boundary 0 lies before the first group, boundary k after group k-1. A tensor is handed from group to group
-    until its last reader has it, so it is listed once at every boundary that it crosses. The model's outputs cross
+    until it reaches its last reader, so it is listed once at every boundary that it crosses. The model's outputs cross
     every boundary behind their writer.
 
     Args:
@@ -298,7 +299,7 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
 
 
 def readers_of(graph: OperatorGraph) -> dict[str, tuple[str, ...]]:
-    """Return for each operator the operators that read what it writes, each once, in the graph's order.
+    """Return for each operator the operators that read its outputs, each once, in the graph's order.
 
     Example:
         >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
@@ -316,11 +317,11 @@ def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> li
     """Return the bytes that operators hand on across each of the `len(groups) - 1` boundaries between groups.
 
     A tensor counts once at every boundary between its writer and its last reader, however many readers it has; the
-    model's own inputs and outputs do not count. `groups` are in a legal order.
+    model's own inputs and outputs do not count.
 
     Objective (3) of Yin et al., SEC 2022, differs: their equations 9 and 10 count each edge, and only at the boundary
     in front of its reader's stage. A tensor with two readers in that stage counts twice there, and a tensor that skips
-    a stage counts only in front of its reader. The count here is what devices move that hand tensors on in a chain.
+    a stage counts only in front of its reader. The count here is the bytes that move where devices form a chain.
 
     Args:
         groups: names of operators; every operator of the graph is in one group, and the groups are in a legal order.

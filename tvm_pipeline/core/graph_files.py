@@ -1,13 +1,13 @@
 """Operator graphs that no frontend makes: from files, from networkx, and several graphs joined into one.
 
-A file holds either an OperatorGraph as it is (key `operators`), or nodes and edges, which other tools write:
+A file contains either the fields of an OperatorGraph (key `operators`), or nodes and edges, which other tools write:
 
     {"name": "net",
      "nodes": [{"name": "image", "op": "InputLayer", "output_shape": [1, 8, 8, 3]},
                {"name": "conv", "op": "Conv2D", "param_bytes": 108, "output_bytes": 256, "macs": 6912}],
      "edges": [[0, 1]]}
 
-`profiles/keras/` holds such files. Next: `graph.py`, which says what an operator graph is.
+`profiles/keras/` has such files. Next: `graph.py`, which defines the operator graph.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Node(msgspec.Struct, frozen=True):
 
     Attributes:
         name: unique in the graph.
-        op: what it computes.
+        op: the operation.
         param_bytes: bytes of its weights.
         output_bytes: bytes of its output; if it is left out, the shape is needed and an element counts as one byte.
         macs: multiply-accumulates.
-        output_shape: kept if it has as many elements as the output has bytes; else the output is a flat tensor.
+        output_shape: used if it has as many elements as the output has bytes; else the output is a flat tensor.
     """
 
     name: str
@@ -87,8 +87,8 @@ def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int |
     """Return the graph of `nodes`, with one operator for each.
 
     The operators keep the given order if it is topological; else the node of least index that is ready comes next.
-    Tensors are named after the operators that write them; those that no operator reads are the graph's outputs. The
-    graph has no inputs: an operator brings the input.
+    Tensors are named after the operators that write them; tensors that no operator reads are the graph's outputs. The
+    graph has no inputs: its first operators write the input.
 
     Args:
         edges: pairs of nodes, where the second reads what the first writes. A node is given by its index or by its

@@ -1,4 +1,7 @@
-"""A model as a file gave it: its bytes, its format and its inputs. `frontends/` makes them, backends compile them."""
+"""The Model: the bytes, the format and the inputs of a network's file.
+
+Models come from `frontends/`, and backends compile them.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,14 @@ Format = Literal["onnx", "tflite", "relay", "relay.json", "relay.testing"]
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network that was read and checked, and not yet imported.
+    """A network that was read and checked, but not yet imported.
 
     Attributes:
-        name: how messages and files call it.
+        name: the name in messages and files.
         format: what `content` is; `relay.testing` names a built-in network and has no content.
         content: the bytes of the file.
         inputs: name, shape and dtype of every input, all fixed; empty where the format's importer knows them.
-        params: parameters saved beside a Relay file, in TVM's own format; empty where the file holds them.
+        params: parameters that were saved beside a Relay file, in TVM's own format; empty where the file has them.
     """
 
     name: str
@@ -33,6 +36,6 @@ class Model:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of all that decides what is compiled."""
+        """The SHA-256 of all that the compiled code depends on."""
         described = msgspec.json.encode((self.name if not self.content else "", self.format, self.inputs))
         return hashlib.sha256(b"\0".join((described, self.params, self.content))).hexdigest()

@@ -1,8 +1,8 @@
-"""Which groups of operators are legal stages, whatever devices run them.
+"""The check of stages: which groups of operators are legal, whatever devices run them.
 
-A stage is closed under "between": no path leaves it and comes back. A partition is a sequence of such stages that holds
-every operator once, each stage behind those that it reads from. Whether the devices can take the stages is checked in
-`cost/evaluate.py`. Next: `plan.py`, which gives each stage its devices.
+No path may leave a stage and come back. A partition is a sequence of such stages that contains every operator once; a
+stage stands behind those that it reads from. `cost/evaluate.py` checks that the devices can take the stages. Next:
+`plan.py`, which gives each stage its devices.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def check_partition(graph: OperatorGraph, groups: Sequence[Sequence[str]]) -> li
         groups: the names of each stage's operators, the first stage first.
 
     Raises:
-        PlanError: the groups do not hold every operator once, in a legal order; the message names the stage and the
-            operator.
+        PlanError: the groups do not contain every operator once, in a legal order; the message names the stage and
+            the operator.
 
     Example:
         >>> from tvm_pipeline.core.graph import Operator
@@ -61,7 +61,7 @@ def check_stage(graph: OperatorGraph, operators: Iterable[str]) -> None:
     """Check that operators can be one stage of some partition of the graph.
 
     Raises:
-        PlanError: there are none, the graph does not have one, or a path leaves them and comes back.
+        PlanError: there are no operators, the graph does not have one of them, or a path leaves them and comes back.
 
     Example:
         >>> from tvm_pipeline.core.graph import Operator
@@ -84,7 +84,7 @@ def check_stage(graph: OperatorGraph, operators: Iterable[str]) -> None:
             f"the model {graph.name} has no operator {min(unknown)}; the plan is of another model or target"
         )
     inside = {edges.index[name] for name in names}
-    behind: set[int] = set()  # operators outside that a path from the stage leads to
+    behind: set[int] = set()  # operators outside the stage to which a path from it leads
     for index in range(min(inside), max(inside) + 1):
         sources = edges.before[index]
         if index in inside:

@@ -43,15 +43,15 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan's frames will take; None where nothing is known of it.
+    """The predicted figures of a plan; a figure is None where it is not known.
 
     Attributes:
         throughput_fps: frames a second in steady state.
         latency_s: seconds of a frame that meets no queue, on the slowest replica of each stage.
-        energy_j: joules a frame.
-        jitter_s: how much sooner a frame may be through on the fastest replicas; 0 where no stage is replicated.
-        memory_bytes: parameters of the fullest stage.
-        dram_bytes: parameters beyond the cache of their stage's device, in all; None where a device states no cache.
+        energy_j: joules of a frame.
+        jitter_s: seconds that a frame may be faster, on the fastest replica of each stage.
+        memory_bytes: parameters of the largest stage.
+        dram_bytes: parameters beyond the caches of their stages' devices; None where a device states no cache.
         communication_bytes: tensors that cross the widest boundary between stages, each counted once.
     """
 
@@ -66,13 +66,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which device runs which operators, and how good that is.
+    """The stages of a graph with their devices and their predicted figures.
 
     Attributes:
-        scheduler: the name of the algorithm (or candidate) that made it.
-        status: `optimal` where the value is proven the best of the scheduler's space of plans.
-        bound: what no plan of that space can pass, in the objective's unit; one figure for each part of a
-            lexicographic objective.
+        scheduler: the name of the algorithm that made the plan.
+        status: `optimal` where the value is proven to be the best of all plans that the scheduler considers.
+        bound: no plan that the scheduler considers is better than this, in the objective's unit; one figure for each
+            part of a lexicographic objective. None where nothing is proven.
     """
 
     graph: str
@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """How far the value lies from the bound, relative to the bound, in the first part in which they differ."""
+        """The distance of the value from the bound, relative to the bound, in the first part where they differ."""
         if self.value is None or self.bound is None:
             return None
         for value, bound in zip(self.value, self.bound, strict=True):
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Every device the plan uses, once, in the order of the stages."""
+        """Every device that the plan uses, once, in the order of the stages."""
         return tuple(dict.fromkeys(device for stage in self.stages for device in stage.devices))
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class Plan:
 
     @classmethod
     def parse(cls, text: str) -> Plan:
-        """Reads what `str(plan)` printed. Raises PlanError naming the line."""
+        """Return the plan that `str(plan)` printed. Raise PlanError, which names the line."""
         heads: dict[str, Any] = {}
         stages: list[tuple[tuple[str, ...], list[str]]] = []
         for number, line in enumerate(text.splitlines(), 1):
@@ -159,10 +159,10 @@ class Plan:
 
 
 def _head(line: str, words: list[str]) -> Any:
-    """What a line above the stages says; raises ValueError or TypeError where it says nothing of a plan."""
+    """Return the content of a line above the stages. Raise ValueError or TypeError where a plan has no such line."""
     match words:
         case ["plan", *_, "by", scheduler]:
-            # The name of a graph is that of a file, and may hold blanks.
+            # The name of a graph is that of a file, and may contain blanks.
             return line[len("plan ") : line.rindex(" by ")], scheduler
         case ["objective", objective] if objective in OBJECTIVES:
             return objective
@@ -185,7 +185,7 @@ def shown_stages(stages: Sequence[Stage]) -> str:
 
 
 def objective_value(predicted: Prediction, objective: Objective) -> tuple[float, ...] | None:
-    """The figures of `predicted` that `objective` is about, the most important first; None where one is unknown."""
+    """Return the figures of `predicted` that `objective` compares, in its order; None where one is unknown."""
     units = {"throughput": "fps", "latency": "s", "energy": "j"}
     names = [f"{part}_{units.get(part, 'bytes')}" for part in objective.split(",")]
     figures = [getattr(predicted, name) for name in names]
@@ -193,7 +193,7 @@ def objective_value(predicted: Prediction, objective: Objective) -> tuple[float,
 
 
 def cost_key(plan: Plan) -> tuple[float, ...]:
-    """Return the plan's figures, signed so that less is better. Raises PlanError where one is unknown."""
+    """Return the plan's figures, signed so that less is better. Raise PlanError where one is unknown."""
     if plan.value is None:
         raise PlanError(f"nothing is known of the {plan.objective} of {plan.scheduler}'s plan of {plan.graph}")
     return tuple(-figure for figure in plan.value) if plan.objective == "throughput" else plan.value
@@ -232,7 +232,7 @@ class Decision:
 
 
 def read_plan(path: Path | str) -> Plan:
-    """Reads a plan's text from a file; raises PlanError naming the file and the line."""
+    """Read a plan from its text in a file. Raise PlanError, which names the file and the line."""
     content = read_bytes(path, PlanError)
     try:
         return Plan.parse(content.decode())

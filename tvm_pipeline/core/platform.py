@@ -1,4 +1,4 @@
-"""The machine: its devices, and what a transfer between two of them costs.
+"""The machine: its devices, and the links between them with their costs.
 
 A Platform is detected (`registry.detect_platform`) or read from a TOML file:
 
@@ -19,11 +19,11 @@ A Platform is detected (`registry.detect_platform`) or read from a TOML file:
     latency_s = 2e-5
     bandwidth_bytes_per_s = 4e9
 
-Devices may share cores: `cpu` with all cores beside `cpu0` and `cpu1` with half each. A plan never uses two
-that do. Links that the file does not give are measured.
+Devices may share cores: `cpu` may have all cores, beside `cpu0` and `cpu1` with half of them each. A plan never uses
+two devices that share cores. Links that the file does not give are measured.
 
-A device that is not here to be measured may carry a `[device.model]` instead, see DeviceModel; what is planned
-from it is called modelled. `profiles/platforms/` holds such files.
+A device that cannot be measured, because it is on another machine, may have a `[device.model]`, see DeviceModel; its
+figures are called modelled. `profiles/platforms/` has such files.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class DeviceModel:
-    """How long a device takes for a set of operators, where nothing was measured.
+    """A model of a device that was not measured. A stage takes this many seconds:
 
     `call_s + operators * operator_s + input/input_rate + output/output_rate + max(macs/rate, spilled/refill_rate)`,
-    where `spilled` are the parameters beyond `cached_bytes`, fetched anew for every frame. A rate of None is free.
+    where `spilled` are the bytes of parameters beyond `cached_bytes`, which are fetched for every frame. A rate of None
+    costs nothing.
     """
 
     macs_per_s: float | None = None
@@ -63,31 +64,32 @@ class DeviceModel:
 
     @property
     def is_possible(self) -> bool:
+        """Whether a device can have these figures: no negative time, positive rates, and no NaN."""
         rates = (self.macs_per_s, self.input_bytes_per_s, self.output_bytes_per_s, self.refill_bytes_per_s)
         times = (self.call_s, self.operator_s, self.cached_bytes or 0)
         return all(rate is None or 0 < rate < math.inf for rate in rates) and all(0 <= t < math.inf for t in times)
 
     @property
     def spill_s_per_byte(self) -> float:
-        """Seconds for each byte of parameters beyond the cache; 0 where nothing is ever fetched anew."""
+        """Seconds for each byte of parameters beyond the cache; 0 where the cache holds all parameters."""
         return 0.0 if self.cached_bytes is None else per_unit(self.refill_bytes_per_s)
 
     def spill_s(self, param_bytes: int) -> float:
-        """Seconds a frame for fetching the parameters that the cache does not hold."""
+        """Return the seconds of fetching the parameters that the cache does not hold, for every frame."""
         return self.spill_s_per_byte * max(0, param_bytes - (self.cached_bytes or 0))
 
     def seconds(self, operators: int, macs: int, param_bytes: int) -> float:
-        """What a stage of so many operators computes for, its inputs and outputs apart."""
+        """Return the seconds of computing a stage of so many operators, without its inputs and outputs."""
         work_s = max(macs * per_unit(self.macs_per_s), self.spill_s(param_bytes))
         return self.call_s + operators * self.operator_s + work_s
 
     def transfer_s(self, input_bytes: int, output_bytes: int) -> float:
-        """Seconds in which a stage takes its inputs from the host and hands its outputs back."""
+        """Return the seconds in which a stage receives its inputs from the host and sends its outputs back."""
         return input_bytes * per_unit(self.input_bytes_per_s) + output_bytes * per_unit(self.output_bytes_per_s)
 
 
 def per_unit(rate: float | None) -> float:
-    """Seconds a unit at so many units a second; None is free."""
+    """Return the seconds of one unit at so many units a second; a rate of None takes no time."""
     return 0.0 if rate is None else 1 / rate
 
 
@@ -98,17 +100,18 @@ class Device:
     Attributes:
         name: unique on the platform, one word.
         backend: name of the backend that runs it.
-        cores: the CPU cores it occupies, one thread each; empty for a device that is not a CPU.
-        target: what the backend compiles for (for TVM a target string); empty lets the backend choose.
-        memory_bytes: capacity for the parameters of all its stages and the activations of the one that needs most, or
-            None where it need not be watched.
-        active_w: power drawn while it computes, above idle, or None where unknown.
-        cache_bytes: memory of its own in which parameters stay from frame to frame; what a stage holds beyond it is
-            its DRAM overflow. Nothing but the objective `dram` looks at it.
-        bus: name of what carries its overflow, where several devices share that; empty for a path of its own.
-        model: how fast it is, where it cannot be measured.
-        stand_in: what computes its stages in its place, and why, where it is not here itself; empty where it is. No
-            platform file says so: a backend's `settle` finds it out, and every output repeats it.
+        cores: the CPU cores that it occupies, with one thread each; empty for a device that is not a CPU.
+        target: the target of the backend's compiler (for TVM a target string); empty lets the backend choose.
+        memory_bytes: capacity for the parameters of all its stages and the activations of the stage that needs most;
+            None for no limit.
+        active_w: power drawn while it computes, above idle; None where it is not known.
+        cache_bytes: memory of its own in which parameters stay from frame to frame; the parameters of a stage beyond it
+            are the stage's DRAM overflow. Only the objectives with `dram` use this figure.
+        bus: name of the bus that carries its overflow, where several devices share the bus; else empty.
+        model: the model of its speed, where it cannot be measured.
+        stand_in: the name of another processor that computes its stages, and the reason, where the device itself is
+            missing; else empty. Platform files do not have it: a backend's `settle` finds it out, and every output
+            repeats it.
     """
 
     name: str
@@ -124,19 +127,19 @@ class Device:
 
     @property
     def label(self) -> str:
-        """Its name in what was measured: no figure of a stand-in may pass for one of the device."""
+        """The name beside measured figures: a figure of a stand-in must not be taken for one of the device."""
         return f"{self.name} (stand-in)" if self.stand_in else self.name
 
     def overlaps(self, other: Device) -> bool:
-        """Whether the two cannot work at the same time: the same device, or shared cores."""
+        """Return whether the two cannot work at the same time: they are one device, or they share cores."""
         return self.name == other.name or not set(self.cores).isdisjoint(other.cores)
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A transfer of so many bytes takes `latency_s + bytes / bandwidth_bytes_per_s`.
+    """The cost of a transfer: `latency_s + bytes / bandwidth_bytes_per_s` seconds.
 
-    A bandwidth of None costs nothing a byte.
+    With a bandwidth of None bytes cost nothing.
     """
 
     latency_s: float = 0.0
@@ -153,6 +156,7 @@ class Transfer:
         return per_unit(self.bandwidth_bytes_per_s)
 
     def seconds(self, size_bytes: int) -> float:
+        """Return the seconds of transferring so many bytes."""
         if self.bandwidth_bytes_per_s is None:
             return self.latency_s
         return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
@@ -160,10 +164,10 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A transfer from one device to another, see `Transfer`.
+    """The cost of a transfer from one device to another, see `Transfer`.
 
     `r2` is the quality of the fit where the link was measured. Links and devices that name the same `bus` take turns on
-    it: the sum of what a frame needs of the bus bounds the throughput.
+    it: the seconds that a frame needs of the bus, in all, bound the throughput.
     """
 
     source: str
@@ -188,7 +192,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The devices and links of one machine. Raises PlatformError where they contradict each other."""
+    """The devices and links of one machine. Raise PlatformError where they contradict each other."""
 
     name: str
     devices: tuple[Device, ...]
@@ -231,10 +235,11 @@ class Platform:
 
     @property
     def stand_ins(self) -> dict[str, str]:
-        """Devices that are not here themselves, by name, with what computes in their place."""
+        """The devices that are missing, by name, with the processors that compute in their place."""
         return {device.name: device.stand_in for device in self.devices if device.stand_in}
 
     def device(self, name: str) -> Device:
+        """Return the device of that name; raise PlatformError where there is none."""
         for device in self.devices:
             if device.name == name:
                 return device
@@ -243,7 +248,7 @@ class Platform:
 
 
 def find_link(links: Iterable[Link], source: str, destination: str) -> Link:
-    """The link between two devices; free within one device or where none is known."""
+    """Return the link between two devices; it is free within one device and where no link is known."""
     if source != destination:
         for link in links:
             if (link.source, link.destination) == (source, destination):
@@ -252,7 +257,7 @@ def find_link(links: Iterable[Link], source: str, destination: str) -> Link:
 
 
 def disjoint_sets(devices: Iterable[Device]) -> Iterator[tuple[Device, ...]]:
-    """All maximal sets of devices that can work at the same time."""
+    """Yield all maximal sets of devices that can work at the same time."""
     devices = tuple(devices)
 
     def extend(chosen: tuple[Device, ...], rest: tuple[Device, ...]) -> Iterator[tuple[Device, ...]]:
@@ -275,7 +280,7 @@ class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_platform(path: Path | str) -> Platform:
-    """Reads a platform from a TOML file; raises PlatformError naming the file and what is wrong in it."""
+    """Read a platform from a TOML file. Raise PlatformError, which names the file and the mistake."""
     content = read_bytes(path, PlatformError)
     try:
         tables = tomllib.loads(content.decode())
@@ -290,7 +295,7 @@ _MODEL_KEYS = tuple(DeviceModel.__slots__)
 
 
 def _forbid_unknown(tables: dict[str, object]) -> None:
-    """msgspec ignores unknown keys of dataclasses; a misspelt key of a user must not pass in silence."""
+    """Raise PlatformError for a key that is not known. msgspec would ignore it, and a misspelt key with it."""
 
     def check(table: str, entry: object, known: tuple[str, ...]) -> None:
         unknown = set(entry if isinstance(entry, dict) else ()) - set(known)
@@ -310,7 +315,7 @@ def _forbid_unknown(tables: dict[str, object]) -> None:
 
 
 def platform_toml(platform: Platform) -> str:
-    """The platform as a file that `read_platform` reads."""
+    """Return the platform as the text of a file that `read_platform` reads."""
     lines = [f"name = {_toml(platform.name)}"]
     for table, entries in (("device", platform.devices), ("link", platform.links)):
         for entry in entries:

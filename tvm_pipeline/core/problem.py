@@ -27,20 +27,23 @@ OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A graph to be planned on a platform by its profile.
+    """A graph that is to be planned on a platform by its profile.
 
     Attributes:
-        objective: what is best: most frames a second, least seconds or least joules a frame; or, in lexicographic
-            order, the least parameter bytes of the fullest stage (`memory`), bytes of parameters beyond the stages'
-            caches (`dram`), bytes across the widest boundary (`communication`). The three are from Yin et al., SEC
-            2022; communication is counted otherwise than by their equations 9 and 10, see `graph.handed_on_bytes`.
-        stages: exactly how many stages a pipeline has; None lets the planner choose.
-        children_together: all operators that read an operator's outputs stand in one stage.
+        objective: the figures that decide between plans. `throughput` is the most frames a second, `latency` the least
+            seconds of a frame and `energy` the least joules of a frame. The objectives of bytes compare three figures
+            in lexicographic order: the parameter bytes of the largest stage (`memory`), the bytes of parameters beyond
+            the stages' caches (`dram`) and the bytes that cross the widest boundary (`communication`). The three are
+            from Yin et al., SEC 2022; `graph.handed_on_bytes` says where communication differs from theirs.
+        stages: the number of stages of a plan; None lets the planner choose.
+        children_together: whether all operators that read an operator's outputs must stand in one stage.
         min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).
         max_latency_s: plans whose frames take longer are not allowed (with objective throughput).
-        time_limit_s: how long a scheduler may search; it then returns the best plan it has, with its bound.
-        activations: whether the `memory_bytes` of a device must hold the activations of its stages, too. Without, they
-            hold parameters alone, which is what the searches count: a relaxation, see `scheduling/activations.py`.
+        time_limit_s: how long a scheduler may search; it then returns the best plan that it has, with its bound.
+        activations: whether the `memory_bytes` of a device must hold the activations of its stages beside their
+            parameters. Leave it True. The planner sets it to False for searches that count parameters alone: every
+            plan of the problem is one of that relaxation, so the bound of the relaxation is a bound of the problem.
+            `planner.py` then checks the plans that were found with their activations.
     """
 
     graph: OperatorGraph
@@ -99,19 +102,19 @@ class Problem:
 
     @property
     def is_lexicographic(self) -> bool:
-        """Whether the objective is one of bytes, for which no seconds need be known."""
+        """Whether the objective counts bytes, so that no seconds need be known."""
         return is_lexicographic(self.objective)
 
     @property
     def counts_activations(self) -> bool:
-        """Whether there is a memory that activations must fit into."""
+        """Whether activations must fit into the memory of a device."""
         return self.activations and any(device.memory_bytes is not None for device in self.platform.devices)
 
     def link(self, source: str, destination: str) -> Link:
-        """What a transfer costs: as the platform says, else as it was measured."""
+        """Return the link between two devices: that of the platform, else the measured one, else a free one."""
         return find_link((*self.platform.links, *self.profile.links), source, destination)
 
 
 def is_lexicographic(objective: Objective) -> bool:
-    """Whether the objective counts bytes: memory, DRAM overflow and communication in some order."""
+    """Return whether the objective counts bytes: memory, DRAM overflow and communication in some order."""
     return "communication" in objective

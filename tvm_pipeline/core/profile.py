@@ -1,8 +1,8 @@
-"""The profile: what was measured of one graph on one platform.
+"""The profile: the measured figures of one graph on one platform.
 
-It holds seconds per operator and device, what a device takes to receive and to send tensors, the fitted links, how
-much the devices slow one another down, and the environment of the measurement. `profiling/` makes profiles. Only
-`cost/` reads their figures: it decides which of them counts for a stage.
+It has the seconds of each operator on each device, the seconds in which a device receives and sends tensors, the fitted
+links, the factors by which the devices slow one another down, and the environment of the measurement. `profiling/`
+makes profiles. Only `cost/` reads their figures: it decides which of them count for a stage.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FigureT = TypeVar("FigureT")
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """What one device was measured to do.
+    """The measured figures of one device.
 
     Attributes:
-        seconds: median seconds of each operator by its name; None where the device cannot run it.
-        spread: interquartile range over median, by operator; empty where it is not known.
+        seconds: median seconds of each operator, by its name; None where the device cannot run it.
+        spread: interquartile range over median of each operator, by its name; empty where it is not known.
         busy_factor: how many times slower the device is while every other device works too.
-        joules: energy of each operator, by name, where a sensor exists.
-        receive: what the device takes to receive the tensors of a stage from the host's memory; None where it works
-            on the host's memory itself.
-        send: what it takes to send the tensors of a stage back to the host's memory; None as above.
+        joules: energy of each operator, by its name; None where there is no sensor.
+        receive: the transfer by which the device receives the tensors of a stage from the host's memory; None where
+            the device works on the host's memory itself.
+        send: the transfer by which it sends the tensors of a stage back to the host's memory; None as above.
     """
 
     seconds: Mapping[str, float | None]
@@ -79,7 +79,7 @@ class DeviceProfile:
 
     @property
     def whole_s(self) -> float:
-        """Seconds of all operators that the device can run."""
+        """The seconds of all operators that the device can run."""
         return sum(seconds for seconds in self.seconds.values() if seconds is not None)
 
     @property
@@ -101,10 +101,10 @@ class DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class SegmentProfile:
-    """Median seconds of a whole stage on a device, with its transfers, and their spread.
+    """The median seconds of a whole stage on a device, with its transfers, and their spread.
 
-    Where the times of operators do not add up, as on an Edge TPU with its parameter cache, this figure is worth more
-    than any model.
+    The times of operators do not add up on some devices, such as an Edge TPU with its parameter cache. There this
+    figure is more exact than any model.
     """
 
     device: str
@@ -115,7 +115,7 @@ class SegmentProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Measured figures of a graph (by name and fingerprint) on the devices of a platform."""
+    """The measured figures of a graph, which its name and fingerprint tell, on the devices of a platform."""
 
     graph: str
     fingerprint: str
@@ -174,6 +174,7 @@ class Profile:
             self.device(device.name)
 
     def device(self, name: str) -> DeviceProfile:
+        """Return the figures of a device; raise ProfileError where it was not measured."""
         try:
             return self.devices[name]
         except KeyError:
@@ -204,12 +205,12 @@ def _check_device(where: str, device: DeviceProfile) -> None:
 
 
 def unmeasured(graph: OperatorGraph) -> Profile:
-    """A profile without a measurement: enough where the devices have models, or only bytes are planned."""
+    """Return a profile without measurements, which is enough where the devices have models or bytes are planned."""
     return Profile(graph.name, graph.fingerprint, {})
 
 
 def read_profile(path: Path | str) -> Profile:
-    """Reads a profile from its JSON file; raises ProfileError naming the file."""
+    """Read a profile from its JSON file. Raise ProfileError, which names the file."""
     content = read_bytes(path, ProfileError)
     try:
         return msgspec.json.decode(content, type=Profile)

@@ -1,4 +1,4 @@
-"""The state of a running pipeline as JSON: what `run --watch` answers at /state, and what `top` and the page show.
+"""The state of a running pipeline as JSON: `run --watch` serves it at /state, and `top` and the page show it.
 
 The side that writes it and the side that reads it share this one struct. Read next: `watch/snapshot.py`, which fills
 it; `cli/top.py`, which draws it.
@@ -22,9 +22,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         now_s: seconds since the start, on the clock of the events' `time_s`.
         plan: the text of the plan, which parses back.
         stages, predicted: of that plan.
-        statistics: what was measured in steady state.
+        statistics: the figures measured in steady state.
         healthy, why: whether frames come out, and the reason where they do not.
-        picture: whether the last frame can be had as a picture.
+        picture: whether a picture of the last frame is served.
     """
 
     now_s: float

@@ -44,7 +44,7 @@ NO_SAMPLE = Sample(0.0, 0.0, 0.0, -1, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One frame in one stage on one device, on a time axis: it receives its tensors, then computes."""
+    """One frame in one stage on one device, on a time axis: the device receives its tensors, then computes."""
 
     stage: int
     device: str
@@ -60,7 +60,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """One stage on one device: median seconds per frame of each part, and the share of time it was idle."""
+    """One stage on one device: the median seconds of each part of a frame, and the share of time it was idle."""
 
     stage: int
     device: str
@@ -73,7 +73,7 @@ class StageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class RunStatistics:
-    """Throughput and end-to-end latency in steady state; None if too few frames came out to tell."""
+    """Throughput and end-to-end latency in steady state; a figure is None if too few frames came out."""
 
     frames: int
     throughput_fps: float | None

@@ -1,8 +1,8 @@
 """Kahn's algorithm and what follows from it, for directed graphs whose nodes are indices.
 
-A graph is given as `before`, the nodes that each node needs, and `after`, the nodes that need it. These functions run
-in the inner parts of the planner on graphs of up to 50 000 operators, so they work on plain lists instead of networkx.
-Next: `graph.py`, whose `OperatorGraph.edges` has `before` and `after` of a model.
+A graph is given by `before`, for each node the nodes that it needs, and `after`, for each node the nodes that need it.
+These functions run in the inner loops of the planner on graphs of up to 50 000 operators, so they work on plain lists
+and not on networkx. Next: `graph.py`, whose `OperatorGraph.edges` has `before` and `after` of a model.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def find_cycle(before: Neighbours, order: Iterable[int]) -> list[int]:
     """Return the nodes of a cycle, in the direction of the edges.
 
     Args:
-        order: what `topological_order` returned for the graph; it must be shorter than the graph.
+        order: the result of `topological_order` for the graph; it must be shorter than the graph.
 
     Example:
         >>> before = [[], [0, 2], [1]]
@@ -89,7 +89,7 @@ def find_cycle(before: Neighbours, order: Iterable[int]) -> list[int]:
         [2, 1]
     """
     left = set(range(len(before))).difference(order)
-    # Every node that is left needs another one that is left, so the way back never ends and meets itself.
+    # Every node that is left needs another one that is left, so the path backwards comes to a node twice.
     node = min(left)
     step: dict[int, int] = {}
     while node not in step:

@@ -1,5 +1,6 @@
-"""What a plan costs: its seconds, bytes and joules.
+"""The costs of plans: their seconds, bytes and joules.
 
-evaluate.py   the judge: a plan's figures, recomputed from the graph, the platform and the profile alone
-simulate.py   a plan run as discrete events
+device_costs.py  the one source of costs: what a stage costs on a device
+evaluate.py      the one judge: the figures of a plan, from the graph, the platform and the profile alone
+simulate.py      a plan run as discrete events
 """

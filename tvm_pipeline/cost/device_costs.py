@@ -1,18 +1,18 @@
-"""The one source of costs: what a stage costs on a device, whoever asks.
+"""The one source of costs: the seconds and joules of a stage on a device.
 
-A device is known by what was measured of it or, where nothing was, by its model (`DeviceModel`). Either way one idle
-stage of operators S, which receives and sends so many bytes, takes
+The costs of a device are those that were measured or, where nothing was measured, those of its model (`DeviceModel`).
+In both cases a stage of operators S that runs alone takes
 
     receive_s + compute_s + send_s,   where
     compute_s = call_s + sum of added_s(o) + max(sum of work_s(o), spill_s_per_byte * max(0, parameters - cached_bytes))
 
-with o in S. For a measured device only `added_s`, receiving and sending are not zero. A stage that was measured as a
-whole takes what it was measured to take, its transfers included.
+where o runs over S. For a measured device all but `added_s`, `receive_s` and `send_s` are zero. A stage that was
+measured as a whole takes its measured seconds, which include its transfers.
 
-The judge, the simulator, the searches, the baselines and the explanation of conflicts all ask `cost_of`. No other
-file looks at the model of a device or at the figures of a profile; a test guards that.
+`evaluate`, the simulator, the searches, the baselines and the explanation of conflicts all call `cost_of`. No other
+file reads the model of a device or the figures of a profile; a test guards that.
 
-Next: `evaluate.py`, which adds the costs of a plan up.
+Next: `evaluate.py`, which adds up the costs of a plan.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _FREE = Transfer()
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """What operators cost on one idle device.
+    """The costs of operators on one idle device.
 
     Attributes:
         device: the device.
-        is_known: whether anything says how fast the device is; without, the costs are all zero.
-        is_modelled: whether the costs are the word of the device's model, which nothing measured supports.
+        is_known: whether the device has measurements or a model; if it has neither, all costs are zero.
+        is_modelled: whether the costs are those of the device's model, without any measurement.
         busy_factor: how many times slower the device is while every other device works too.
-        call_s: seconds of every stage, whatever its operators.
+        call_s: seconds of calling a stage, the same for all operators.
         spill_s_per_byte: seconds for each byte of parameters beyond the cache, which every frame fetches anew.
-        cached_bytes: parameters that stay from frame to frame; infinite where all do.
-        receive: what the device takes to receive the tensors of a stage.
-        send: what it takes to send the tensors of a stage.
+        cached_bytes: capacity for parameters that stay from frame to frame; infinite where all parameters stay.
+        receive: the transfer by which the device receives the tensors of a stage.
+        send: the transfer by which it sends the tensors of a stage.
         active_w: power drawn while it computes, above idle; None where unknown.
     """
 
@@ -65,59 +65,64 @@ class DeviceCosts:
 
     @property
     def serves_once(self) -> bool:
-        """Whether the device may serve one stage only, because several would have to share what it holds."""
+        """Whether the device may serve one stage only, because several stages would have to share its memory."""
         return self.device.memory_bytes is not None or math.isfinite(self.cached_bytes)
 
     @property
     def shared_bus(self) -> str:
-        """The bus over which the device fetches parameters that its cache does not hold; empty where it has its own."""
+        """The bus over which the device fetches parameters beyond its cache; empty where it shares no bus."""
         return self.device.bus if self.spill_s_per_byte else ""
 
     def can_run(self, operator: Operator) -> bool:
+        """Return whether the device can run the operator; one without measurements is taken to run all."""
         return self._seconds is None or self._seconds[operator.name] is not None
 
     def added_s(self, operator: Operator) -> float:
-        """Seconds that the operator adds to any stage; 0 where the device cannot run it."""
+        """Return the seconds that the operator adds to any stage; 0 where the device cannot run it."""
         return self._operator_s if self._seconds is None else self._seconds[operator.name] or 0.0
 
     def work_s(self, operator: Operator) -> float:
-        """Seconds of work, beside which the device fetches parameters."""
+        """Return the seconds of the operator's work, during which the device can fetch parameters."""
         return operator.macs * self._s_per_mac
 
     def alone_s(self, operator: Operator) -> float:
-        """Seconds of the operator without the call and the transfers of a stage; infinite where it cannot run."""
+        """Return the seconds of the operator without the call and the transfers; infinite where it cannot run."""
         return self.added_s(operator) + self.work_s(operator) if self.can_run(operator) else math.inf
 
     def added_j(self, operator: Operator) -> float | None:
-        """Measured joules of the operator; None where there was no sensor."""
+        """Return the measured joules of the operator; None where there was no sensor."""
         return None if self._joules is None else self._joules[operator.name]
 
     def spill_s(self, param_bytes: int) -> float:
-        """Seconds a frame for the parameters of a stage that the cache does not hold."""
+        """Return the seconds in which a stage fetches the parameters that the cache does not hold, every frame."""
         return self.spill_s_per_byte * max(0.0, param_bytes - self.cached_bytes) if self.spill_s_per_byte else 0.0
 
     def fixed_s(self, operators: Sequence[Operator]) -> float:
-        """Seconds of the stage before its work and its parameters."""
+        """Return the seconds of the stage apart from its work and its parameters."""
         if self._seconds is None:
             return self.call_s + len(operators) * self._operator_s
         return sum(self._seconds[operator.name] or 0.0 for operator in operators)
 
     def operators_s(self, operators: Sequence[Operator], spill_s: float | None = None) -> float:
-        """Seconds of computing a stage, by its operators; `spill_s` where its parameters share the cache.
+        """Return the seconds of computing a stage, from those of its operators.
 
         Operators that the device cannot run count nothing; ask `can_run`.
+
+        Args:
+            spill_s: seconds of fetching parameters, where other stages share the cache; None if no other stage does.
         """
         fetch_s = self.spill_s(sum(operator.param_bytes for operator in operators)) if spill_s is None else spill_s
         return self.fixed_s(operators) + max(sum(operator.macs for operator in operators) * self._s_per_mac, fetch_s)
 
     def whole_s(self, operators: Collection[str]) -> float | None:
-        """Seconds of a stage of exactly these operators, transfers included, where just that was measured."""
+        """Return the measured seconds of the stage of exactly these operators, with its transfers; None without."""
         return self._stages_s.get(frozenset(operators)) if self._stages_s else None
 
     def energy_j(self, operators: Sequence[Operator], compute_s: float, transfer_s: float) -> float | None:
-        """Joules of a stage that takes these seconds; None where nothing is known of the device's power.
+        """Return the joules of a stage that takes these seconds; None where nothing is known of the device's power.
 
-        What was measured counts for the operators; else, and for transfers, active power times seconds.
+        Measured joules of operators count where there are any. Transfers, and operators without measured joules, take
+        the active power times their seconds.
         """
         if self._joules is not None:
             measured = math.fsum(self._joules[operator.name] for operator in operators)
@@ -125,7 +130,7 @@ class DeviceCosts:
         return None if self.active_w is None else self.active_w * (compute_s + transfer_s)
 
     def alike(self, other: DeviceCosts) -> bool:
-        """Whether the two devices differ in nothing but their names and cores."""
+        """Return whether the two devices differ in nothing but their names and cores."""
 
         def figures(costs: DeviceCosts) -> tuple[object, ...]:
             anonymous = replace(costs, device=_anonymous(costs.device))
@@ -135,7 +140,7 @@ class DeviceCosts:
 
 
 def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
-    """Return what operators of the problem cost on a device: as measured, else as its model says."""
+    """Return the costs of the problem's operators on a device: as measured, else as its model says."""
     if isinstance(device, str):
         device = problem.platform.device(device)
     measured = problem.profile.devices.get(device.name)
@@ -171,7 +176,7 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
 
 
 def known_cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
-    """Return `cost_of`, where something is known of the device.
+    """Return `cost_of`, or raise where nothing is known of the device.
 
     Raises:
         ProfileError: the device has neither measurements nor a model.
@@ -183,9 +188,9 @@ def known_cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
 
 
 def busy_factor(problem: Problem, device: Device | str, working: int) -> float:
-    """Return how much slower a device is while `working` devices, itself among them, work at the same time.
+    """Return how many times slower a device is while `working` devices, itself among them, work at the same time.
 
-    The measured slow-down by all others is shared out in proportion to how many of them work.
+    The measured factor holds while all other devices work. With fewer of them, the slow-down is in proportion.
     """
     costs = cost_of(problem, device)
     if costs.busy_factor == 1.0:
@@ -197,18 +202,18 @@ def busy_factor(problem: Problem, device: Device | str, working: int) -> float:
 
 
 def can_time_operators(device: Device) -> bool:
-    """Whether operators can be timed one by one on the device; a device with a model computes whole stages only."""
+    """Return whether operators can be timed one by one; a device with a model computes whole stages only."""
     return bool(device.stand_in) or device.model is None
 
 
 def buses_of_parameters(problem: Problem) -> list[str]:
-    """For each device that fetches parameters over a bus, the name of the bus."""
+    """Return the name of the bus of each device that fetches parameters over one."""
     found = [cost_of(problem, device).shared_bus for device in problem.platform.devices]
     return [bus for bus in found if bus]
 
 
 def slowed(problem: Problem, factors: Mapping[str, float]) -> Problem:
-    """Return the problem with each device so many times slower at computing; one that is not named stays as it is."""
+    """Return the problem with devices that compute `factors` times as long; a device that is not named stays."""
     profile, platform = problem.profile, problem.platform
 
     def factor(name: str) -> float:
@@ -225,7 +230,7 @@ def slowed(problem: Problem, factors: Mapping[str, float]) -> Problem:
 
 
 def with_slower_refill(problem: Problem, factor: float) -> Problem:
-    """Return the problem with parameters beyond the caches coming `factor` times as slowly, and without their bus."""
+    """Return the problem with parameters beyond the caches fetched `factor` times as slowly, and over no bus."""
 
     def slower(device: Device) -> Device:
         model = device.model
@@ -238,7 +243,7 @@ def with_slower_refill(problem: Problem, factor: float) -> Problem:
 
 
 def require_caches(problem: Problem) -> None:
-    """Raise OptionError where overflow is asked for and a device does not say how much it keeps."""
+    """Raise OptionError where the cache of a device is not known, which an objective with `dram` needs."""
     for device in problem.platform.devices:
         if device.cache_bytes is None:
             raise OptionError(
@@ -249,7 +254,7 @@ def require_caches(problem: Problem) -> None:
 
 
 def require_energy(problem: Problem) -> None:
-    """Raise ProfileError where energy is asked for and nothing says what a device draws."""
+    """Raise ProfileError where the power of a device is not known, which objective energy needs."""
     operator = problem.graph.operators[0]
     for device in problem.platform.devices:
         if device.active_w is None and cost_of(problem, device).added_j(operator) is None:

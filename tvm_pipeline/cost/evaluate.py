@@ -1,17 +1,18 @@
-"""What a plan costs, recomputed from the graph, the platform and the profile alone.
+"""The judge of plans: `evaluate` computes what a plan costs from the graph, the platform and the profile alone.
 
-This is the one judge of every scheduler: no scheduler's own figure is trusted. The model of the runtime:
+The plans of every scheduler are judged here; no scheduler's own figure is trusted. This is the model of the runtime:
 
-- A stage takes what just that stage was measured to take, else the sum of its operators' measured seconds on its
-  device, or what the device's model says of the whole set, and before that receives every tensor that crosses the
-  boundary in front of it, hop by hop, at the price of the link; the receiver pays.
+- A stage computes for as long as it was measured to take as a whole. Where it was not, it computes for the sum of its
+  operators' measured seconds on its device, or for as long as the device's model says. Before that it receives every
+  tensor that crosses the boundary in front of it, hop by hop; the receiver spends the seconds of the link.
 - Replicas take frames as they become free, so a stage's rate is the sum of its replicas' rates. A device that
-  serves several stages gives each frame the sum of their times. Frames are handed on in order: one that a fast
-  replica finished waits for those before it, so the slowest replica is the latency and the rest is jitter.
-- What several links or devices do over one bus takes turns there: the sum a frame needs of a bus is a pace, too. It is
-  a bound, for turns may fall badly (`simulate.py` plays them): up to 22 % on modelled Edge TPUs on one hub.
-- While n of the devices that can work at the same time do, each is slower by its measured `busy_factor`,
-  in proportion to how many of the others work. A single frame (latency, energy) meets idle devices.
+  serves several stages spends the sum of their seconds on each frame. Frames leave a stage in order: a frame that a
+  fast replica finished waits for the frames before it. The slowest replica gives the latency, the others the jitter.
+- Links and devices that share a bus take turns on it, so the seconds that a frame needs of a bus bound the throughput,
+  too. It is only a bound, because turns may fall badly: modelled Edge TPUs on one hub were up to 22 % slower when the
+  turns were simulated (`simulate.py`).
+- Of the devices that can work at the same time, each one that works is slower by its measured `busy_factor`, in
+  proportion to how many of the others work. A single frame (latency, energy) meets idle devices.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from tvm_pipeline.memory import stage_memory
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds a frame of one stage on one of its devices, while the whole pipeline is busy."""
+    """The seconds of a frame in one stage on one of its devices, while the whole pipeline is busy."""
 
     stage: int
     device: str
@@ -52,19 +53,17 @@ class Evaluation:
 
     Attributes:
         bottleneck: index of the slowest stage.
-        bus_s: seconds a frame needs of each bus; one may be slower than every stage, and then sets the pace.
-        overtaking: for each stage, how many frames may be done there before one that came earlier is.
+        bus_s: seconds that a frame needs of each bus; the slowest bus bounds the throughput as the slowest stage does.
     """
 
     predicted: Prediction
     costs: tuple[StageCost, ...]
     bottleneck: int
     bus_s: dict[str, float] = field(default_factory=dict)
-    overtaking: tuple[int, ...] = ()
 
 
 def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
-    """Judges `stages` as a plan for `problem`.
+    """Return what `stages` cost as a plan for `problem`.
 
     Raises:
         PlanError: the stages do not fit the graph, the platform or a limit of the problem; the message names the
@@ -100,7 +99,7 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
         energy_j=_energy_j(parts, costs, alone),
     )
     _check_limits(problem, predicted)
-    return Evaluation(predicted, tuple(busy), bottleneck, bus_s, _overtaking(stages, busy))
+    return Evaluation(predicted, tuple(busy), bottleneck, bus_s)
 
 
 # The most frames inside for each worker. A replica so slow that it needs more than these is best left out of the plan.
@@ -125,7 +124,7 @@ def _check_shared_caches(stages: tuple[Stage, ...], costs: Mapping[str, DeviceCo
 
 
 def _check_limits(problem: Problem, predicted: Prediction) -> None:
-    # Another order of summation changes a sum by less than a billionth.
+    # A sum in another order of its terms differs by less than a billionth (1e-9) of it. Searches sum in other orders.
     fps, latency_s = predicted.throughput_fps, predicted.latency_s
     floor_fps, most_s = problem.min_throughput_fps, problem.max_latency_s
     if floor_fps is not None and fps is not None and fps < floor_fps * (1 - 1e-9):
@@ -142,7 +141,10 @@ def _check_children(graph: OperatorGraph, stages: tuple[Stage, ...]) -> None:
 
 
 def _check_activations(problem: Problem, stages: tuple[Stage, ...]) -> None:
-    """Parameters stay from stage to stage of a device; activations are those of the stage that runs."""
+    """Raise PlanError where a stage needs more memory than a device has.
+
+    A device holds the parameters of all its stages at any time, and the activations of the stage that runs.
+    """
     graph = problem.graph
     for name in dict.fromkeys(name for stage in stages for name in stage.devices):
         capacity = problem.platform.device(name).memory_bytes
@@ -165,7 +167,7 @@ def _check_activations(problem: Problem, stages: tuple[Stage, ...]) -> None:
 
 
 def param_bytes_of(graph: OperatorGraph, stages: Iterable[Stage]) -> int:
-    """Bytes of parameters of all these stages."""
+    """Return the bytes of the parameters of all these stages."""
     members = {name for stage in stages for name in stage.operators}
     return sum(operator.param_bytes for operator in graph.operators if operator.name in members)
 
@@ -184,12 +186,12 @@ def _predicted_bytes(problem: Problem, stages: tuple[Stage, ...]) -> Prediction:
 
 
 def judged(problem: Problem, plan: Plan) -> Plan:
-    """The plan with its prediction recomputed."""
+    """Return the plan with its prediction recomputed."""
     return replace(plan, predicted=evaluate(problem, plan.stages).predicted)
 
 
 def check_stages(graph: OperatorGraph, platform: Platform, stages: tuple[Stage, ...]) -> list[list[Tensor]]:
-    """The tensors that cross each boundary, see `crossing_tensors`.
+    """Return the tensors that cross each boundary of the stages, see `crossing_tensors`.
 
     Raises:
         PlanError: the stages do not hold every operator once, in a legal order, on devices that exist.
@@ -256,7 +258,7 @@ def _stage_costs(
     for index, part in enumerate(parts):
         here = []
         for name in part.stage.devices:
-            # A frame comes from each upstream replica as often as that replica takes one.
+            # Each upstream replica sends the share of the frames that it computes.
             transfer_s = sum(
                 problem.link(cost.device, name).seconds(part.received_bytes) * share
                 for cost, share in zip(upstream, _shares(upstream), strict=True)
@@ -280,7 +282,7 @@ def _compute_s(costs: DeviceCosts, part: _Part, stage: int) -> float:
 
 
 def _shares(costs: list[StageCost]) -> list[float]:
-    """The part of the frames that each replica of a stage takes: as it is fast."""
+    """Return the share of the frames that each replica of a stage takes, which is its share of the stage's rate."""
     rates = [1 / max(cost.seconds, 1e-12) for cost in costs]
     return [rate / sum(rates) for rate in rates]
 
@@ -304,15 +306,6 @@ def _bus_seconds(
                 needs[costs[name].shared_bus] += costs[name].spill_s(param_bytes) * share
         upstream = here
     return dict(needs)
-
-
-def _overtaking(stages: tuple[Stage, ...], busy: list[StageCost]) -> tuple[int, ...]:
-    """For each stage, the frames its other replicas finish while the slowest is at one."""
-    counts = []
-    for index in range(len(stages)):
-        seconds = sorted(max(cost.seconds, 1e-12) for cost in busy if cost.stage == index)
-        counts.append(sum(math.ceil(seconds[-1] / other) - 1 for other in seconds[:-1]))
-    return tuple(counts)
 
 
 def _energy_j(parts: list[_Part], costs: Mapping[str, DeviceCosts], alone: list[StageCost]) -> float | None:

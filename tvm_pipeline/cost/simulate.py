@@ -1,23 +1,25 @@
-"""A plan run as discrete events, before any hardware: queues, buses, replicas, arrivals and jitter.
+"""The simulator: it runs a plan as discrete events, with queues, buses, replicas, arrivals and jitter.
 
     found = simulate(problem, plan.stages, frames=1000, arrivals=poisson(30.0, seed=1), jitter=0.05)
     print(found.statistics.latency_p99_s, len(found.dropped))
 
-`evaluate.py` says what a plan costs in steady state; this says how it gets there, what a frame meets on its way, and
-what comes of a source that is not saturated. It costs what `evaluate` says it costs, and moves as the running pipeline
-moves (`runtime/pipeline.py`):
+`evaluate.py` predicts a plan in steady state. The simulator also shows how the pipeline fills, how long each frame
+waits where, and how a source that is not saturated is served. It takes the costs of stages from `evaluate`, and follows
+the rules of the running pipeline (`runtime/pipeline.py`):
 
 - A frame takes one of `in_flight` slots when it enters and gives it back when it leaves, in order; queues between
-  stages have no other limit. A frame that finds no slot waits at the door, or is dropped where the source is live.
+  stages have no other limit. A frame that finds no slot waits outside, or is dropped where the source is live.
 - A stage takes frames in the order in which they left the stage before. A device does one thing at a time; where it
   serves several stages the earlier frame goes first. Of idle replicas, the one that waited longest takes the frame.
-- A bus serves one at a time, first come first served: a transfer over a link that names it, and the parameters that a
-  modelled device's cache does not hold. Who waits for it keeps its device, and the wait counts as transfer or compute.
-- A device is slowed as if as many devices worked as frames are inside, at most all that the plan uses: a full pipeline
-  is as slow as `evaluate` says, a lone frame meets idle devices.
+- A bus serves one request at a time, first come first served. Requests are transfers over links that name the bus, and
+  fetches of parameters that a modelled device's cache does not hold. A device is busy while it waits for the bus, and
+  the wait counts as transfer or as compute.
+- A device is as slow as if the number of working devices were the number of frames inside, at most all devices of the
+  plan. So a full pipeline is as slow as `evaluate` says, and a single frame meets idle devices.
 
-Without buses, jitter or replicas, a saturated run is as fast as `evaluate` predicts. With buses it may be slower, for
-turns may fall badly; with uneven replicas, too, where the slots are too few for the frames that overtake one another.
+Without buses, jitter or replicas, a saturated run is as fast as `evaluate` predicts. With buses it may be slower,
+because turns may fall badly. With uneven replicas it is slower where the slots are too few for the frames that wait for
+slower ones.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ SATURATED: Iterable[float] = repeat(0.0)
 
 
 def fixed_rate(rate_fps: float) -> Iterator[float]:
-    """Arrivals of a camera: a frame every `1 / rate_fps` seconds. Raises OptionError where that is no rate."""
+    """Return the arrivals of a camera: a frame every `1 / rate_fps` seconds. Raise OptionError for no such rate."""
     period_s = _period_s(rate_fps)
     return (frame * period_s for frame in count())
 
 
 def poisson(rate_fps: float, seed: int = 0) -> Iterator[float]:
-    """Arrivals without memory: exponential gaps of `1 / rate_fps` seconds in the mean. Raises OptionError as above."""
+    """Return Poisson arrivals: exponential gaps of `1 / rate_fps` seconds in the mean. Raise OptionError as above."""
     rng, rate = random.Random(seed), 1 / _period_s(rate_fps)
     return accumulate(rng.expovariate(rate) for _ in count())
 
@@ -62,7 +64,7 @@ def _period_s(rate_fps: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A frame's way: when it arrived at the door, got a slot, was done in the last stage, and left in order."""
+    """The times of a frame: it arrived, got a slot, was done in the last stage, and left after all earlier frames."""
 
     frame: int
     arrived_s: float
@@ -73,13 +75,13 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What a real run would have reported, and all that happened.
+    """The report of a simulated run.
 
     Attributes:
-        statistics: as `Pipeline.statistics()` gives them; like there, latency counts from a frame's slot to the end of
-            its last stage, neither the wait at the door nor that for earlier frames.
-        events: every stage of every frame, by its start.
-        passages: every frame that came out, in that order.
+        statistics: as `Pipeline.statistics()` gives them. As there, latency counts from a frame's slot to the end of
+            its last stage, without the wait for a slot and the wait for earlier frames.
+        events: every stage of every frame, in the order of their starts.
+        passages: the frames that came out, in that order.
         dropped: the frames that a live source lost, because the pipeline was full.
     """
 
@@ -100,13 +102,13 @@ def simulate(
     jitter: float = 0.0,
     seed: int = 0,
 ) -> Simulation:
-    """Runs `frames` frames through the stages. The same arguments give the same run.
+    """Run `frames` frames through the stages. The same arguments give the same run.
 
     Args:
-        arrivals: the second at which each frame arrives, in ascending order; SATURATED, `fixed_rate`, `poisson`, or
-            what was recorded. Where it ends before `frames`, so does the run.
-        in_flight: frames inside at once; the default is that of `Pipeline`.
-        drop: a frame that finds the pipeline full is lost, as a camera loses it; else it waits.
+        arrivals: the second at which each frame arrives, in ascending order: SATURATED, `fixed_rate`, `poisson`, or
+            recorded times. The run ends where they end.
+        in_flight: the most frames inside at the same time; the default is that of `Pipeline`.
+        drop: whether a frame that finds the pipeline full is lost, as a camera loses it; else it waits.
         jitter: standard deviation over mean of a stage's seconds, which are then log-normal.
 
     Raises:
@@ -128,7 +130,7 @@ def simulate(
 
 
 def _noise(jitter: float, seed: int) -> Callable[[], float]:
-    """Draws from a log-normal distribution whose mean is 1 and whose standard deviation is `jitter`."""
+    """Return a function that draws from a log-normal distribution of mean 1 and standard deviation `jitter`."""
     if not jitter:
         return lambda: 1.0
     rng, sigma = random.Random(seed), math.sqrt(math.log1p(jitter**2))
@@ -137,7 +139,7 @@ def _noise(jitter: float, seed: int) -> Callable[[], float]:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A part of what a device does for a frame: it begins when the bus is free, and keeps that for `bus_s`."""
+    """A part of a device's work for a frame. It begins when the bus is free, and occupies the bus for `bus_s`."""
 
     seconds: float
     bus: str = ""
@@ -145,7 +147,7 @@ class _Step:
 
 
 class _Work:
-    """What each device does for a frame of each stage, as `evaluate` judges it, on idle devices."""
+    """The steps of each device for a frame in each stage, on idle devices, with the seconds that `evaluate` counts."""
 
     def __init__(self, problem: Problem, stages: tuple[Stage, ...]) -> None:
         evaluation = evaluate(problem, stages)
@@ -177,19 +179,19 @@ class _Work:
                     spill_s = device.spill_s(sum(operator.param_bytes for operator in operators))
                     work = _Step(max(compute_s - calls_s, 0.0), device.shared_bus, spill_s)
                     self._compute[index, name] = (_Step(calls_s), work)
-            # From the door it comes from the device itself, which costs nothing but the device's own copies.
+            # A frame that enters comes from no other device; only the device's own copies cost time.
             for source in stages[index - 1].devices if index else (name,):
                 link = problem.link(source, name)
                 link_s = link.seconds(crossing[index])
                 self._receive[index, name, source] = _Step(link_s + copies_s, link.bus, link_s)
 
     def steps(self, stage: int, device: str, source: str | None) -> tuple[_Step, ...]:
-        """Receiving a frame that lies on device `source`, or at the door, then the steps of computing it."""
+        """Return the step of receiving a frame from `source` (None: it enters), then the steps of computing it."""
         return self._receive[stage, device, source or device], *self._compute[stage, device]
 
 
 class _Run:
-    """The state of a run, and what each event changes in it."""
+    """The state of a run, and the events that change it."""
 
     def __init__(self, work: _Work, in_flight: int | None, *, drop: bool, noise: Callable[[], float]) -> None:
         self.work, self.drop, self.noise = work, drop, noise
@@ -198,13 +200,14 @@ class _Run:
         self.serves = {d: [i for i, stage in enumerate(work.stages) if d in stage.devices] for d in work.devices}
         self.now = 0.0
         self.agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self.ticket = count()  # of events at the same time, the first planned comes first
+        self.ticket = count()  # of events at the same time, the one that was planned first comes first
         self.door: deque[int] = deque()
-        self.queues: list[deque[tuple[int, str | None]]] = [deque() for _ in work.stages]  # (frame, where it lies)
+        # (frame, the device that has it)
+        self.queues: list[deque[tuple[int, str | None]]] = [deque() for _ in work.stages]
         self.inside: deque[int] = deque()  # in order
         self.idle_since = dict.fromkeys(work.devices, 0.0)  # the longest idle first
-        self.wanting: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
-        self.taken: set[str] = set()
+        self.bus_waiters: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
+        self.busy_buses: set[str] = set()
         self.arrived: Sequence[float] = ()
         self.entered: dict[int, float] = {}
         self.done: dict[int, float] = {}
@@ -250,7 +253,7 @@ class _Run:
             self.queues[0].append((frame, None))
 
     def dispatch(self) -> None:
-        """Gives every idle device the earliest frame that it may take."""
+        """Give every idle device the earliest frame that it may take."""
         for device in list(self.idle_since):
             heads = [(self.queues[stage][0][0], stage) for stage in self.serves[device] if self.queues[stage]]
             if heads:
@@ -261,7 +264,7 @@ class _Run:
         steps = deque(self.work.steps(stage, device, source))
         waited_s, noise = self.now - self.idle_since.pop(device), self.noise()
         slowed = noise * self.work.factors[device][min(len(self.inside), len(self.work.devices)) - 1]
-        times: list[float] = []  # when each step began, and the last ended
+        times: list[float] = []  # when each step began, and when the last one ended
 
         def proceed() -> None:
             times.append(self.now)
@@ -277,28 +280,28 @@ class _Run:
         proceed()
 
     def take(self, bus: str, bus_s: float, seconds: float, then: Callable[[], None]) -> None:
-        """Lets a step of so many seconds begin: now or, where it needs the bus for `bus_s`, when that is free."""
+        """Begin a step of so many seconds: now or, where it needs the bus for `bus_s`, when the bus is free."""
         if not bus or not bus_s:
             self.at(self.now + seconds, then)
             return
 
         def go() -> None:
-            self.taken.add(bus)
+            self.busy_buses.add(bus)
             self.at(self.now + bus_s, release)
             self.at(self.now + seconds, then)
 
         def release() -> None:
-            self.taken.discard(bus)
-            if self.wanting[bus]:
-                self.wanting[bus].popleft()()
+            self.busy_buses.discard(bus)
+            if self.bus_waiters[bus]:
+                self.bus_waiters[bus].popleft()()
 
-        if bus in self.taken:
-            self.wanting[bus].append(go)
+        if bus in self.busy_buses:
+            self.bus_waiters[bus].append(go)
         else:
             go()
 
     def finish(self, bar: Bar) -> None:
-        """Frees the device and hands the frame on, or out with those that waited for it."""
+        """Free the device and hand the frame on; after the last stage, let the frames leave that are next in order."""
         self.events.append(bar)
         self.idle_since[bar.device] = self.now
         if bar.stage + 1 < len(self.queues):
