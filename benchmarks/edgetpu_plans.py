@@ -10,7 +10,7 @@ parameters (what edgetpu_compiler does, as far as it says), libcoral's parameter
 partitioner with its defect mended; `-` where that aborts. `free` may replicate stages and leave devices out.
 
 Ours must never be below a baseline in the simulator, and a free plan never below k stages: where one is, this exits
-with 1. On a bus the judge's figure is a bound, so the plan is chosen by simulation (`tvm_pipeline/rehearsal.py`). What
+with 1. On a bus the judge's figure is a bound, so the plan is chosen by simulation (`planning/rehearsal.py`). What
 `evaluate` alone would have chosen stands in the summary, and so does the choice under jitter.
 """
 
@@ -33,6 +33,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import NoPlanError
+from tvm_pipeline.planning.planner import proposed
 from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
 
 PLATFORMS = Path(__file__).parents[1] / "profiles/platforms"
@@ -82,7 +83,7 @@ def fps(problem: Problem, stages: tuple[Stage, ...], jitter: float = 0.0) -> flo
 
 def chosen(problem: Problem, decision: Decision) -> tuple[Stage, ...]:
     """What `tvm-pipeline plan` would choose: by simulation, where devices share a bus."""
-    return (rehearsed(problem, decision) if shares_a_bus(problem) else decision).plan.stages
+    return (rehearsed(problem, decision, proposed) if shares_a_bus(problem) else decision).plan.stages
 
 
 def compare(graph: OperatorGraph, kind: str, devices: int) -> Found:

@@ -1,8 +1,8 @@
 """Planning: from a Problem to a Plan with its bound. Nothing here imports TVM.
 
 planner.py       the entry `plan`, a sequence of named steps
-registry.py      the schedulers, each with the objectives and limits that it declares
-conflict.py      why there is no plan
+registry.py      the schedulers, with the objectives and limits that they declare
+conflict.py      the reasons where there is no plan
 stage_orders.py  orders of operators whose activations fit into memory
 rehearsal.py     plans for shared buses, chosen by simulation
 measured.py      the scheduler `measured`, whose stages are compiled and timed

@@ -1,8 +1,8 @@
-"""Why there is no plan: the smallest set of operators, devices and limits in conflict that is cheap to find.
+"""The explanation where there is no plan: a small set of operators, devices and limits in conflict.
 
-First what one look at the figures tells: an operator that fits nowhere, a limit that no split could keep. Where that is
-silent, limits are taken away one by one (a deletion filter): what stays is a set of which each is needed for the
-conflict. Chinneck, "Feasibility and Infeasibility in Optimization", 2008.
+Some conflicts show in the figures alone: an operator that fits on no device, or a limit that no split can keep. Where
+there is no such conflict, limits are taken away one by one (a deletion filter), until every limit that is left is
+needed for the conflict. Chinneck, "Feasibility and Infeasibility in Optimization", 2008.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 
 
 def explain(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
-    """What is in conflict, in the user's terms; `feasible` tells whether an altered problem has a plan."""
+    """Return what is in conflict, in the user's terms.
+
+    Args:
+        feasible: a function that says whether an altered problem has a plan.
+    """
     reason = next(_plain_reasons(problem), None)
     if reason is not None:
         return reason
@@ -33,18 +37,18 @@ def explain(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
 
 
 def _plain_reasons(problem: Problem) -> Iterator[str]:
-    """Reasons that need no search, the most telling first."""
+    """Yield the reasons that need no search, the most specific first."""
     devices, platform = problem.platform.devices, problem.platform.name
     able = [_able(problem, device) for device in devices]
     for index, operator in enumerate(problem.graph.operators):
         runs = [device for device, mask in zip(devices, able, strict=True) if mask[index]]
         if not runs:
             yield f"no device can run operator {operator.name}; platform {platform} has {_names(devices)}"
-        roomy = max((device.memory_bytes or float("inf") for device in runs), default=0)
-        if operator.param_bytes > roomy:
+        capacity = max((device.memory_bytes or float("inf") for device in runs), default=0)
+        if operator.param_bytes > capacity:
             yield (
                 f"operator {operator.name} holds {operator.param_bytes} bytes of parameters, no device that can run it "
-                f"has more than {roomy:.0f}"
+                f"has more than {capacity:.0f}"
             )
     widest = max(map(len, disjoint_sets(devices)))
     comes_again = problem.objective in ("latency", "energy") and problem.min_throughput_fps is None and widest > 1
@@ -52,17 +56,17 @@ def _plain_reasons(problem: Problem) -> Iterator[str]:
         needed = "two" if problem.objective in ("latency", "energy") else "as many"
         yield f"{problem.stages} stages need {needed} devices that share no cores; platform {platform} has {widest}"
     total = sum(operator.param_bytes for operator in problem.graph.operators)
-    room = max(sum(d.memory_bytes or float("inf") for d in group) for group in disjoint_sets(devices))
-    if total > room:
+    capacity = max(sum(d.memory_bytes or float("inf") for d in group) for group in disjoint_sets(devices))
+    if total > capacity:
         yield (
             f"{problem.graph.name} holds {total} bytes of parameters, all devices of platform {platform} together hold "
-            f"{room:.0f}; give them more memory"
+            f"{capacity:.0f}; give them more memory"
         )
     yield from _too_slow(problem)
 
 
 def _too_slow(problem: Problem) -> Iterator[str]:
-    """Limits of speed that even the fastest device of each operator cannot keep."""
+    """Yield the limits of speed that even the fastest device of each operator cannot keep."""
     fastest: list[tuple[float, str]] = []
     for index in range(len(problem.graph)):
         seconds = [(_operator_s(problem, device, index), device.name) for device in problem.platform.devices]
@@ -86,12 +90,13 @@ def _too_slow(problem: Problem) -> Iterator[str]:
 
 
 def _operator_s(problem: Problem, device: Device, index: int) -> float:
-    """Seconds of one operator on an idle device; infinite where it cannot run it."""
+    """Return the seconds of one operator on an idle device; infinite where the device cannot run it."""
     seconds = cost_of(problem, device).alone_s(problem.graph.operators[index])
     return seconds * min(1.0, busy_factor(problem, device, 1))
 
 
 def _able(problem: Problem, device: Device) -> list[bool]:
+    """Return for each operator whether the device can run it."""
     costs = cost_of(problem, device)
     return [costs.can_run(operator) for operator in problem.graph.operators]
 
@@ -104,7 +109,7 @@ _Limit = Callable[[Problem], Problem]
 
 
 def _limits(problem: Problem) -> Iterator[tuple[str, _Limit]]:
-    """The limits a user set, each with what takes it away."""
+    """Yield the limits that a user set, in words, with functions that take them away."""
     if problem.stages is not None:
         yield f"`stages` {problem.stages}", lambda p: replace(p, stages=None)
     if problem.children_together:
@@ -116,10 +121,11 @@ def _limits(problem: Problem) -> Iterator[tuple[str, _Limit]]:
     for device in problem.platform.devices:
         if device.memory_bytes is not None:
             name = device.name
-            yield f"memory_bytes {device.memory_bytes} of device {name}", lambda p, name=name: _roomy(p, name)  # type: ignore[misc]
+            yield f"memory_bytes {device.memory_bytes} of device {name}", lambda p, name=name: _unlimited(p, name)  # type: ignore[misc]
 
 
-def _roomy(problem: Problem, name: str) -> Problem:
+def _unlimited(problem: Problem, name: str) -> Problem:
+    """Return the problem without the limit on the memory of a device."""
     devices = tuple(replace(d, memory_bytes=None) if d.name == name else d for d in problem.platform.devices)
     return replace(problem, platform=replace(problem.platform, devices=devices))
 
@@ -131,7 +137,7 @@ def _without(problem: Problem, limits: dict[str, _Limit]) -> Problem:
 
 
 def _pieces(problem: Problem) -> str:
-    """No limit is to blame: the operators' devices alternate more often than devices may come."""
+    """Return the reason where no limit causes the conflict, but the operators that devices cannot run."""
     devices = problem.platform.devices
     for device in devices:
         mask = _able(problem, device)

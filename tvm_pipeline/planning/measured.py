@@ -1,7 +1,7 @@
-"""The scheduler `measured`: the planner proposes, a device measures, the model is corrected, and so on.
+"""The scheduler `measured`: the planner proposes stages, a device measures them, the measurements correct the model.
 
-It is for devices whose times do not add up, such as Edge TPUs: an operator alone says little of a stage there, and it
-takes seconds to compile a stage. The search is `corrected.py`; here is the order of operators that it cuts.
+It is for devices on which the times of operators do not add up to that of a stage, such as Edge TPUs, and on which it
+takes seconds to compile a stage. This file chooses the order of the operators; `corrected.py` searches its cuts.
 
 Next: `profiling/stage_timer.py`, which compiles and times a stage.
 """
@@ -23,22 +23,22 @@ from tvm_pipeline.planning.search.dynamic_programming import chain, ideals
 
 MEASURED = "measured"
 
-# Times these operators as a stage on a device.
+# A function that times these operators as a stage on a device.
 SegmentTimer = Callable[[Sequence[str], Device], SegmentProfile]
 
 
 def measured_plan(problem: Problem, measure: SegmentTimer | None, progress: Callable[[str], None]) -> Decision:
     """Return the best pipeline over the platform's equal devices, by stages that were compiled and measured.
 
-    The order of operators is that of the best plan by predictions; the first device measures for all.
+    The order of operators is that of the best plan by predictions. The first device measures the stages of all.
 
     Returns:
-        The plan, and what was measured of its stages: a profile with these predicts the plan.
+        The plan, and the measured figures of its stages: a profile with them predicts the plan.
 
     Raises:
         InfeasibleError: the devices are too few, or refuse a stage of every pipeline.
         OptionError: the objective is another than throughput, or nothing times stages.
-        ProfileError: nothing says how fast the devices are.
+        ProfileError: the devices have neither measurements nor a model.
     """
     if problem.objective != "throughput":
         raise OptionError(
@@ -70,21 +70,21 @@ def measured_plan(problem: Problem, measure: SegmentTimer | None, progress: Call
     count = len(proposed.stages)
     found = corrected_partition(model_seconds(_in_order(problem, order), devices[:count]), count, timed)
     ends = [*found.cuts, len(order)]
-    stages, known = [], []
+    stages, measured = [], []
     for device, start, end in zip(devices, (0, *found.cuts), ends, strict=False):
         stages.append(Stage((device.name,), tuple(order[start:end])))
-        known.append(replace(segments[start, end], device=device.name))
+        measured.append(replace(segments[start, end], device=device.name))
     plan = Plan(problem.graph.name, MEASURED, problem.objective, tuple(stages), proposed.predicted)
-    told = replace(problem, profile=replace(problem.profile, segments=tuple(known)))
+    with_segments = replace(problem, profile=replace(problem.profile, segments=tuple(measured)))
     progress(f"{found.evaluations} stages compiled and measured")
-    plan = judged(told, plan)
+    plan = judged(with_segments, plan)
     return Decision(
-        plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured", segments=tuple(known)
+        plan, (plan,), f"each of its {len(plan.stages)} stages was compiled and measured", segments=tuple(measured)
     )
 
 
 def _alike(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The largest set of devices that differ in nothing but their names and places, and can work at the same time."""
+    """Return the largest set of devices that differ in their names and cores alone and can work at the same time."""
 
     def kind(device: Device) -> Device:
         return replace(device, name="any", target="", cores=(), stand_in="yes" if device.stand_in else "")
@@ -94,12 +94,12 @@ def _alike(devices: Sequence[Device]) -> tuple[Device, ...]:
         for group in disjoint_sets(devices)
         for first in group
     ]
-    # Of two kinds with as many devices, take the one whose operators cannot be timed one by one.
+    # Of two kinds with as many devices, take the kind whose operators cannot be timed one by one.
     return max(sets, key=lambda group: (len(group), not can_time_operators(replace(group[0], stand_in=""))))
 
 
 def _proposal(problem: Problem) -> Plan:
-    """The best pipeline on the model's word, over all cuts where they can be listed."""
+    """Return the best pipeline by the devices' models, over all cuts where they can be listed."""
     try:
         return ideals(problem)
     except OptionError:
@@ -107,7 +107,7 @@ def _proposal(problem: Problem) -> Plan:
 
 
 def _in_order(problem: Problem, order: Sequence[str]) -> Problem:
-    """The problem with its operators in another legal order."""
+    """Return the problem with its operators in another legal order."""
     by_name = {operator.name: operator for operator in problem.graph.operators}
     graph = replace(problem.graph, operators=tuple(by_name[name] for name in order))
     return replace(problem, graph=graph, profile=replace(problem.profile, segments=()), stages=None)

@@ -1,16 +1,16 @@
 """The one entry of planning: from a Problem to a Decision.
 
-The default, `best`, never loses to the obvious. It makes every candidate (one device, replicas, pipelines, stages of
-which some are replicated) and returns the best by the objective, with all the others and by how much it beats them.
+The default, `best`, is never worse than a simple plan. It makes all candidates (one device, replicas, pipelines, and
+pipelines with replicated stages) and returns the best by the objective, with all others and its margin over them.
 
-`plan` takes these steps, each a function below:
+`plan` takes these steps, each of which is a function:
 
-1. `_checked`     refuse what the scheduler does not declare
-2. `_searched`    let it search a relaxation: parameters alone, operators alone
-3. `_kept`        judge what it found by all that was measured, with orders whose activations fit
-4. `_recut`       cut anew where the best that was found does not fit
-5. `_decided`     choose, and say what is proven
-6. `rehearsed`    on a shared bus, choose by simulation
+1. `_check`       refuse a problem that the scheduler does not declare
+2. `_searched`    search a relaxation of the problem: without activations, and without stages measured as a whole
+3. `_kept`        judge the plans of the search by the whole problem, with orders whose activations fit
+4. `_recut`       search with activations, where the best plan of the relaxation does not fit
+5. `_decided`     choose a plan, with its bound
+6. `rehearsed`    where devices share a bus, choose by simulation
 
 Next: `registry.py`, the schedulers; `rehearsal.py`, the last step.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
@@ -42,10 +42,13 @@ from tvm_pipeline.planning.stage_orders import fitting_plan
 
 BEST = "best"
 
-# Where the downsets are too many and no time limit is given, `best` searches for so long, and states the gap.
+# `best` gives CP-SAT this time where the downsets are too many to list and the problem has no time limit.
 CP_SAT_S = 60.0
-# `best` looks for replicated stages at all downsets up to so many, else at the cuts of the graph's own order.
+# `best` searches for replicated stages over all downsets up to this number, else over the graph's own order.
 MOST_HYBRID_CUTS = 10_000
+
+# A maker gets the plans of the makers before it, and returns plans of its own.
+_Maker = Callable[[list[Plan]], list[Plan]]
 
 
 def plan(
@@ -55,19 +58,19 @@ def plan(
     measure: SegmentTimer | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Decision:
-    """Return the best plan of `problem` by the scheduler of that name, or of all of them (`best`), and why it is.
+    """Return the best plan of `problem` by the scheduler of that name, or of all schedulers (`best`), with the reason.
 
     Args:
-        measure: what times a stage on a device, for the scheduler `measured`; `profiling.stage_timer` makes one.
-        progress: told in a few words what is being done, where that takes long.
+        measure: a function that times a stage on a device, for the scheduler `measured`; see `profiling.stage_timer`.
+        progress: a function that is called with a few words about each long step, before the step.
 
     Raises:
         OptionError: no scheduler has that name, or it does not take the problem's objective, limits or stages.
-        InfeasibleError: it is proven that no plan exists; the message says what is in conflict.
-        NoPlanError: no plan was found, and one may exist.
-        ProfileError: nothing says how fast a device is, or what it draws where that is the objective.
+        InfeasibleError: it is proven that no plan exists; the message names the operators and limits in conflict.
+        NoPlanError: no plan was found, but one may exist.
+        ProfileError: the speed of a device is not known, or, for objective energy, its power.
     """
-    _checked(problem, scheduler)
+    _check(problem, scheduler)
     if scheduler == MEASURED:
         return measured_plan(problem, measure, progress)
     decision = proposed(problem, scheduler)
@@ -78,9 +81,9 @@ def plan(
 
 
 def proposed(problem: Problem, scheduler: str = BEST) -> Decision:
-    """Return the decision by predictions alone: `plan` without the rehearsal and without measuring."""
+    """Return the decision by predictions alone, which is `plan` without simulations and measurements."""
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
-    found = _searched(problem, scheduler)
+    found = _searched(problem, scheduler, deadline)
     kept, refused = _kept(problem, found.plans)
     if scheduler == BEST and problem.counts_activations and found.plans[0] in refused:
         kept += _recut(problem, deadline)
@@ -89,8 +92,8 @@ def proposed(problem: Problem, scheduler: str = BEST) -> Decision:
     return _decided(problem, scheduler, found, kept, refused)
 
 
-def _checked(problem: Problem, scheduler: str) -> None:
-    """Raise where the scheduler does not take the problem, by its declaration."""
+def _check(problem: Problem, scheduler: str) -> None:
+    """Raise where the scheduler does not take the problem, or the objective needs figures that are missing."""
     if scheduler not in (BEST, MEASURED):
         _check_declared(problem, scheduler)
     if problem.objective == "energy":
@@ -100,6 +103,7 @@ def _checked(problem: Problem, scheduler: str) -> None:
 
 
 def _check_declared(problem: Problem, scheduler: str) -> None:
+    """Raise OptionError where there is no such scheduler, or it does not declare the problem's objective and limits."""
     declared = SCHEDULERS.get(scheduler)
     if declared is None:
         names = ", ".join((BEST, *SCHEDULERS, MEASURED))
@@ -131,12 +135,12 @@ def _check_declared(problem: Problem, scheduler: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the searches found.
+    """The result of the searches.
 
     Attributes:
         plans: distinct plans, best first, by the relaxation that was searched.
-        bound: what no plan of any of the schedulers passes; None where that is not known.
-        error: why there are no plans.
+        bound: no plan of any of the schedulers is better than this; None where that is not known.
+        error: the reason where there are no plans.
     """
 
     plans: list[Plan]
@@ -144,15 +148,15 @@ class _Found:
     error: NoPlanError | None = None
 
 
-def _searched(problem: Problem, scheduler: str) -> _Found:
-    """Search without activations and without the stages that were measured whole, which no search counts.
+def _searched(problem: Problem, scheduler: str, deadline: float | None) -> _Found:
+    """Search without activations and without the stages that were measured as a whole, which searches do not count.
 
-    The bound of this relaxation is one of the problem, unless whole stages were measured.
+    The bound of this relaxation is one of the problem, unless stages were measured as a whole.
     """
     operators_alone = replace(problem, profile=replace(problem.profile, segments=()))
     relaxed = replace(operators_alone, activations=False)
     if scheduler == BEST:
-        found = _considered(relaxed)
+        found = _candidates(relaxed, deadline)
         if not found.plans:
             raise found.error or InfeasibleError(f"no plan of {problem.graph.name} is possible")
         found.plans.sort(key=_preference)
@@ -163,7 +167,7 @@ def _searched(problem: Problem, scheduler: str) -> _Found:
 
 
 def _kept(problem: Problem, plans: list[Plan]) -> tuple[list[Plan], dict[Plan, PlanError]]:
-    """Return the plans that the judge takes, in orders that fit, and for each of the others the reason."""
+    """Return the plans that the judge accepts, in orders that fit, and for each refused plan the error."""
     if not (problem.counts_activations or problem.profile.segments):
         return list(plans), {}
     kept, refused = [], {}
@@ -176,33 +180,27 @@ def _kept(problem: Problem, plans: list[Plan]) -> tuple[list[Plan], dict[Plan, P
 
 
 def _recut(problem: Problem, deadline: float | None) -> list[Plan]:
-    """Return plans that fit with their activations, where the best by parameters alone does not.
+    """Return plans that fit with their activations, by the schedulers whose searches count them.
 
     Raises:
         InfeasibleError: an operator fits on no device.
     """
-    if deadline is not None:
-        problem = replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
-    # The relaxation leaves out what equals another plan in all but its memory.
-    makers: tuple[Callable[[], list[Plan]], ...] = (
-        lambda: [chain(problem)],
-        lambda: singles(problem),
-        lambda: [replicas(problem)],
-    )
-    plans: list[Plan] = []
-    errors: list[NoPlanError] = []
-    for make in makers:
-        try:
-            plans += make()
-        except NoPlanError as error:
-            errors.append(error)
+    limited = _with_time_left(problem, deadline)
+    # The simple plans are made again, because `_candidates` drops those that differ in their memory alone.
+    makers: dict[str, _Maker] = {
+        "chain": lambda _: [chain(limited)],
+        "single": lambda _: singles(limited),
+        "replicas": lambda _: [replicas(limited)],
+    }
+    plans, errors = _made(makers)
     plans = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
     if not plans and errors:
-        raise errors[0]
+        raise next(iter(errors.values()))
     return plans
 
 
 def _refusal(problem: Problem, scheduler: str, refused: dict[Plan, PlanError]) -> LimitMissedError:
+    """Return the error for a problem whose plans were all refused."""
     if not problem.counts_activations:
         return LimitMissedError(f"no plan keeps the limits once its stages were measured: {_first(refused)}")
     return LimitMissedError(
@@ -218,10 +216,10 @@ def _first(refused: dict[Plan, PlanError]) -> str:
 def _decided(
     problem: Problem, scheduler: str, found: _Found, kept: list[Plan], refused: dict[Plan, PlanError]
 ) -> Decision:
-    """Return the best of the plans, with what is proven of it."""
+    """Return the best of the plans, with its bound and with the reason for the choice."""
     plans = sorted({plan.stages: plan for plan in reversed(kept)}.values(), key=_preference)
     if problem.profile.segments:
-        # A bound of the operators' times is none of whole stages.
+        # The searches' bound counts times of operators. It is no bound of the times of whole stages.
         plans = [replace(plan, status="feasible", bound=None) for plan in plans]
     elif scheduler == BEST or refused:
         plans[0] = _with_bound(plans[0], found.bound)
@@ -229,14 +227,14 @@ def _decided(
         why = f"it was asked for with `scheduler` {scheduler}"
     else:
         why = _why(plans)
-        worst = found.plans[0]
-        if worst in refused:
-            why += f"; {describe(worst)} does not fit with its activations: {refused[worst]}"
+        first = found.plans[0]  # the best of the relaxation
+        if first in refused:
+            why += f"; {describe(first)} does not fit with its activations: {refused[first]}"
     return Decision(plans[0], tuple(plans), why)
 
 
 def _preference(plan: Plan) -> tuple[tuple[float, ...], int, int]:
-    """Order plans by their figures; of equal ones the simpler comes first."""
+    """Return the sort key of a plan: its figures, then its simplicity."""
     return cost_key(plan), len(plan.stages), len(plan.devices)
 
 
@@ -249,74 +247,93 @@ def _with_bound(best: Plan, bound: tuple[float, ...] | None) -> Plan:
     return replace(best, status="feasible", bound=bound)
 
 
-def _considered(problem: Problem) -> _Found:
+def _candidates(problem: Problem, deadline: float | None) -> _Found:
     """Return the distinct plans of all schedulers that compete, and the bound that all their searches prove."""
-    deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
+    plans, errors = _made(_makers(problem, deadline))
+    if problem.stages is not None:
+        plans = [plan for plan in plans if len(plan.stages) == problem.stages]
+    # Two algorithms that agree are one candidate, named after the simpler one.
+    distinct = list({plan.stages: plan for plan in reversed(plans)}.values())
+    # Of the errors, that of the search for pipelines tells most: it is the widest search that always runs.
+    return _Found(distinct, _common_bound(problem, plans, errors, deadline), errors.get("pipeline"))
+
+
+def _makers(problem: Problem, deadline: float | None) -> dict[str, _Maker]:
+    """Return the schedulers that compete for the objective of the problem, by name, the simplest first."""
+    # The downsets are listed once for all schedulers that cut the graph anywhere.
+    cuts = listed_ideals(problem.graph)
 
     def left() -> Problem:
-        return problem if deadline is None else replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
+        return _with_time_left(problem, deadline)
 
-    # Listed once for all that cut the graph anywhere.
-    cuts = listed_ideals(problem.graph)
-    plans: list[Plan] = []
-    makers: dict[str, Callable[[], list[Plan]]] = {
-        "single": lambda: _unlike(singles(problem)),
-        "replicas": lambda: [replicas(problem)],
-        "two-stage": lambda: [two_stage(problem)],
-        "pipeline": lambda: [_pipeline(left(), cuts)],
-    }
-    # Replicas and devices that come again make frames come faster, never sooner.
-    if problem.objective == "throughput" or problem.min_throughput_fps is not None:
-        makers["hybrid"] = lambda: [_with_replicas(left(), cuts, plans)]
-    if problem.objective == "throughput" and _few(problem):
-        makers["revisits"] = lambda: [revisits(left())]
+    pipeline: dict[str, _Maker] = {"pipeline": lambda _: [_pipeline(left(), cuts)]}
     if problem.is_lexicographic:
-        makers = {"chain": lambda: [chain(left())], "pipeline": makers["pipeline"]}
+        return {"chain": lambda _: [chain(left())], **pipeline}
+    makers: dict[str, _Maker] = {
+        "single": lambda _: _distinct(singles(problem)),
+        "replicas": lambda _: [replicas(problem)],
+        "two-stage": lambda _: [two_stage(problem)],
+        **pipeline,
+    }
+    # Replicated stages and devices that serve twice raise the throughput, and never shorten the latency of a frame.
+    if problem.objective == "throughput" or problem.min_throughput_fps is not None:
+        makers["hybrid"] = lambda known: [_with_replicas(left(), cuts, known)]
+    if problem.objective == "throughput" and _has_few_sequences(problem):
+        makers["revisits"] = lambda _: [revisits(left())]
+    return makers
+
+
+def _made(makers: Mapping[str, _Maker]) -> tuple[list[Plan], dict[str, NoPlanError]]:
+    """Return the plans of all makers, and the errors of those that make none."""
+    plans: list[Plan] = []
     errors: dict[str, NoPlanError] = {}
     for name, make in makers.items():
         try:
-            plans.extend(make())
+            plans += make(plans)
         except NoPlanError as error:
             errors[name] = error
-    # The search for pipelines explains itself best, and it is the widest that always runs.
-    reason = errors.get("pipeline")
-    if problem.stages is not None:
-        plans = [plan for plan in plans if len(plan.stages) == problem.stages]
-    bounds = [plan.bound for plan in plans]
-    # Two algorithms that agree are one candidate, named after the simpler one.
-    distinct = list({plan.stages: plan for plan in reversed(plans)}.values())
-    # A search that ended before it had a plan, or had one that misses a limit, has no bound either.
-    # Plans of two stages are pipelines, too, so that their search need not prove anything.
+    return plans, errors
+
+
+def _common_bound(
+    problem: Problem, plans: list[Plan], errors: Mapping[str, NoPlanError], deadline: float | None
+) -> tuple[float, ...] | None:
+    """Return the bound that holds for the plans of every scheduler; None where a search proved nothing."""
+    # A search that ended before it had a plan, or whose plan misses a limit, has no bound either. The search of
+    # two-stage need not prove anything, because plans of two stages are pipelines, too.
     unproven = any(not isinstance(error, InfeasibleError) for name, error in errors.items() if name != "two-stage")
-    known = [bound for bound in bounds if bound is not None]
-    if not known or len(known) < len(bounds) or unproven or (errors and deadline is not None):
-        return _Found(distinct, None, reason)
-    best = max(known) if problem.objective == "throughput" else min(known)
-    return _Found(distinct, best, reason)
+    bounds = [plan.bound for plan in plans if plan.bound is not None]
+    if not bounds or len(bounds) < len(plans) or unproven or (errors and deadline is not None):
+        return None
+    return max(bounds) if problem.objective == "throughput" else min(bounds)
 
 
-def _unlike(plans: list[Plan]) -> list[Plan]:
-    """One of those that are predicted the same: equal devices make equal plans."""
+def _with_time_left(problem: Problem, deadline: float | None) -> Problem:
+    """Return the problem with the time that is left until the deadline."""
+    return problem if deadline is None else replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
+
+
+def _distinct(plans: list[Plan]) -> list[Plan]:
+    """Return one plan for each prediction, since plans for equal devices have equal predictions."""
     return list({plan.predicted: plan for plan in reversed(plans)}.values())
 
 
 def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Plan:
-    """The best plan with replicated stages, or the best that is known where replicas do not better it.
+    """Return the best plan with replicated stages, or the best known plan where replicas are no better.
 
-    Of many ideals only the graph's own order is searched; what is proven of all of them is then the relaxation's bound.
+    Where there are too many downsets, only the graph's own order is searched. The bound is then that of a relaxation
+    over all downsets.
     """
-    fitting = [plan for plan in known if problem.stages in (None, len(plan.stages))]
-    best = min(fitting, key=cost_key, default=None)
-    whole = cuts is not None and len(cuts) <= MOST_HYBRID_CUTS
+    of_count = [plan for plan in known if problem.stages in (None, len(plan.stages))]
+    best = min(of_count, key=cost_key, default=None)
+    searched = cuts if cuts is not None and len(cuts) <= MOST_HYBRID_CUTS else prefixes(problem.graph)
     try:
-        plan = plan_over(
-            problem, cuts if cuts is not None and whole else prefixes(problem.graph), replica_units, "hybrid", best
-        )
+        plan = plan_over(problem, searched, replica_units, "hybrid", best)
     except OptionError as error:
         if best is None:
             raise NoPlanError(str(error)) from error
-        return replace(best, status="feasible", bound=None)  # too many sets of replicas: nothing is proven
-    if whole:
+        return replace(best, status="feasible", bound=None)  # there are too many sets of replicas: nothing is proven
+    if searched is cuts:
         return plan
     if cuts is None or problem.objective != "throughput":
         return replace(plan, status="feasible", bound=None)
@@ -324,14 +341,14 @@ def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Pl
     return replace(plan, status="feasible", bound=(bound,))
 
 
-def _few(problem: Problem) -> bool:
-    """Whether trying all sequences of devices takes about a second at most."""
+def _has_few_sequences(problem: Problem) -> bool:
+    """Return whether it takes about a second at most to try all sequences of devices."""
     count = max(map(len, disjoint_sets(problem.platform.devices)))
     return count <= 3 and len(problem.graph) * count**3 <= 8000 and problem.max_latency_s is None
 
 
 def _pipeline(problem: Problem, cuts: Cuts | None) -> Plan:
-    """The best pipeline over all ways to cut the graph, by the exact method that fits its size."""
+    """Return the best pipeline over all cuts of the graph, by the exact method that fits the graph's size."""
     if cuts is not None:
         return plan_over(problem, cuts, single_units, "ideals")
     started = time.monotonic()
@@ -341,6 +358,7 @@ def _pipeline(problem: Problem, cuts: Cuts | None) -> Plan:
 
 
 def _why(candidates: list[Plan]) -> str:
+    """Return the margins of the first plan over the others, in words."""
     best, *others = candidates
     if not others:
         return "it is the only plan possible"

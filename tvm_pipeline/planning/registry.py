@@ -1,8 +1,8 @@
-"""The schedulers by name, each with what it declares: its objectives, and the limits that its search counts.
+"""The schedulers by name, each with the objectives and the limits that it declares.
 
-A scheduler is a function from a Problem to a Plan. All count the parameters of a stage where a device limits its
-memory. `planner.py` refuses what a scheduler does not take, judges what its search does not count, and looks for
-orders in which activations fit.
+A scheduler is a function from a Problem to a Plan. All schedulers count the parameters of a stage where a device limits
+its memory. `planner.py` refuses a problem that a scheduler does not declare, checks the limits that its search does not
+count, and looks for orders in which activations fit.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Scheduler:
     """An algorithm that plans.
 
     Attributes:
-        run: makes the plan.
-        summary: one sentence on its plans, for tables and help.
-        objectives: those that it plans for.
+        run: the function that makes the plan.
+        summary: a phrase that describes its plans, for tables and help.
+        objectives: the objectives that it plans for.
         counts: the limits (of LIMITS) that its search counts, and `activations` where it looks for orders that fit.
-            What it does not count is judged afterwards.
-        refuses: the limits that no plan of its kind is made under.
-        stages: the numbers of stages that its plans have; empty where it plans any.
-        instead: the schedulers to use where it refuses.
+            The planner checks the other limits afterwards.
+        refuses: the limits that it does not take.
+        stages: the numbers of stages that its plans may have; empty for any number.
+        instead: the schedulers to use where it refuses a problem.
     """
 
     run: Callable[[Problem], Plan]

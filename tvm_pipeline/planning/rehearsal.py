@@ -1,9 +1,9 @@
 """Plans for devices that share a bus, chosen by simulation.
 
-`evaluate` counts what a frame needs of a bus as if turns never fell badly, and so do the searches that it judges. But
-devices fall into step: who waits for a frame begins together with who made it, and of the two the one whose parameters
-come first keeps the other from the bus, frame after frame. So the planner is asked several times, for a bus that weighs
-more and more, and `simulate.py` chooses.
+`evaluate` and the searches add up the seconds that a frame needs of a bus, as if no device ever had to wait for its
+turn. But devices fall into step: a device that waits for a frame begins at the moment when the device that made the
+frame takes its next one. Both need the bus at that moment, and one of them waits, frame after frame. So the planner is
+called several times, with slower and slower fetches of parameters, and `simulate.py` chooses between the plans.
 """
 
 from __future__ import annotations
@@ -19,23 +19,26 @@ from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import OptionError, PlanError
 
 FRAMES = 300
-# How much slower than it is parameters are said to come, so that plans which leave the bus some slack are found.
+# Fetches of parameters are taken to be slower by these factors, to find plans that use the bus less.
 HANDICAPS = (1.15, 1.3, 1.5, 2.0)
-# Plans that are equally fast may differ by the rounding of sums.
+# The throughputs of equally fast plans may differ by the rounding of sums.
 ROUNDING = 1e-9
 
 
 def shares_a_bus(problem: Problem) -> bool:
-    """Whether what is judged of the problem's plans is only a bound."""
+    """Return whether devices share a bus, so that the predicted throughput is only a bound."""
     buses = buses_of_parameters(problem)
     return problem.objective == "throughput" and len(set(buses)) < len(buses)
 
 
 def rehearsed(problem: Problem, decision: Decision, propose: Callable[[Problem, str], Decision]) -> Decision:
-    """The fastest in the simulator of the decision's candidates, and of plans for a bus that weighs more.
+    """Return the decision for the plan that is fastest in the simulator.
 
-    Predictions stay those of `evaluate`; nothing is proven of a choice by simulation, so the plan keeps the bound and
-    is `feasible`.
+    The plans compared are the decision's candidates, and plans for slower fetches of parameters. Predictions stay those
+    of `evaluate`. A choice by simulation proves nothing, so the plan keeps the bound and is `feasible`.
+
+    Args:
+        propose: the planner without rehearsal, `planner.proposed`.
     """
     rates: dict[Plan, float] = {}
     known = set()
@@ -57,17 +60,19 @@ def rehearsed(problem: Problem, decision: Decision, propose: Callable[[Problem, 
 
 
 def _proposals(problem: Problem, decision: Decision, propose: Callable[[Problem, str], Decision]) -> Iterator[Plan]:
-    """The planner's answers, judged by the problem as it is: for slower and slower parameters, which make plans that
-    fetch fewer, and for the ends of that scale, the least seconds and the least bytes that are fetched in all."""
+    """Yield plans for slower and slower fetches of parameters, which fetch less and less, judged by the real problem.
+
+    The last two are the ends of that scale: the plan of least latency, and the plan that fetches the fewest bytes.
+    """
     yield from decision.candidates
     scheduler = "best" if problem.stages is None else "ideals"
     stages = problem.stages or len(problem.platform.devices)
-    asked = [(with_slower_refill(problem, factor), scheduler) for factor in HANDICAPS]
+    altered = [(with_slower_refill(problem, factor), scheduler) for factor in HANDICAPS]
     for objective in ("latency", "dram,memory,communication"):
-        asked.append((replace(problem, objective=objective, stages=stages, max_latency_s=None), "ideals"))
-    for other, name in asked:
+        altered.append((replace(problem, objective=objective, stages=stages, max_latency_s=None), "ideals"))
+    for other, name in altered:
         try:
             for plan in propose(other, name).candidates:
                 yield judged(problem, replace(plan, objective=problem.objective))
         except (OptionError, PlanError):
-            continue  # it was an attempt
+            continue  # the altered problem has no plan, or its plan breaks a limit of the real one
