@@ -1,11 +1,12 @@
-"""A pipeline of devices whose model is nearly right: propose, measure some segments, correct, propose again.
+"""A partitioner that a model guides and measurements correct: it proposes, measures some segments, and proposes again.
 
-To compile one segment for an Edge TPU and measure it takes some ten seconds, and a chain has thousands of segments. A
-model of the device says something of all of them, and is wrong where the cache, or a kernel, is not as it supposes:
-its best partition may take twice as long as the best there is. So the model says where to look, and the device decides.
+It takes about ten seconds to compile one segment for an Edge TPU and to measure it, and a chain has thousands of
+segments. A model of the device estimates all of them, but it is wrong where it is wrong about the cache or about a
+kernel: its best partition may take twice as long as the best partition of all. So the model chooses the segments to
+measure, and the measurements decide.
 
-Next: `coral.py`, libcoral's search, and `segments.py`, exact where a longer segment never takes less; both know no
-model and measure far more. `benchmarks/profiling_partitioner.py` compares them.
+Next: `baselines/coral.py`, libcoral's search, and `research/fewest_bottleneck.py`, which is exact where a longer
+segment never takes less. Both use no model and measure far more; `benchmarks/profiling_partitioner.py` compares them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tvm_pipeline.planning.baselines.segments import Partition, chain_costs
 from tvm_pipeline.planning.search.cost_tables import capacities
 from tvm_pipeline.planning.search.cuts import Floats
 
-# More than any segment takes: what contains a refused segment will likely be refused, so all else is tried before it.
+# More than any segment takes. A segment that contains a refused one will likely be refused, so it is tried last.
 REFUSED_S = 1e6
 
 
@@ -36,35 +37,36 @@ def corrected_partition(
     tolerance: float = 0.01,
     most_measurements: int | None = None,
 ) -> Partition:
-    """A chain cut over equal devices, with the shortest bottleneck that measuring a few segments finds.
+    """Return a cut of a chain over equal devices, with the shortest bottleneck that a few measurements find.
 
-    First the partition that the model thinks best is measured. What it took corrects the model, see `believed_seconds`.
-    Of the partitions now believed to be better than the best measured one by more than `tolerance`, the next is the one
-    with fewest segments still to be measured; they are, slowest first, until one shows that it is no better. The search
-    ends when the corrected model believes in no other. Each turn measures a new segment, or finds that measured ones
-    make a better partition, so it does end; and what it found is the best, up to the tolerance, if none of the segments
-    left takes less than is believed of it.
+    The partition that the model estimates to be the best is measured first, and the measurements correct the model, see
+    `believed_seconds`. Then the search considers the partitions that it estimates to be better than the best measured
+    one by more than `tolerance`. It takes the one with the fewest segments that are not measured yet, and measures
+    them, the slowest first, until one shows that the partition is no better. It ends when there is no such partition.
+    It does end, because each turn measures a new segment or finds a better partition of measured ones. Its result is
+    the best partition, up to the tolerance, if no other segment takes less than its estimate.
 
-    To follow the path believed best, and evaluate its edges only until one disproves it, is LazySP: Dellin and
-    Srinivasa, "A Unifying Formalism for Shortest Path Problems with Expensive Edge Evaluations via Lazy Best-First
-    Search over Paths with Edge Selectors", ICAPS 2016.
+    This is LazySP, which follows the path of least estimated cost and evaluates its edges until one disproves it:
+    Dellin and Srinivasa, "A Unifying Formalism for Shortest Path Problems with Expensive Edge Evaluations via Lazy
+    Best-First Search over Paths with Edge Selectors", ICAPS 2016.
 
     Args:
-        model_s: n+1 x n+1 for a chain of n operators; [start, end] is what the model says of operators start..end-1,
-            infinite where they are impossible. Entries with start >= end do not count.
-        segments: how many to make of the chain.
-        measure: (start, end) -> seconds of operators start..end-1 on the device. Infinite, or a ModelError or
-            PlanError, where they cannot be compiled; any other error ends the search. Asked once for each segment.
+        model_s: n+1 x n+1 for a chain of n operators; [start, end] is the model's estimate for operators start..end-1,
+            infinite where the device cannot run them. Entries with start >= end do not count.
+        segments: the number of segments of a partition.
+        measure: (start, end) -> seconds of operators start..end-1 on the device. It returns infinity, or raises
+            ModelError or PlanError, where they cannot be compiled; any other error ends the search. It is called once
+            for each segment.
         tolerance: a gain of at most this share of the bottleneck is not worth a measurement.
-        most_measurements: end after so many, as soon as one partition was measured whole.
+        most_measurements: the search ends after this number, as soon as all segments of one partition were measured.
 
     Returns:
-        The best of the partitions that were measured whole: no worse than the model's first choice, where the device
-        takes that. `evaluations` counts the measurements, and `bound_s` is None, for nothing is proven.
+        The best of the partitions whose segments were all measured. It is no worse than the model's first choice, if
+        the device takes that. `evaluations` counts the measurements, and `bound_s` is None, because nothing is proven.
 
     Raises:
         InfeasibleError: the device refuses a segment of every partition, or there are fewer operators than segments.
-        OptionError: a table, tolerance or number of segments that cannot be.
+        OptionError: the table, the tolerance or the number of segments is impossible.
         ProfileError: the model or `measure` gave a negative figure or NaN.
     """
     model_s = _checked(model_s, segments, tolerance)
@@ -82,44 +84,48 @@ def corrected_partition(
         proposed = _proposed(believed_s, measured_s, segments, limit_s)
         if not proposed:
             break
-        unknown = [place for place in proposed if math.isnan(measured_s[place])]
-        for place in sorted(unknown, key=lambda place: -believed_s[place]):
+        unknown = [segment for segment in proposed if math.isnan(measured_s[segment])]
+        for segment in sorted(unknown, key=lambda segment: -believed_s[segment]):
             if spent():
                 break
-            measured_s[place] = _ask(measure, *place, refusals)
-            if measured_s[place] >= limit_s:
+            measured_s[segment] = _measured(measure, *segment, refusals)
+            if measured_s[segment] >= limit_s:
                 break
         else:
-            best, best_s = proposed, max(float(measured_s[place]) for place in proposed)
+            best, best_s = proposed, max(float(measured_s[segment]) for segment in proposed)
     if not best:
         raise InfeasibleError(
             f"no way to cut {len(model_s) - 1} operators into {segments} segments is possible: the device refused "
             f"{np.count_nonzero(np.isinf(measured_s))} of the {_count(measured_s)} segments compiled, and its model "
             "rules out the others that are needed; leave the operators that it cannot run to another device"
         ) from (refusals[-1] if refusals else None)
-    taken_s = tuple(float(measured_s[place]) for place in best)
+    taken_s = tuple(float(measured_s[segment]) for segment in best)
     return Partition(tuple(start for start, _ in best[1:]), taken_s, _count(measured_s))
 
 
 def believed_seconds(model_s: Floats, measured_s: Floats) -> Floats:
-    """What to believe of each segment of a chain of n operators, after some were measured; all arrays n+1 x n+1.
+    """Return an estimate for each segment of a chain of n operators, after some were measured; arrays are n+1 x n+1.
 
-    What was measured (elsewhere `measured_s` is NaN) is believed. Else the model, times the median ratio of what the
-    measured segments took to what it says of them, and beyond that the excess of the operators. What a segment took
-    beyond the model so scaled is spread evenly over its operators, and of several such shares an operator carries the
-    least: of the simple explanations the most hopeful, for an undeserved hope costs a measurement, and a segment that
-    is wrongly suspected will never be measured. The excess is added, and not a factor, since what a cache does not hold
-    takes the same time whatever else is in the segment. Hope ends at the least of the ratios: without that, what a long
-    segment took less than the model says would make many short ones seem to take no time at all.
+    A measured segment keeps its measured seconds; `measured_s` is NaN for the others. Their estimate is
+
+        max(scale * model + excess, min(ratio) * model)
+
+    where `ratio` is the measured seconds of a segment over the model's, `scale` is the median ratio, and `excess` is
+    the sum of the excesses of the segment's operators. The seconds of a measured segment beyond `scale * model` are
+    shared equally by its operators. If an operator has shares of several segments, the smallest is its excess: a low
+    estimate costs one extra measurement, but a high one hides a good segment for ever. The excess is a sum and no
+    factor, because parameters beyond a cache take the same time whatever else is in the segment. Excesses may be
+    negative, where a long segment took less than the model says; the second term keeps many short segments from
+    seeming to take no time at all.
     """
     starts, ends = np.nonzero(np.isfinite(measured_s))
-    taken_s, said_s = measured_s[starts, ends], model_s[starts, ends]
-    timed = said_s > 0
-    # Never zero, so that what the model knows to be impossible stays so.
-    ratios = np.maximum(taken_s[timed] / said_s[timed], sys.float_info.min) if timed.any() else np.ones(1)
+    taken_s, modelled_s = measured_s[starts, ends], model_s[starts, ends]
+    timed = modelled_s > 0
+    # No ratio is zero, so that a segment which is impossible by the model (infinite) stays impossible.
+    ratios = np.maximum(taken_s[timed] / modelled_s[timed], sys.float_info.min) if timed.any() else np.ones(1)
     scale = float(np.median(ratios))
     excess_s = np.full(len(model_s) - 1, math.inf)
-    for start, end, share_s in zip(starts, ends, (taken_s - scale * said_s) / (ends - starts), strict=True):
+    for start, end, share_s in zip(starts, ends, (taken_s - scale * modelled_s) / (ends - starts), strict=True):
         excess_s[start:end] = np.minimum(excess_s[start:end], share_s)
     excess_s[np.isinf(excess_s)] = 0.0
     total_s = np.concatenate([[0.0], np.cumsum(excess_s)])
@@ -130,9 +136,9 @@ def believed_seconds(model_s: Floats, measured_s: Floats) -> Floats:
 
 
 def cheapest_segments(cost: Floats, segments: int, combine: np.ufunc) -> list[tuple[int, int]]:
-    """The (start, end) of each segment of a chain, so that their costs combine to the least; none if that is infinite.
+    """Return the (start, end) of each segment of the cheapest partition of a chain; [] if its cost is infinite.
 
-    Exact, by dynamic programming over their ends: O(segments n^2).
+    The result is exact, by dynamic programming over the ends of segments in O(segments n^2).
 
     Args:
         cost: n+1 x n+1, infinite where start >= end.
@@ -153,37 +159,39 @@ def cheapest_segments(cost: Floats, segments: int, combine: np.ufunc) -> list[tu
 
 
 def model_seconds(problem: Problem, devices: Sequence[Device]) -> Floats:
-    """n+1 x n+1: what `evaluate` says of every segment on the last of `devices`, fed by the one before, all busy.
+    """Return the predicted seconds of every segment on the last of `devices` while all are busy, as n+1 x n+1.
 
-    The figures of `segments.segment_seconds`, at once. They hold for the whole pipeline where its devices and the links
-    between them are equal. Infinite where start >= end, and where the device cannot run or hold the segment.
+    The figures are those of `segments.segment_seconds`, all at the same time: the device before the last sends the
+    segment's inputs. They are right for the whole pipeline where its devices and the links between them are equal. They
+    are infinite where start >= end, and where the device cannot run the segment or has no memory for it.
 
     Raises:
         ProfileError: a device has neither measurements nor a model.
     """
-    costs, held = chain_costs(problem, devices)
+    costs, param_bytes = chain_costs(problem, devices)
     last = len(devices) - 1
-    ends = np.arange(len(held))
+    ends = np.arange(len(param_bytes))
     starts = ends[:, None]
-    taken_s = costs.stage(held, last, last - 1 if last else len(devices), starts, ends)
-    fits = held[ends] - held[starts] <= capacities(devices)[last]
+    taken_s = costs.stage(param_bytes, last, last - 1 if last else len(devices), starts, ends)
+    fits = param_bytes[ends] - param_bytes[starts] <= capacities(devices)[last]
     return np.where((starts < ends) & fits & (taken_s < costs.impossible), taken_s, math.inf)
 
 
 def _proposed(believed_s: Floats, measured_s: Floats, segments: int, limit_s: float) -> list[tuple[int, int]]:
-    """The segments of the partition to look at next, each believed to take less than `limit_s`; none where none is."""
+    """Return the segments of the next partition, each with an estimate below `limit_s`; [] where there is none."""
     target_s = math.nextafter(limit_s, -math.inf)
     if math.isinf(limit_s):
-        target_s = max(
-            (believed_s[place] for place in cheapest_segments(believed_s, segments, np.maximum)), default=0.0
-        )
+        best = cheapest_segments(believed_s, segments, np.maximum)
+        target_s = max((believed_s[segment] for segment in best), default=0.0)
     fits = believed_s <= target_s
-    # Those already measured cost nothing. Fourth powers keep the others far from the target, where noise is no matter.
+    # Each segment that is not measured costs 1. The fourth powers break ties: they prefer estimates far below the
+    # target, where noise does not matter.
     share = np.where(fits, believed_s, 0.0) / max(target_s, sys.float_info.min)
     return cheapest_segments(np.where(fits, np.isnan(measured_s) + share**4, math.inf), segments, np.add)
 
 
-def _ask(measure: Callable[[int, int], float], start: int, end: int, refusals: list[Exception]) -> float:
+def _measured(measure: Callable[[int, int], float], start: int, end: int, refusals: list[Exception]) -> float:
+    """Return the measured seconds of a segment, infinite where the device refuses it."""
     try:
         seconds = float(measure(start, end))
     except (ModelError, PlanError) as error:
@@ -199,7 +207,7 @@ def _count(measured_s: Floats) -> int:
 
 
 def _checked(model_s: Floats, segments: int, tolerance: float) -> Floats:
-    """The model without what is below its diagonal, or the error that `corrected_partition` raises."""
+    """Return the model with infinity on and below its diagonal. Raise the errors of `corrected_partition`."""
     operators = len(model_s) - 1
     if model_s.ndim != 2 or model_s.shape != (operators + 1, operators + 1) or operators < 1:
         raise OptionError(f"the model has shape {model_s.shape}; n operators need n+1 rows and columns, n at least 1")

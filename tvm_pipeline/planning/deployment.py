@@ -1,11 +1,13 @@
-"""Several models on one platform, each at its own rate: which device runs which stage of which model.
+"""Several models on one platform, each at its own rate: the choice of a device for every stage of every model.
 
-Every model is a pipeline with its own order of devices; a device may serve several models, and what it does in a
-second is the sum over them. The least greatest share of a second decides: at 1 or less all rates are met. Placed
-together and proven by CP-SAT; co-deployment is from Yin et al., SEC 2022, who merge the graphs under one source and
-sink (that is `merge_graphs`, for models that run at one rate); separate rates are ours.
+Every model is a pipeline with its own order of devices. A device may serve several models; its utilisation is the sum
+of their shares of a second. CP-SAT places the stages of all models together, so that the greatest utilisation is as
+small as possible: at 1 or less all rates are met.
 
-Next: `cp_devices.py`, what the solver is told of devices.
+Co-deployment is from Yin et al., SEC 2022, who merge the graphs under one source and sink (that is `merge_graphs`, for
+models that run at one rate). Separate rates are an addition of this project.
+
+Next: `sat/placement.py`, the devices in the solver's model.
 """
 
 from __future__ import annotations
@@ -43,13 +45,14 @@ class Deployment:
     """Plans for several models that run at the same time, in the order of the demands.
 
     Attributes:
-        rates_fps: what was asked.
-        reachable_fps: the rates themselves, or the nearest in the same proportions that all can be met.
-        utilisation: for each device and bus in use, the share of a second it works a second at the rates asked;
-            1 or less is met.
+        rates_fps: the requested rates.
+        reachable_fps: the requested rates where all are met; else the highest rates in the same proportions.
+        utilisation: for each device and bus in use, the seconds of work in each second at the requested rates; the
+            rates are met where it is 1 or less.
         bound: no deployment has a lower greatest utilisation.
-        status: `optimal` where the greatest utilisation is proven the least.
-        why: what is met; where something is not, which models are too slow even alone.
+        status: `optimal` where no deployment has a lower greatest utilisation, which is proven.
+        why: a sentence that says whether the rates are met; where they are not, it names the models that are too slow
+            even alone.
     """
 
     plans: tuple[Plan, ...]
@@ -62,25 +65,26 @@ class Deployment:
 
 
 def deploy(demands: Sequence[Demand], time_limit_s: float | None = None) -> Deployment:
-    """Places all models so that the busiest device (or bus) is as little busy as can be.
+    """Return the plans of all models for which the busiest device (or bus) has the least utilisation.
 
-    The space: for each model what `cp_sat` names for throughput (any downset cuts, each device in at most one of its
-    stages), `stages`, `children_together` and `max_latency_s` of its problem included. A device's memory holds the
-    stages of all models; devices that share cores are not used both. All devices are as slow as when all of the
-    largest set that can work at the same time do.
+    Each model may have the plans that `cp_sat` searches for throughput (downset cuts, each device in at most one of its
+    stages), within the `stages`, `children_together` and `max_latency_s` of its problem. A device's memory must hold
+    the stages of all models, and of devices that share cores only one is used. Every device is as slow as when all
+    devices of the largest set that can work at the same time do work.
 
-    A modelled cache is shared by the stages on its device in proportion to their parameters, and what is beyond is
-    fetched anew for every frame. The search takes this as a linear lower bound (no stage fetches less than if it were
-    alone, all together no less than the overflow), so that a plan where stages share too small a cache may be
-    `feasible` with a bound below it, and not the best.
+    The stages on a device share its modelled cache in proportion to their parameters, and the parameters beyond it are
+    fetched for every frame. The search counts a linear lower bound of these fetches: no stage fetches less than if it
+    were alone, and all together fetch no less than the overflow. So where stages share too small a cache, the result
+    may be `feasible` with a lower bound, and may not be the best.
 
     Raises:
         OptionError: there are no demands, a rate is not positive, platforms differ, or an objective is not throughput.
-        InfeasibleError: the models cannot be placed together at any rate, or nothing was found in time.
+        InfeasibleError: the models cannot be placed together at any rate.
+        SearchTimeError: no deployment was found in time.
     """
     _check(demands)
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
-    plans, bound = _place(demands, deadline)
+    plans, bound = _solved(demands, deadline)
     utilisation = judge_deployment(demands, plans)
     most = max(utilisation.values(), default=0.0)
     rates = tuple(demand.rate_fps for demand in demands)
@@ -121,7 +125,7 @@ def _why(demands: Sequence[Demand], utilisation: dict[str, float], deadline: flo
         return f"all rates are met; {busiest} works {most:.1%} of the time"
     words = [f"the rates need {most:.1%} of {busiest}; at {1 / most:.1%} of them all are met"]
     for demand in demands:
-        bound = _place([demand], deadline)[1] if len(demands) > 1 and time.monotonic() < deadline else 0.0
+        bound = _solved([demand], deadline)[1] if len(demands) > 1 and time.monotonic() < deadline else 0.0
         if bound > 1 + 1e-9:
             rate = demand.rate_fps
             words.append(
@@ -131,12 +135,13 @@ def _why(demands: Sequence[Demand], utilisation: dict[str, float], deadline: flo
 
 
 def _busy(problem: Problem) -> dict[str, float]:
+    """Return the busy factor of each device while all devices that can work at the same time do."""
     devices = problem.platform.devices
     return {device.name: busy_factor(problem, device.name, len(devices)) for device in devices}
 
 
-def _place(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[Stage, ...]], float]:
-    """Stages for each model, and a lower bound of the greatest utilisation."""
+def _solved(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[Stage, ...]], float]:
+    """Return the stages of each model, and a lower bound of the greatest utilisation."""
     model = library().CpModel()
     unit = _unit(demands)
     placements, loads = [], []
@@ -175,7 +180,7 @@ def _place(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[Stage
 
 
 def _unit(demands: Sequence[Demand]) -> float:
-    """Of shares of a second: seconds of a frame times frames a second."""
+    """Return the solver's unit of utilisation, which is seconds of a frame times frames a second."""
     rows: list[list[float | None]] = [[] for _ in demands[0].problem.platform.devices]
     other = 0.0
     for demand in demands:
@@ -187,12 +192,12 @@ def _unit(demands: Sequence[Demand]) -> float:
 
 
 def _share_devices(placements: Sequence[Placement]) -> None:
-    """Memory holds the stages of all models, and of two devices that share cores only one is used, by anyone."""
+    """Require that memory holds the stages of all models, and that of devices which share cores only one is used."""
     model, devices = placements[0].model, placements[0].devices
     for d, device in enumerate(devices):
         if device.memory_bytes is not None:
-            held = [weighted(p.weights(d, p.staging.dag.param_bytes)) for p in placements]
-            model.add(sum(held) <= device.memory_bytes)
+            param_bytes = [weighted(p.weights(d, p.staging.dag.param_bytes)) for p in placements]
+            model.add(sum(param_bytes) <= device.memory_bytes)
     for (d, one), (e, two) in combinations(enumerate(devices), 2):
         if one.overlaps(two):
             for first in placements:
@@ -201,9 +206,9 @@ def _share_devices(placements: Sequence[Placement]) -> None:
 
 
 def _share_caches(demands: Sequence[Demand], loads: Sequence[Loads]) -> None:
-    """What all stages on a device wait for parameters is no less than the overflow of its cache by all of them."""
-    # Loads are in multiples of the rate: to add seconds of a frame, each is divided by its own rate. In small whole
-    # numbers, which the usual rates have; for others they are rounded so that the bound stays one.
+    """Require that the stages on a device wait for parameters no less than for the overflow of its cache by all."""
+    # Loads are multiplied by their rates, so each is divided by its own rate to add up seconds of a frame. The ratios
+    # of usual rates are small whole numbers; others are rounded so that the bound stays a bound.
     slowest = min(demand.rate_fps for demand in demands)
     ratios = [slowest / demand.rate_fps for demand in demands]
     whole = next((n for n in range(1, 60) if all(abs(n * r - round(n * r)) < 1e-12 for r in ratios)), 60)
@@ -220,7 +225,7 @@ def _share_caches(demands: Sequence[Demand], loads: Sequence[Loads]) -> None:
 
 
 def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...]]) -> dict[str, float]:
-    """The share of a second that each device and each bus in use works a second, recomputed from the profiles.
+    """Return the utilisation of each device and each bus in use, computed from the profiles.
 
     Raises:
         PlanError: a plan does not fit its problem, or together they do not fit a device's memory or cores.
@@ -228,8 +233,8 @@ def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...
     platform = demands[0].problem.platform
     for demand, stages in zip(demands, plans, strict=True):
         evaluate(demand.problem, stages)
-    held = _held(demands, plans)
-    _check_together(platform, held)
+    param_bytes = _param_bytes(demands, plans)
+    _check_together(platform, param_bytes)
     work: dict[str, float] = defaultdict(float)
     for index, (demand, stages) in enumerate(zip(demands, plans, strict=True)):
         problem, rate = demand.problem, demand.rate_fps
@@ -238,7 +243,7 @@ def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...
         for number, stage in enumerate(stages):
             name = stage.devices[0]
             costs = cost_of(problem, name)
-            seconds, spill_s = _stage_seconds(problem, costs, stage, held[name], index)
+            seconds, spill_s = _stage_seconds(problem, costs, stage, param_bytes[name], index)
             if costs.whole_s(stage.operators) is None:
                 seconds += costs.receive.seconds(crossing[number]) + costs.send.seconds(crossing[number + 1])
             if number:
@@ -252,37 +257,43 @@ def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...
     return dict(work)
 
 
-def _held(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...]]) -> dict[str, list[int]]:
-    """Parameter bytes of each model on each device in use."""
-    held: dict[str, list[int]] = defaultdict(lambda: [0] * len(demands))
+def _param_bytes(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...]]) -> dict[str, list[int]]:
+    """Return the parameter bytes of each model on each device in use."""
+    param_bytes: dict[str, list[int]] = defaultdict(lambda: [0] * len(demands))
     for index, (demand, stages) in enumerate(zip(demands, plans, strict=True)):
         sizes = {operator.name: operator.param_bytes for operator in demand.problem.graph.operators}
         for stage in stages:
-            held[stage.devices[0]][index] += sum(sizes[name] for name in stage.operators)
-    return held
+            param_bytes[stage.devices[0]][index] += sum(sizes[name] for name in stage.operators)
+    return param_bytes
 
 
-def _check_together(platform: Platform, held: dict[str, list[int]]) -> None:
-    for name, sizes in held.items():
+def _check_together(platform: Platform, param_bytes: dict[str, list[int]]) -> None:
+    """Raise PlanError where the models together do not fit a device's memory, or use devices that share cores."""
+    for name, sizes in param_bytes.items():
         capacity = platform.device(name).memory_bytes
         if capacity is not None and sum(sizes) > capacity:
             raise PlanError(
                 f"device {name} would hold {sum(sizes)} bytes of parameters of all models, it has {capacity}"
             )
-    for one, two in combinations(map(platform.device, held), 2):
+    for one, two in combinations(map(platform.device, param_bytes), 2):
         if one.overlaps(two):
             raise PlanError(f"devices {one.name} and {two.name} share cores, one deployment cannot use both")
 
 
 def _stage_seconds(
-    problem: Problem, costs: DeviceCosts, stage: Stage, held: list[int], index: int
+    problem: Problem, costs: DeviceCosts, stage: Stage, param_bytes: list[int], index: int
 ) -> tuple[float, float]:
-    """Return the seconds that a frame computes on an idle device, and those of them that wait for parameters.
+    """Return the seconds of computing a frame on an idle device, and the part of them that waits for parameters.
 
-    A cache is shared in proportion to the parameters that each model has there.
+    The models share a cache in proportion to their parameters on the device.
+
+    Args:
+        param_bytes: the parameters of each model on the device.
+        index: the index of the stage's model.
     """
     members = set(stage.operators)
     operators = [operator for operator in problem.graph.operators if operator.name in members]
-    spill_s = costs.spill_s(sum(held)) * held[index] / sum(held) if held[index] else 0.0
+    total = sum(param_bytes)
+    spill_s = costs.spill_s(total) * param_bytes[index] / total if param_bytes[index] else 0.0
     whole_s = costs.whole_s(stage.operators)
     return costs.operators_s(operators, spill_s) if whole_s is None else whole_s, spill_s

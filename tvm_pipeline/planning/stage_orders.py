@@ -1,10 +1,11 @@
 """The orders of operators that plans need, so that the activations of their stages fit into memory.
 
-The operators of a stage run in the order in which the plan lists them, and the judge counts activations in just that
-order. It never searches. Here the search is done once, when a plan is made: a stage that does not fit as it is listed
-gets the order that needs the least memory.
+The operators of a stage run in the order in which the plan lists them, and `evaluate` counts activations in that order,
+without a search. The search is done here, once, when a plan is made: a stage that does not fit in its order gets the
+order that needs the least memory.
 
-Next: `memory/stage_memory.py`, what a stage needs; `search/with_activations.py`, pipelines cut so that they fit.
+Next: `memory/stage_memory.py`, the memory that a stage needs; `search/with_activations.py`, pipelines that are cut so
+that they fit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def fitting_orders(problem: Problem, stages: tuple[Stage, ...]) -> tuple[Stage, 
     """Return the stages, each in its own order where that fits into its devices, else in the order of least memory.
 
     Raises:
-        PlanError: a stage does not fit in the order of least memory either, or the stages are no plan.
+        PlanError: a stage does not fit in the order of least memory either, or the stages are no legal plan.
     """
     if not problem.counts_activations:
         return stages

@@ -1,9 +1,9 @@
-"""Plans without a proof, to compare with.
+"""Baselines: plans without a proof, to compare the exact searches with.
 
 whole_model.py      one device, or replicas of the whole model
 even_parameters.py  segments of equal parameter bytes, as the Edge TPU compiler cuts
 greedy.py           stages filled in turn
 coral.py            libcoral's partitioners
 two_stage.py        Algorithm 1 of Velasco-Montero et al., IEEE Access 2023
-segments.py         segments of the graph's own order, which several of these share
+segments.py         segments of the graph's own order, and their seconds, for several baselines
 """

@@ -1,10 +1,10 @@
 """libcoral's two partitioners for pipelines of Edge TPUs, as baselines.
 
-They cut the model in execution order, here the graph's own order. The first balances parameters; the second compiles
-and measures segments on the device, and its search is `profiling_partition`, which asks a function for the seconds
-of a segment and can so be run on hardware or on a model of it. Retold from google-coral/libcoral,
-coral/tools/partitioner/ at commit 6589d0b. Next: `research/fewest_bottleneck.py`, which asks the same questions,
-fewer of them, and ends with the optimum; and `corrected.py`, which asks fewest, guided by a model.
+They cut the model in execution order, here the graph's own order. The first one balances parameters. The second one
+compiles and measures segments on the device. Its search is `profiling_partition`, which gets the seconds of a segment
+from a function, and so runs on hardware or on a model of it. Both are rewritten from google-coral/libcoral,
+coral/tools/partitioner/ at commit 6589d0b. Next: `research/fewest_bottleneck.py`, which measures fewer of the same
+segments and finds the optimum; and `corrected.py`, which measures the fewest, guided by a model.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
 
-# libcoral counts whole nanoseconds.
+# libcoral counts time in whole nanoseconds.
 LEAST_THRESHOLD_S = 1e-9
 
 
 def coral_parameters(problem: Problem) -> Plan:
-    """libcoral's parameter-count partitioner: each segment ends just before it would pass the average bytes.
+    """Return the plan of libcoral's parameter-count partitioner, whose segments end before they exceed the average.
 
-    The last one takes the rest, and always every operator from the first that nothing reads.
+    The last segment takes the rest, and always every operator from the first one whose outputs no operator reads.
 
     Source: parameter_count_based_partitioner.cc, GetNumOpsPerSegment. It aborts where one operator is larger than the
-    average, for then a segment stays empty; so does this.
+    average, because a segment would stay empty; so does this function.
 
     Raises:
         InfeasibleError: it aborts, there are too few devices, or they cannot run or hold their segments.
@@ -41,10 +41,11 @@ def coral_parameters(problem: Problem) -> Plan:
 
 
 def coral_profiling(problem: Problem) -> Plan:
-    """libcoral's profiling partitioner with its defect mended: see `profiling_partition`, which counts evaluations.
+    """Return the plan of libcoral's profiling partitioner without its defect, see `profiling_partition`.
 
-    It knows devices of one kind: all segments are timed, by the judge's model, as on the last device of the pipeline,
-    fed by the one before. It begins with equal parameters, and keeps them where it finds nothing.
+    The partitioner supposes that all devices are equal: the seconds of every segment are those predicted for the last
+    device of the pipeline, which receives from the device before it. The initial partition has equal parameters; it is
+    the result where the search finds nothing better.
 
     Raises:
         InfeasibleError: it aborts, there are too few devices, or they cannot run or hold their segments.
@@ -56,9 +57,11 @@ def coral_profiling(problem: Problem) -> Plan:
 
 
 def coral_profiling_original(problem: Problem) -> Plan:
-    """libcoral's profiling partitioner as it is published; it seldom comes through with five segments or more.
+    """Return the plan of libcoral's profiling partitioner as published, which often aborts from five segments on.
 
-    Raises: as `coral_profiling`, and InfeasibleError where its defect ends the search.
+    Raises:
+        InfeasibleError: as for `coral_profiling`, or the defect ends the search.
+        ProfileError: a device has neither measurements nor a model.
     """
     return best_pipeline(
         problem,
@@ -68,7 +71,7 @@ def coral_profiling_original(problem: Problem) -> Plan:
 
 
 def partition_by_profiling(problem: Problem, devices: Sequence[Device], *, original: bool) -> Partition:
-    """`profiling_partition` of a problem, as `coral_profiling` says."""
+    """Return the `profiling_partition` of a problem, with the seconds that `coral_profiling` describes."""
     timed = segment_seconds(problem, devices)
     return profiling_partition(
         len(problem.graph),
@@ -81,15 +84,15 @@ def partition_by_profiling(problem: Problem, devices: Sequence[Device], *, origi
 
 
 def parameter_cuts(graph: OperatorGraph, segments: int) -> tuple[int, ...]:
-    """Where the parameter-count partitioner cuts; raises InfeasibleError where it aborts."""
+    """Return the cuts of the parameter-count partitioner; raise InfeasibleError where it aborts."""
     sizes = [operator.param_bytes for operator in graph.operators]
     average = sum(sizes) // segments + 1
     first_unread = _first_unread(graph)
     cuts = [0]
     for left in range(segments - 1, 0, -1):
-        end, held = cuts[-1], 0
-        while end <= first_unread - left and held + sizes[end] <= average:
-            held += sizes[end]
+        end, param_bytes = cuts[-1], 0
+        while end <= first_unread - left and param_bytes + sizes[end] <= average:
+            param_bytes += sizes[end]
             end += 1
         if end == cuts[-1]:
             raise InfeasibleError(
@@ -103,9 +106,9 @@ def parameter_cuts(graph: OperatorGraph, segments: int) -> tuple[int, ...]:
 
 
 def _first_unread(graph: OperatorGraph) -> int:
-    """The place of the first operator that no other reads: the last segment has it, and all that follow."""
+    """Return the index of the first operator whose outputs no other reads; the last segment begins there at latest."""
     readers = readers_of(graph)
-    return next(place for place, operator in enumerate(graph.operators) if not readers[operator.name])
+    return next(index for index, operator in enumerate(graph.operators) if not readers[operator.name])
 
 
 def profiling_partition(
@@ -119,43 +122,45 @@ def profiling_partition(
     initial: Sequence[int] | None = None,
     tail: int = 1,
 ) -> Partition:
-    """libcoral's profiling partitioner: bisection of a target, and for each a search of the segments that meet it.
+    """Return the partition of libcoral's profiling partitioner, which bisects the seconds of the bottleneck.
 
-    Bounds are the slowest and the fastest segment of an initial partition. While they differ by more than
-    `threshold_s`, the target is halfway: each segment in turn takes as many operators as meet it, beginning with all
-    and giving up `step` at a time, and steps back where the later segments cannot be had; the last takes the rest,
-    whatever that takes. If the last is faster than the target, the target is the new upper bound, else the new lower
-    one (and what the last took the upper, if it is less).
+    The bounds of the bisection are the slowest and the fastest segment of an initial partition. While they differ by
+    more than `threshold_s`, the target is halfway between them. Each segment in turn takes as many operators as meet
+    the target: it begins with all of them, and gives up `step` at a time. The search steps back where the later
+    segments are impossible. The last segment takes the rest, without regard to the target. If the last segment is
+    faster than the target, the target is the new upper bound. Else it is the new lower bound, and the seconds of the
+    last segment are the new upper bound if they are less than the old one.
 
-    Source: profiling_based_partitioner.cc, BisectPartition and SearchPartition. Before a segment is searched, those
-    behind it are reset to `step` operators. The loop that does so begins at index `step + 1`, where the segment's own
-    index + 1 is meant: from the fourth segment on it overwrites some that are already fixed, the sizes no longer add
-    up, and a CHECK ends the program. `original` keeps that. What libcoral would ask twice at a place known to lead
-    nowhere is asked once; the answer is the same.
+    Source: profiling_based_partitioner.cc, BisectPartition and SearchPartition. Before a segment is searched, the
+    segments behind it are reset to `step` operators. The loop that does so begins at index `step + 1`, and should begin
+    at the segment's own index + 1: from the fourth segment on it overwrites sizes that are already fixed, the sizes no
+    longer add up, and a CHECK ends the program. `original` keeps this defect. libcoral searches some states again that
+    are known to fail; here they are searched once, with the same result.
 
     Zou et al. (MILCOM 2024, Table II) ran the published partitioner on Edge TPUs: it succeeded with all of their
     networks in 2 to 7 segments and with 5.5 % in 8. With `original`, nearly all random networks of
-    `benchmarks/profiling_partitioner.py` abort from 5 segments on. Why these figures differ is not known here.
+    `benchmarks/profiling_partitioner.py` abort from 5 segments on. The reason for the difference is not known.
 
     Args:
-        operators: how many the chain has.
-        segments: how many to make of it.
-        seconds: (start, end) -> what the device takes for operators start..end-1; infinite where they cannot be
-            compiled. Asked once for each segment; `Partition.evaluations` counts them. (libcoral compiles every
-            segment of a candidate to learn about one.)
-        threshold_s: at least a nanosecond; libcoral's default is 1 ms.
-        step: how many operators a segment grows or shrinks by; libcoral's default is 1.
-        original: keep the defect.
-        initial: first cuts, for the bounds (libcoral: those of the Edge TPU compiler); None is equally many operators.
-        tail: how many of the last operators cannot be parted (libcoral: from the first that nothing reads).
+        operators: the number of operators of the chain.
+        segments: the number of segments of the partition.
+        seconds: (start, end) -> seconds of operators start..end-1 on the device; infinite where they cannot be
+            compiled. It is called once for each segment, and `Partition.evaluations` counts the calls. (libcoral
+            compiles every segment of a candidate to measure one of them.)
+        threshold_s: the bisection ends at this difference, a nanosecond at least; libcoral's default is 1 ms.
+        step: the number of operators by which a segment grows or shrinks; libcoral's default is 1.
+        original: whether to keep the defect.
+        initial: the cuts of the initial partition (libcoral: those of the Edge TPU compiler); None makes segments of
+            equally many operators.
+        tail: the number of last operators that stay together (libcoral: from the first one that no other reads).
 
     Returns:
-        The last partition that was accepted. Where none was, because the initial one is within the threshold, or no
-        target below its bottleneck could be met: the initial one, with `found` False.
+        The last partition that was accepted. It is the initial one, with `found` False, where none was accepted:
+        because the initial one is within the threshold, or because no target below its bottleneck can be met.
 
     Raises:
         InfeasibleError: the search aborts, as libcoral does; with `original` also where it accepts nothing.
-        OptionError: a threshold, step or number of segments that cannot be.
+        OptionError: the threshold, the step or the number of segments is impossible.
     """
     if not threshold_s >= LEAST_THRESHOLD_S or step < 1 or segments < 1:
         raise OptionError(
@@ -191,7 +196,7 @@ def profiling_partition(
 
 @dataclass(slots=True)
 class _ProfilingSearch:
-    """The segments measured so far, and the search for one target. A candidate is a number of operators a segment."""
+    """The segments measured so far, and the search for one target. A candidate lists the sizes of its segments."""
 
     operators: int
     segments: int
@@ -209,6 +214,7 @@ class _ProfilingSearch:
         )
 
     def ask(self, start: int, end: int) -> float:
+        """Return the seconds of a segment, which are measured once."""
         if (start, end) not in self.known:
             self.known[start, end] = self.seconds(start, end)
         return self.known[start, end]
@@ -217,7 +223,7 @@ class _ProfilingSearch:
         return [self.ask(start, end) for start, end in pairwise((0, *cuts, self.operators))]
 
     def partition(self, target_s: float) -> tuple[int, ...] | None:
-        """The cuts of the first candidate whose segments but the last meet the target; None where none does."""
+        """Return the cuts of the first candidate whose segments but the last meet the target; None without one."""
         sizes = [self.operators - (self.segments - 1) * self.step] + [self.step] * (self.segments - 1)
         if sizes[0] <= 0:
             raise self.aborted(f"at {self.step} operators a step there are not enough")
@@ -227,9 +233,9 @@ class _ProfilingSearch:
         return tuple(accumulate(sizes[:-1]))
 
     def extend(self, candidate: list[int], segment: int, target_s: float, stuck: set[tuple[int, int, int]]) -> bool:
-        """Chooses the sizes of `segment` and those behind it anew; says whether they can be had.
+        """Choose the sizes of `segment` and of those behind it, and return whether that is possible.
 
-        As in the source, `candidate` is reset even where they cannot. `stuck` are the states known to lead nowhere.
+        As in the source, `candidate` is reset even where it is not. `stuck` are the states that are known to fail.
         """
         last = self.segments - 1
         if segment == last:
@@ -241,7 +247,7 @@ class _ProfilingSearch:
         candidate[segment] = total - (last - 1 - segment) * self.step - candidate[last]
         if candidate[segment] <= 0 or sum(candidate[segment:]) != total:
             raise self.aborted(f"no operators are left for segment {segment}")
-        # All that the rest of the search depends on.
+        # The rest of the search depends on nothing else.
         state = (segment, sum(candidate[:segment]), total)
         if state in stuck:
             return False
@@ -264,5 +270,6 @@ class _ProfilingSearch:
         return self.ask(start, end)
 
     def check_sum(self, sizes: Sequence[int]) -> None:
+        """Raise where the sizes of a candidate no longer add up, which is where libcoral aborts."""
         if sum(sizes) != self.operators:
             raise self.aborted(f"it overwrote segments that were fixed: {list(sizes)} are {sum(sizes)} operators")

@@ -1,4 +1,4 @@
-"""First-fit greedy: the stages are filled in turn to an equal share of the time. A baseline to compare with."""
+"""The baseline `greedy`: first fit, which fills one stage after the other up to an equal share of the time."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tvm_pipeline.planning.baselines.segments import best_pipeline, segment_seco
 
 
 def greedy(problem: Problem) -> Plan:
-    """Fills stage b until one more operator would pass its target; the last stage takes the rest.
+    """Fill stage b until one more operator would exceed its target; the last stage takes the rest.
 
-    The target of a stage is what its device would take for the whole model, divided by the number of stages. Devices
-    come in the platform's order. Later stages keep at least one operator each.
+    The target of a stage is the seconds of the whole model on its device, divided by the number of stages. The stages
+    take the devices in the platform's order. Every later stage gets at least one operator.
 
     Raises:
-        InfeasibleError: there are too few devices, or they cannot run or hold what came to them.
+        InfeasibleError: there are too few devices, or they cannot run their stages or have no memory for them.
         ProfileError: a device has neither measurements nor a model.
     """
     return best_pipeline(problem, "greedy", lambda devices: _first_fit(problem, devices))

@@ -1,10 +1,11 @@
-"""Consecutive segments of the graph's own order, one for each device: what the baselines share.
+"""Consecutive segments of the graph's own order, one for each device: the code that the baselines share.
 
-A segment is the operators `start` to `end - 1`. What it takes is asked of a function, so that it may be anything: the
-judge's model, or a compilation and a measurement on an Edge TPU whose parameter cache makes costs not additive.
+A segment is the operators `start` to `end - 1`. A function returns its seconds, and may get them from predictions, or
+from a compilation and a measurement on an Edge TPU, whose parameter cache makes the costs of operators not additive.
 `research/fewest_bottleneck.py` is exact where a longer segment never takes less.
 
-Next: `even.py`, `greedy.py` and `coral.py`, which cut by rules; `exact.py`, which is exact on the costs of `costs.py`.
+Next: `even_parameters.py`, `greedy.py` and `coral.py`, which cut by rules; `search/dynamic_programming.py`, which is
+exact on the costs of `search/cost_tables.py`.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ from tvm_pipeline.planning.search.cost_tables import StageCosts, stage_seconds
 from tvm_pipeline.planning.search.cuts import Floats, prefixes
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
-# (device, start, end) -> seconds of that segment there; infinite where the device cannot run or hold it.
+# (device, start, end) -> seconds of that segment on the device; infinite where the device cannot take it.
 Seconds = Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A chain cut into segments, and what the search knows of it.
+    """A chain cut into segments, and the figures of the search that found it.
 
     Attributes:
         cuts: position of the first operator of every segment but the first.
-        seconds: of each segment; 0.0 for an empty one.
-        evaluations: how many different segments the search asked about: compilations and measurements, on hardware.
-        found: False where the search found nothing, and this is the partition it began with.
-        bound_s: the bottleneck of no partition is shorter; None where the search proves nothing.
+        seconds: seconds of each segment; 0.0 for an empty one.
+        evaluations: the number of different segments that the search evaluated; on hardware, each of them is a
+            compilation and a measurement.
+        found: False where the search found nothing, and this is its initial partition.
+        bound_s: no partition has a shorter bottleneck than this; None where the search proves nothing.
     """
 
     cuts: tuple[int, ...]
@@ -54,31 +56,31 @@ class Partition:
 
 
 def segment_seconds(problem: Problem, devices: Sequence[Device]) -> Seconds:
-    """What `evaluate` will say of the segments of a pipeline over `devices`, in this order and busy all at once.
+    """Return a function for the predicted seconds of a segment, in a pipeline over `devices` that are all busy.
 
-    Compute and transfers; what leads to the first device is free, to another the link from the one before it.
-    Infinite where the device cannot run or hold the segment. `evaluate` stays the judge: it knows buses, too.
-    Where transfers weigh much, a longer segment can take less, as it may end where less is handed on; the exact
-    search for these figures is `exact.chain`.
+    The seconds are those of computing and of transfers. The way to the first device is free; every other device
+    receives over the link from the device before it. The seconds are infinite where the device cannot run the segment
+    or has no memory for it. Plans are still judged by `evaluate`, which counts buses, too. A longer segment can take
+    less where it ends with smaller tensors; `search.dynamic_programming.chain` is the exact search for these figures.
 
     Raises:
         ProfileError: a device has neither measurements nor a model.
     """
-    costs, held = chain_costs(problem, devices)
+    costs, param_bytes = chain_costs(problem, devices)
 
     def seconds(device: int, start: int, end: int) -> float:
-        room = devices[device].memory_bytes
-        if room is not None and held[end] - held[start] > room:
+        capacity = devices[device].memory_bytes
+        if capacity is not None and param_bytes[end] - param_bytes[start] > capacity:
             return math.inf
         source = device - 1 if device else len(devices)
-        taken = float(costs.stage(held, device, source, start, end))
+        taken = float(costs.stage(param_bytes, device, source, start, end))
         return taken if taken < costs.impossible else math.inf
 
     return seconds
 
 
 def chain_costs(problem: Problem, devices: Sequence[Device]) -> tuple[StageCosts, Floats]:
-    """The costs over the prefixes of the graph's own order, all devices busy, and the parameter bytes of each prefix.
+    """Return the costs over the prefixes of the graph's own order, with all devices busy, and each prefix's parameters.
 
     Raises:
         ProfileError: a device has neither measurements nor a model.
@@ -90,11 +92,15 @@ def chain_costs(problem: Problem, devices: Sequence[Device]) -> tuple[StageCosts
 
 
 def best_pipeline(problem: Problem, name: str, cuts_for: Callable[[tuple[Device, ...]], Sequence[int]]) -> Plan:
-    """The plan of a baseline `name` that knows where to cut for devices b = 0, 1, ..., each with one segment.
+    """Return the plan of a baseline that cuts by a rule and gives each device one segment.
 
-    Devices come in the platform's order, out of the first largest set of them that can work at the same time; a
-    baseline tries no other order. With `problem.stages` that many of them are used, else as many as is best by the
-    objective.
+    The devices are the first of the largest sets that can work at the same time, in the platform's order; no other
+    order is tried. `problem.stages` is the number of devices that are used; without it, the number that is best by the
+    objective is used.
+
+    Args:
+        name: the name of the baseline.
+        cuts_for: the rule: a function from the devices to the cuts.
 
     Raises:
         InfeasibleError: there are too few devices, or no plan is legal; the message gives each reason.
@@ -119,7 +125,9 @@ def best_pipeline(problem: Problem, name: str, cuts_for: Callable[[tuple[Device,
 
 def _judged(problem: Problem, name: str, devices: tuple[Device, ...], cuts: Sequence[int]) -> Plan:
     operators = tuple(operator.name for operator in problem.graph.operators)
-    places = zip(devices, pairwise((0, *cuts, len(operators))), strict=True)
-    stages = tuple(Stage((device.name,), operators[start:end]) for device, (start, end) in places)
+    segments = pairwise((0, *cuts, len(operators)))
+    stages = tuple(
+        Stage((device.name,), operators[start:end]) for device, (start, end) in zip(devices, segments, strict=True)
+    )
     stages = fitting_orders(problem, stages)
     return Plan(problem.graph.name, name, problem.objective, stages, evaluate(problem, stages).predicted)

@@ -1,7 +1,7 @@
 """Two stages on two devices: Algorithm 1 of Velasco-Montero et al., IEEE Access 2023.
 
-The operators in topological order are cut in two. Every cut is tried in O(N), for both orders of the two
-devices, with the transfer counted on the receiving side.
+The operators, in topological order, are cut in two. Every cut is tried in O(N), for both orders of the two devices.
+The transfer is counted on the receiving side.
 
 Two details of the printed algorithm are missing here:
 
@@ -28,10 +28,10 @@ from tvm_pipeline.planning.search.lexicographic import lexicographic
 
 
 def two_stage(problem: Problem) -> Plan:
-    """The best two-stage pipeline over all ordered pairs of devices that can work at the same time.
+    """Return the best two-stage pipeline over all ordered pairs of devices that can work at the same time.
 
-    For throughput a cut is judged by its slower stage (Algorithm 1), for latency and energy by the sum; buses, readers
-    in one stage and limits are not its business, and a plan that breaks one is refused.
+    For throughput the value of a cut is that of its slower stage (Algorithm 1), for latency and energy the sum of both.
+    The search ignores buses, `children_together` and the limits; a plan that breaks a limit is refused.
 
     Raises:
         InfeasibleError: there are no two such devices, or no cut that both can run.
@@ -39,7 +39,7 @@ def two_stage(problem: Problem) -> Plan:
     cuts = prefixes(problem.graph)
     if problem.is_lexicographic:
         return lexicographic(replace(problem, stages=2), cuts, "two-stage")
-    held = cuts.param_bytes.astype(np.float64)
+    param_bytes = cuts.param_bytes.astype(np.float64)
     inner = np.arange(1, len(cuts) - 1)
     best: tuple[float, tuple[Stage, ...]] | None = None
     for pair in permutations(problem.platform.devices, 2):
@@ -49,16 +49,16 @@ def two_stage(problem: Problem) -> Plan:
             costs = stage_joules(problem, cuts, pair)
         else:
             costs = stage_seconds(problem, cuts, pair, 2 if problem.objective == "throughput" else 1)
-        front = costs.stage(held, 0, 2, 0, inner)
-        back = costs.stage(held, 1, 0, inner, len(cuts) - 1)
+        front = costs.stage(param_bytes, 0, 2, 0, inner)
+        back = costs.stage(param_bytes, 1, 0, inner, len(cuts) - 1)
         value = np.maximum(front, back) if problem.objective == "throughput" else front + back
-        room = capacities(pair)
-        fits = (held[inner] <= room[0]) & (held[-1] - held[inner] <= room[1])
+        capacity = capacities(pair)
+        fits = (param_bytes[inner] <= capacity[0]) & (param_bytes[-1] - param_bytes[inner] <= capacity[1])
         value[~fits | (np.maximum(front, back) >= costs.impossible)] = np.inf
-        at = int(np.argmin(value))
-        if np.isfinite(value[at]) and (best is None or value[at] < best[0]):
-            stages = cuts.stages([int(inner[at]), len(cuts) - 1])
-            best = float(value[at]), tuple(Stage((d.name,), s) for d, s in zip(pair, stages, strict=True))
+        index = int(np.argmin(value))
+        if np.isfinite(value[index]) and (best is None or value[index] < best[0]):
+            stages = cuts.stages([int(inner[index]), len(cuts) - 1])
+            best = float(value[index]), tuple(Stage((d.name,), s) for d, s in zip(pair, stages, strict=True))
     if best is None:
         names = ", ".join(device.name for device in problem.platform.devices)
         raise InfeasibleError(

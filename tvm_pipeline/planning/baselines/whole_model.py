@@ -1,4 +1,4 @@
-"""The obvious plans: the whole model on one device, or on every device with the frames shared out."""
+"""The simplest plans: the whole model on one device, or on several devices that share the frames."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from tvm_pipeline.planning.stage_orders import fitting_orders
 
 
 def singles(problem: Problem) -> list[Plan]:
-    """One plan for each device that can run the whole model.
+    """Return one plan for each device that can run the whole model.
 
     Raises:
-        InfeasibleError: none can; the message gives each device's reason.
+        InfeasibleError: no device can; the message gives each device's reason.
     """
     return _possible(problem, "single", [(device.name,) for device in problem.platform.devices])
 
 
 def single(problem: Problem) -> Plan:
-    """The whole model on the one device that is best for the objective."""
+    """Return the plan of the whole model on the one device that is best for the objective."""
     return min(singles(problem), key=cost_key)
 
 
 def replicas(problem: Problem) -> Plan:
-    """The whole model on several devices at once, each taking the next frame when it is free.
+    """Return the plan of the whole model on several devices, each of which takes the next frame when it is free.
 
-    Every set of two or more devices that share no cores is tried, and the best for the objective returned: with busy
-    factors, or for latency, fewer can be better than all.
+    Every set of two or more devices that share no cores is tried, since fewer devices can be better than all: because
+    of busy factors, or for latency.
 
     Raises:
         InfeasibleError: the platform has no two such devices that can run and hold the whole model.
