@@ -54,8 +54,10 @@ def random_digraph(rng: random.Random, most: int = 9) -> networkx.DiGraph:
     for key in keys:
         shape = tuple(rng.randint(1, 4) for _ in range(rng.randint(0, 3)))
         digraph.add_node(key, output_shape=shape, param_bytes=rng.randint(0, 9), macs=rng.randint(0, 9), op="conv")
-    for place, key in enumerate(shuffled[1:], 1):
-        digraph.add_edges_from((source, key) for source in rng.sample(shuffled[:place], rng.randint(1, min(3, place))))
+    for position, key in enumerate(shuffled[1:], 1):
+        digraph.add_edges_from(
+            (source, key) for source in rng.sample(shuffled[:position], rng.randint(1, min(3, position)))
+        )
     return digraph
 
 
@@ -169,8 +171,8 @@ def test_networkx_graphs_keep_their_edges_and_figures(rng: random.Random) -> Non
 @given(randoms())
 def test_the_order_is_the_nearest_to_the_given_one(rng: random.Random) -> None:
     digraph = random_digraph(rng)
-    place = {key: index for index, key in enumerate(digraph.nodes)}
-    order = networkx.lexicographical_topological_sort(digraph, key=place.__getitem__)
+    position = {key: index for index, key in enumerate(digraph.nodes)}
+    order = networkx.lexicographical_topological_sort(digraph, key=position.__getitem__)
     assert [operator.name for operator in graph_from_networkx(digraph).operators] == [str(key) for key in order]
 
 

@@ -35,8 +35,8 @@ def packed(logical: Array, layout: str) -> Array:
                 value, remainder = divmod(value, block)
                 inner.insert(0, remainder)
             digits[axis] = [value, *inner]
-        place = tuple(digits[letter.upper()].pop(0) for _, letter in axes)
-        physical[place] = logical[index]
+        position = tuple(digits[letter.upper()].pop(0) for _, letter in axes)
+        physical[position] = logical[index]
     return physical
 
 

@@ -1,6 +1,6 @@
 """The objectives of bytes (Yin et al., SEC 2022) as `evaluate` counts them, against a count by their definitions.
 
-M: parameters of the fullest stage. D: parameters beyond the cache, summed over the stages. C: bytes across the widest
+M: parameters of the largest stage. D: parameters beyond the cache, summed over the stages. C: bytes across the widest
 boundary, each tensor once. The children rule: all that read from one operator stand in one stage.
 """
 
@@ -27,7 +27,7 @@ def counted(problem: Problem, groups: Sequence[Sequence[str]]) -> dict[str, int]
     """M, D and C of a schedule on equal devices."""
     operators = problem.graph.operators
     stage = {name: index for index, group in enumerate(groups) for name in group}
-    held = [sum(o.param_bytes for o in operators if stage[o.name] == k) for k in range(len(groups))]
+    param_bytes = [sum(o.param_bytes for o in operators if stage[o.name] == k) for k in range(len(groups))]
     widths = [0]
     for boundary in range(len(groups) - 1):
         widths.append(0)
@@ -38,7 +38,11 @@ def counted(problem: Problem, groups: Sequence[Sequence[str]]) -> dict[str, int]
                     widths[-1] += tensor.shape[0]  # int8, of one axis
     cache = problem.platform.devices[0].cache_bytes
     assert cache is not None
-    return {"memory": max(held), "dram": sum(max(0, h - cache) for h in held), "communication": max(widths)}
+    return {
+        "memory": max(param_bytes),
+        "dram": sum(max(0, h - cache) for h in param_bytes),
+        "communication": max(widths),
+    }
 
 
 def has_children_together(graph: OperatorGraph, groups: Sequence[Sequence[str]]) -> bool:

@@ -78,8 +78,8 @@ def test_without_a_number_of_stages_it_is_the_best_of_all_numbers(name: str, dat
     figures = []
     for stages in range(1, len(problem.graph) + 1):
         try:
-            asked = replace(problem, stages=stages)
-            figures.append(figure(asked, BASELINES[name](asked).predicted))
+            staged = replace(problem, stages=stages)
+            figures.append(figure(staged, BASELINES[name](staged).predicted))
         except NoPlanError:
             continue
     if not figures:

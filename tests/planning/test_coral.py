@@ -98,10 +98,10 @@ def test_it_ends_within_the_threshold_of_the_optimum(
         with pytest.raises(InfeasibleError, match="need as many operators"):
             profiling_partition(operators, segments, seconds)
         return
-    asked = []
+    calls = []
 
     def counted(start: int, end: int) -> float:
-        asked.append((start, end))
+        calls.append((start, end))
         return seconds(start, end)
 
     found = outcome(operators=operators, segments=segments, seconds=counted, threshold_s=threshold_s, tail=tail)
@@ -113,7 +113,7 @@ def test_it_ends_within_the_threshold_of_the_optimum(
     assert list(ends) == sorted(set(ends))
     assert len(ends) == segments + 1
     assert found.seconds == tuple(seconds(start, end) for start, end in itertools.pairwise(ends))
-    assert found.evaluations == len(asked) == len(set(asked))
+    assert found.evaluations == len(calls) == len(set(calls))
     # The bounds are of a partition that need not keep the tail together.
     assert found.bottleneck_s >= least_bottleneck(operators, segments, seconds) - 1e-12
     if found.found:

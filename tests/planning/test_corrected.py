@@ -21,20 +21,20 @@ from tvm_pipeline.planning.baselines.segments import segment_seconds
 from tvm_pipeline.planning.corrected import believed_seconds, cheapest_segments, corrected_partition, model_seconds
 
 Floats = npt.NDArray[np.float64]
-Places = list[tuple[int, int]]
+Spans = list[tuple[int, int]]
 
 
-def partitions(operators: int, segments: int) -> Iterator[Places]:
+def partitions(operators: int, segments: int) -> Iterator[Spans]:
     for cuts in itertools.combinations(range(1, operators), segments - 1):
         yield list(itertools.pairwise((0, *cuts, operators)))
 
 
-def bottleneck(table: Floats, places: Places) -> float:
-    return max(float(table[place]) for place in places)
+def bottleneck(table: Floats, spans: Spans) -> float:
+    return max(float(table[span]) for span in spans)
 
 
 def least(table: Floats, segments: int) -> float:
-    return min(bottleneck(table, places) for places in partitions(len(table) - 1, segments))
+    return min(bottleneck(table, spans) for spans in partitions(len(table) - 1, segments))
 
 
 def random_table(rng: random.Random, operators: int, impossible: float = 0.0) -> Floats:
@@ -52,26 +52,26 @@ def additive(work_s: list[float]) -> Floats:
     return table
 
 
-def with_cache(work_s: list[float], sizes: list[int], room: int, refill_s: float) -> Floats:
+def with_cache(work_s: list[float], sizes: list[int], capacity: int, refill_s: float) -> Floats:
     """A device that keeps whole operators as they come; the others' bytes take `refill_s` each."""
     table = additive(work_s)
     for start in range(len(sizes)):
         kept = refilled = 0
         for end, size in enumerate(sizes[start:], start + 1):
-            fits = kept + size <= room
+            fits = kept + size <= capacity
             kept, refilled = kept + size * fits, refilled + size * (not fits)
             table[start, end] += refilled * refill_s
     return table
 
 
-def asked_of(table: Floats) -> tuple[Callable[[int, int], float], Places]:
-    asked: Places = []
+def recording(table: Floats) -> tuple[Callable[[int, int], float], Spans]:
+    calls: Spans = []
 
     def measure(start: int, end: int) -> float:
-        asked.append((start, end))
+        calls.append((start, end))
         return float(table[start, end])
 
-    return measure, asked
+    return measure, calls
 
 
 @given(rng=randoms(), operators=st.integers(1, 8), segments=st.integers(1, 5), impossible=st.sampled_from([0.0, 0.2]))
@@ -80,13 +80,13 @@ def test_a_path_of_tables_is_the_best_of_all(
 ) -> None:
     table = random_table(rng, operators, impossible)
     for combine, total in ((np.maximum, max), (np.add, sum)):
-        sums = [total(float(table[place]) for place in places) for places in partitions(operators, segments)]
+        sums = [total(float(table[span]) for span in spans) for spans in partitions(operators, segments)]
         found = cheapest_segments(table, segments, combine)
         if min(sums, default=math.inf) == math.inf:
             assert found == []
         else:
             assert found in list(partitions(operators, segments))
-            assert total(float(table[place]) for place in found) == min(sums)
+            assert total(float(table[span]) for span in found) == min(sums)
 
 
 @given(rng=randoms(), operators=st.integers(1, 9), segments=st.integers(1, 5), speed=st.sampled_from([0.25, 1.0, 8.0]))
@@ -97,10 +97,10 @@ def test_a_model_that_is_right_needs_each_segment_once(
     if segments > operators:
         return
     table = random_table(rng, operators)
-    measure, asked = asked_of(speed * table)
+    measure, calls = recording(speed * table)
     found = corrected_partition(table, segments, measure, tolerance=0.0)
     assert found.bottleneck_s == speed * least(table, segments)
-    assert found.evaluations == len(asked) == segments
+    assert found.evaluations == len(calls) == segments
 
 
 @given(
@@ -114,26 +114,26 @@ def test_whatever_the_device_is_the_search_ends_with_the_best_that_it_measured(
     rng: random.Random, operators: int, segments: int, refused: float, most: int | None
 ) -> None:
     model, device = random_table(rng, operators, 0.1), random_table(rng, operators, refused)
-    measure, asked = asked_of(device)
+    measure, calls = recording(device)
     every = list(partitions(operators, segments))
-    possible = [places for places in every if bottleneck(np.maximum(model, device), places) < math.inf]
+    possible = [spans for spans in every if bottleneck(np.maximum(model, device), spans) < math.inf]
     if not possible:
         with pytest.raises(InfeasibleError, match=r"no way to cut \d+ operators|need as many operators"):
             corrected_partition(model, segments, measure, tolerance=0.0, most_measurements=most)
         return
     found = corrected_partition(model, segments, measure, tolerance=0.0, most_measurements=most)
-    places = list(itertools.pairwise((0, *found.cuts, operators)))
-    assert places in possible
-    assert found.seconds == tuple(device[place] for place in places)
-    assert found.evaluations == len(asked) == len(set(asked))
-    assert all(model[place] < math.inf for place in asked)
-    whole = [places for places in possible if set(places) <= set(asked)]
-    assert found.bottleneck_s == min(bottleneck(device, places) for places in whole)
-    first = bottleneck(model, min(every, key=lambda places: bottleneck(model, places)))
+    spans = list(itertools.pairwise((0, *found.cuts, operators)))
+    assert spans in possible
+    assert found.seconds == tuple(device[span] for span in spans)
+    assert found.evaluations == len(calls) == len(set(calls))
+    assert all(model[span] < math.inf for span in calls)
+    whole = [spans for spans in possible if set(spans) <= set(calls)]
+    assert found.bottleneck_s == min(bottleneck(device, spans) for spans in whole)
+    first = bottleneck(model, min(every, key=lambda spans: bottleneck(model, spans)))
     if refused == 0.0:
         # One of the model's first choices; of equal ones we do not say which.
-        choices = [places for places in every if bottleneck(model, places) == first]
-        assert found.bottleneck_s <= max(bottleneck(device, places) for places in choices)
+        choices = [spans for spans in every if bottleneck(model, spans) == first]
+        assert found.bottleneck_s <= max(bottleneck(device, spans) for spans in choices)
         assert most is None or found.evaluations <= max(most, segments)
 
 
@@ -144,11 +144,11 @@ def test_costs_that_do_not_add_up_by_hand() -> None:
     is 2 s more in two operators, so 1 s for each of them: cut behind three operators, 4 + 2 s are believed to be worse;
     so are 5 s behind the first. In truth they take 6 and 8 s.
     """
-    device = with_cache([1.0] * 4, [2, 2, 3, 2], room=4, refill_s=1.0)
-    measure, asked = asked_of(device)
+    device = with_cache([1.0] * 4, [2, 2, 3, 2], capacity=4, refill_s=1.0)
+    measure, calls = recording(device)
     found = corrected_partition(additive([1.0] * 4), 2, measure)
     assert (found.cuts, found.seconds, found.bound_s) == ((2,), (2.0, 4.0), None)
-    assert sorted(asked) == [(0, 2), (2, 4)]
+    assert sorted(calls) == [(0, 2), (2, 4)]
     assert found.bottleneck_s == least(device, 2)
 
 
@@ -179,14 +179,14 @@ def test_it_comes_through_where_libcoral_does_not_and_asks_for_far_less(segments
         sizes = [rng.randint(0, 20) for _ in range(60)]
         said_s = [rng.uniform(1e-3, 5e-3) for _ in range(60)]
         work_s = [seconds * rng.lognormvariate(0, 0.3) for seconds in said_s]
-        device = with_cache(work_s, sizes, room=70, refill_s=1e-3)
-        found = corrected_partition(with_cache(said_s, sizes, 10**6, 0.0), segments, asked_of(device)[0])
+        device = with_cache(work_s, sizes, capacity=70, refill_s=1e-3)
+        found = corrected_partition(with_cache(said_s, sizes, 10**6, 0.0), segments, recording(device)[0])
         best = cheapest_segments(device, segments, np.maximum)
         assert found.bottleneck_s <= 1.25 * bottleneck(device, best)
         ours += found.evaluations
-        mended += profiling_partition(60, segments, asked_of(device)[0]).evaluations
+        mended += profiling_partition(60, segments, recording(device)[0]).evaluations
         try:
-            profiling_partition(60, segments, asked_of(device)[0], original=True)
+            profiling_partition(60, segments, recording(device)[0], original=True)
         except NoPlanError:
             aborted += 1
     assert ours < mended / 2
@@ -195,10 +195,10 @@ def test_it_comes_through_where_libcoral_does_not_and_asks_for_far_less(segments
 
 def test_a_refusal_by_error_is_a_refusal_and_what_contains_it_is_tried_last() -> None:
     """Operators 3 and 4 cannot be compiled together; nothing that contains a segment once refused is asked for."""
-    asked = []
+    calls = []
 
     def measure(start: int, end: int) -> float:
-        asked.append((start, end))
+        calls.append((start, end))
         if start <= 3 and end >= 5:
             raise ModelError(f"operators {start} to {end - 1}: the compiler crashed")
         return float(end - start)
@@ -206,7 +206,7 @@ def test_a_refusal_by_error_is_a_refusal_and_what_contains_it_is_tried_last() ->
     found = corrected_partition(additive([1.0] * 4 + [0.1] + [1.0] * 4), 3, measure)
     assert 4 in found.cuts
     assert found.bottleneck_s == 4.0
-    refusals = [(start, end) for start, end in asked if start <= 3 and end >= 5]
+    refusals = [(start, end) for start, end in calls if start <= 3 and end >= 5]
     assert refusals
     assert not any(b[0] <= a[0] and a[1] <= b[1] for a, b in itertools.combinations(refusals, 2))
     with pytest.raises(InfeasibleError, match="the device refused 1 of the 1 segments compiled") as refused:

@@ -40,7 +40,7 @@ class DeviceCosts:
         is_modelled: whether the costs are those of the device's model, without any measurement.
         busy_factor: how many times slower the device is while every other device works too.
         call_s: seconds of calling a stage, the same for all operators.
-        spill_s_per_byte: seconds for each byte of parameters beyond the cache, which every frame fetches anew.
+        spill_s_per_byte: seconds for each byte of parameters beyond the cache, which every frame fetches again.
         cached_bytes: capacity for parameters that stay from frame to frame; infinite where all parameters stay.
         receive: the transfer by which the device receives the tensors of a stage.
         send: the transfer by which it sends the tensors of a stage.
@@ -106,7 +106,7 @@ class DeviceCosts:
     def operators_s(self, operators: Sequence[Operator], spill_s: float | None = None) -> float:
         """Return the seconds of computing a stage, from those of its operators.
 
-        Operators that the device cannot run count nothing; ask `can_run`.
+        Operators that the device cannot run count nothing; `can_run` tells them.
 
         Args:
             spill_s: seconds of fetching parameters, where other stages share the cache; None if no other stage does.

@@ -181,7 +181,7 @@ def profiling_partition(
     while upper_s - lower_s > threshold_s:
         target_s = (lower_s + upper_s) / 2
         cuts = search.partition(target_s)
-        last_s = math.inf if cuts is None else search.ask(cuts[-1], operators)
+        last_s = math.inf if cuts is None else search.measured_s(cuts[-1], operators)
         if last_s < upper_s:
             accepted = cuts
         if last_s < target_s:
@@ -213,14 +213,14 @@ class _ProfilingSearch:
             "use another scheduler"
         )
 
-    def ask(self, start: int, end: int) -> float:
+    def measured_s(self, start: int, end: int) -> float:
         """Return the seconds of a segment, which are measured once."""
         if (start, end) not in self.known:
             self.known[start, end] = self.seconds(start, end)
         return self.known[start, end]
 
     def all_seconds(self, cuts: Sequence[int]) -> list[float]:
-        return [self.ask(start, end) for start, end in pairwise((0, *cuts, self.operators))]
+        return [self.measured_s(start, end) for start, end in pairwise((0, *cuts, self.operators))]
 
     def partition(self, target_s: float) -> tuple[int, ...] | None:
         """Return the cuts of the first candidate whose segments but the last meet the target; None without one."""
@@ -267,7 +267,7 @@ class _ProfilingSearch:
         end = start + sizes[segment]
         if (start, end) not in self.known:
             self.check_sum(sizes)
-        return self.ask(start, end)
+        return self.measured_s(start, end)
 
     def check_sum(self, sizes: Sequence[int]) -> None:
         """Raise where the sizes of a candidate no longer add up, which is where libcoral aborts."""
