@@ -57,7 +57,7 @@ def test_a_second_backend_for_the_same_models_changes_nothing(monkeypatch, caplo
         assert "cpu0, cpu1 of another left out of chain" in caplog.text
         assert "none of the backends another, host cuts onnx files for the others" in caplog.text
         assert "host is taken, since it comes with tvm-pipeline" in caplog.text
-        assert "give --platform" in caplog.text
+        assert "give `platform`" in caplog.text
         backend, platform = settle_platform(alone)
         assert backend is host
         assert backend.compile(MODEL, platform.devices, print).graph.name == "chain"

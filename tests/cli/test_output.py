@@ -63,3 +63,12 @@ def test_no_message_of_the_room_names_an_option(room):
         if re.search(r"(?<![\w-])--[a-z][a-z-]+", text)
     ]
     assert found == []
+
+
+def test_what_the_library_logs_names_options(cli, monkeypatch):
+    """A warning in the log that names a field is printed with the option, and the handler goes with the command."""
+    logger = logging.getLogger("tvm_pipeline.backends.registry")
+    before = logging.getLogger("tvm_pipeline").handlers[:]
+    monkeypatch.setattr("tvm_pipeline.cli.devices.detect_platform", lambda: logger.warning("give `platform`"))
+    assert cli("devices").err.startswith("give --platform ")
+    assert logging.getLogger("tvm_pipeline").handlers == before

@@ -69,7 +69,7 @@ def test_shapes_round_trip(shapes: dict[str, tuple[int, ...]]) -> None:
     ],
 )
 def test_shapes_that_are_none_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(OptionError, match=r"--input-shapes .*give it as \"data:\[1,3,224,224\]\"") as raised:
+    with pytest.raises(OptionError, match=r"`input_shapes` .*give it as \"data:\[1,3,224,224\]\"") as raised:
         parse_shapes(text)
     assert repr(text) in str(raised.value)
 
@@ -100,7 +100,7 @@ def test_built_in_networks() -> None:
     assert sized.inputs == (Tensor("data", (1, 3, 64, 64)),)
     assert len({model.digest, sized.digest, load("resnet-18").digest}) == 3
     for shapes in ({"x": (1, 3, 64, 64)}, {"data": (1, 3)}, {"data": (1, 3, 64, 64), "x": (1,)}):
-        with pytest.raises(OptionError, match="--input-shapes: resnet-50 has one input, data, with four dimensions"):
+        with pytest.raises(OptionError, match="`input_shapes`: resnet-50 has one input, data, with four dimensions"):
             load("resnet-50", shapes)
 
 
@@ -114,7 +114,7 @@ def test_relay_files_bring_their_parameters(tmp_path: Path) -> None:
     assert full.params == b"weights"
     assert full.digest != bare.digest
     assert load(tmp_path / "net.json").format == "relay.json"
-    with pytest.raises(OptionError, match=r"--input-shapes: .*net\.relay fixes its shapes itself"):
+    with pytest.raises(OptionError, match=r"`input_shapes`: .*net\.relay fixes its shapes itself"):
         load(tmp_path / "net.relay", {"data": (1,)})
 
 
@@ -186,14 +186,14 @@ def test_onnx_with_open_extents_asks_for_shapes(tmp_path: Path, shape: Any, show
     path = onnx_file(tmp_path, onnx_net(shape))
     with pytest.raises(ModelError) as raised:
         load(path)
-    assert str(raised.value) == f'{path}: input x has the shape {shown}; fix it with --input-shapes "x:{advice}"'
+    assert str(raised.value) == f'{path}: input x has the shape {shown}; fix it with `input_shapes` "x:{advice}"'
     assert parse_shapes(f"x:{advice}")
     assert load(path, {"x": (4, 30)}).inputs == (Tensor("x", (4, 30), "float32"),)
 
 
 def test_onnx_shapes_of_unknown_inputs_and_other_ranks(tmp_path: Path) -> None:
     path = onnx_file(tmp_path, onnx_net(("N", 30)))
-    with pytest.raises(OptionError, match=r"--input-shapes: .*net\.onnx has no input data; its inputs are x$"):
+    with pytest.raises(OptionError, match=r"`input_shapes`: .*net\.onnx has no input data; its inputs are x$"):
         load(path, {"data": (1, 30)})
     with pytest.raises(OptionError, match="has no input w"):
         load(path, {"x": (1, 30), "w": (30, 30)})

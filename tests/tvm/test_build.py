@@ -130,7 +130,7 @@ IMPORT_ERRORS = {
         numpy_helper.from_array(np.ones((2, 3), "float32"), "w"),
         shape=(2,),
     ),
-    r"net: input x has no fixed shape; give --input-shapes": text_model("tanh(%x)", "%x: Tensor[(?, 8), float32]"),
+    r"net: input x has no fixed shape; give `input_shapes`": text_model("tanh(%x)", "%x: Tensor[(?, 8), float32]"),
     r"net: it has no inputs besides its parameters": text_model("tanh(2f)", ""),
     r"net: TVM cannot import it": text_model("no_such_operator(%x)"),
     r"net: .*input x is a tuple": text_model("%x.0", "%x: (Tensor[(1), float32], Tensor[(1), float32])"),

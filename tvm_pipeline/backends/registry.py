@@ -110,7 +110,7 @@ def detect_platform(model: Model | None = None) -> Platform:
     for reason in reasons:
         _log.warning(reason)
     if not found:
-        raise PlatformError("; ".join(reasons) or "no backend finds a device on this machine; give --platform")
+        raise PlatformError("; ".join(reasons) or "no backend finds a device on this machine; give `platform`")
     return Platform("this machine", _told_apart(found))
 
 
@@ -139,7 +139,7 @@ def _why_left_out(
     rule = "comes with tvm-pipeline" if own else "is first by name"
     return (
         f"{devices} of {', '.join(left)} left out of {model.name}: {clash}. {chosen} is taken, since it {rule}; for "
-        "another choice give --platform with a file that lists the devices"
+        "another choice give `platform` with a file that lists the devices"
     )
 
 

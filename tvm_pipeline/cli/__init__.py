@@ -16,7 +16,7 @@ import typer
 
 from tvm_pipeline import __version__
 from tvm_pipeline.cli import bench, compile, deploy, devices, memory, plan, profile, run, show, simulate, slice, top
-from tvm_pipeline.cli.output import print_error, say
+from tvm_pipeline.cli.output import logged, print_error, say
 
 app = typer.Typer(
     name="tvm-pipeline",
@@ -51,7 +51,8 @@ def main() -> None:
     arguments = sys.argv[1:]
     wants_traceback = "--traceback" in arguments
     try:
-        app(args=[argument for argument in arguments if argument != "--traceback"])
+        with logged():
+            app(args=[argument for argument in arguments if argument != "--traceback"])
     except KeyboardInterrupt:
         say("stopped")
         sys.exit(130)

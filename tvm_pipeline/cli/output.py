@@ -6,6 +6,7 @@ option of the command line, such as --min-throughput. Read next: service/option_
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -43,6 +44,24 @@ def print_json(value: Any) -> None:
     """Print the one JSON object of a command."""
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
     sys.stdout.flush()
+
+
+class LogHandler(logging.Handler):
+    """Print the warnings that the library logs, as a process without a handler does, with names of options."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(self.format(record))
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """Print what the library logs meanwhile, from warnings on."""
+    handler, logger = LogHandler(logging.WARNING), logging.getLogger("tvm_pipeline")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
     if str(source) in TESTING_NETWORKS and not path.exists():
         inputs = tuple(Tensor(name, shape) for name, shape in shapes.items())
         if inputs and (len(inputs) > 1 or inputs[0].name != "data" or len(inputs[0].shape) != 4):
-            raise OptionError(f"--input-shapes: {source} has one input, data, with four dimensions")
+            raise OptionError(f"`input_shapes`: {source} has one input, data, with four dimensions")
         return Model(str(source), "relay.testing", b"", inputs)
     if not path.exists():
         raise ModelError(f"{source}: no such file, and no built-in network ({', '.join(TESTING_NETWORKS)})")
@@ -74,7 +74,7 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
             return tflite.read(path.stem, path, content, shapes)
         case ".relay" | ".txt" | ".json":
             if shapes:
-                raise OptionError(f"--input-shapes: {path} fixes its shapes itself")
+                raise OptionError(f"`input_shapes`: {path} fixes its shapes itself")
             beside = path.with_suffix(".params")
             params = read_bytes(beside, ModelError) if beside.exists() else b""
             kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
@@ -104,5 +104,5 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     shapes = {name: tuple(int(extent) for extent in extents.split(",")) for name, extents in found}
     rest = _SHAPE.sub("", text).strip(" ,")
     if not shapes or rest or len(shapes) != len(found) or min(map(min, shapes.values())) < 1:
-        raise OptionError(f'--input-shapes {text!r}: give it as "data:[1,3,224,224]", each input once, extents from 1')
+        raise OptionError(f'`input_shapes` {text!r}: give it as "data:[1,3,224,224]", each input once, extents from 1')
     return shapes

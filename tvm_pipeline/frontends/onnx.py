@@ -70,15 +70,15 @@ def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]
             shown = ",".join(str(extent or "?") for extent in extents)
             raise ModelError(
                 f"{path}: input {value.name} has the shape [{shown}]; "
-                f'fix it with --input-shapes "{value.name}:[{shown.replace("?", "1")}]"'
+                f'fix it with `input_shapes` "{value.name}:[{shown.replace("?", "1")}]"'
             )
         shape = tuple(extents)
     elif len(shape) != len(extents):
-        raise OptionError(f"--input-shapes: {path}: input {value.name} has {len(extents)} dimensions, not {len(shape)}")
+        raise OptionError(f"`input_shapes`: {path}: input {value.name} has {len(extents)} dimensions, not {len(shape)}")
     return Tensor(value.name, shape, dtype)
 
 
 def _check_names(path: Path, shapes: dict[str, tuple[int, ...]], known: list[str]) -> None:
     for name in shapes:
         if name not in known:
-            raise OptionError(f"--input-shapes: {path} has no input {name}; its inputs are {', '.join(known)}")
+            raise OptionError(f"`input_shapes`: {path} has no input {name}; its inputs are {', '.join(known)}")

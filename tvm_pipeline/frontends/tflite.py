@@ -51,7 +51,7 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
     for given, shape in shapes.items():
         if known.get(given) != shape:
             listed = ", ".join(f"{n}:{list(s)}" for n, s in known.items())
-            raise OptionError(f"--input-shapes {given}:{list(shape)}: {path} fixes its inputs itself: {listed}")
+            raise OptionError(f"`input_shapes` {given}:{list(shape)}: {path} fixes its inputs itself: {listed}")
     return Model(name, "tflite", content, inputs)
 
 

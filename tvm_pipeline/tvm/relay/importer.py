@@ -91,7 +91,7 @@ def _check_static(model: Model, mod: tvm.IRModule) -> None:
         if isinstance(parameter.checked_type, relay.TupleType):
             raise ModelError(f"{model.name}: input {parameter.name_hint} is a tuple; make an input of each tensor")
         if _is_open(parameter.checked_type):
-            raise ModelError(f"{model.name}: input {parameter.name_hint} has no fixed shape; give --input-shapes")
+            raise ModelError(f"{model.name}: input {parameter.name_hint} has no fixed shape; give `input_shapes`")
     open_: list[str] = []
 
     def visit(expr: relay.Expr) -> None:
@@ -102,7 +102,7 @@ def _check_static(model: Model, mod: tvm.IRModule) -> None:
     if open_:
         raise ModelError(
             f"{model.name}: operator {open_[0]} has a shape that depends on its data; export "
-            "the model with fixed shapes, or give --input-shapes and fold its constants first"
+            "the model with fixed shapes, or give `input_shapes` and fold its constants first"
         )
 
 
