@@ -9,13 +9,29 @@
         for result in pipeline.map(frames):
             ...
 
-The names below are the whole public surface. The rooms, from the ground up: `graph.py`, `platform.py`, `profile.py`
-and `plan.py` are the vocabulary, `evaluate.py` judges plans, `backends/` holds the contract of a hardware family,
-`scheduling/` plans, `frontends/` reads model files, `relay/` is all that touches TVM, `profiling/` measures,
-`runtime/` runs, `video/` brings and takes frames, `report/` draws, `cli/` is the command line.
-"""
+The names of `__all__` are the public surface. The rooms, from the ground up:
 
-__version__ = "0.1.0"
+version.py   the version of this package
+errors.py    the errors a user can meet, as one tree
+files.py     reading and writing files, with errors that name them
+core/        the vocabulary: graph, platform, profile, problem, plan
+solvers/     tools that the searches of several rooms share
+memory/      the order of operators that needs the least memory
+cost/        what a plan costs: its seconds, bytes and joules
+planning/    from a Problem to a Plan with its bound
+backends/    the contract of a hardware family, and the registry of those installed
+research/    algorithms that no command uses, to compare with
+tvm/         all that touches TVM
+frontends/   model files become Models
+profiling/   operators and links measured
+runtime/     the running pipeline
+report/      tables and pictures
+video/       frames in, results out
+testing/     for tests of backends
+watch/       a running pipeline seen from outside, over HTTP
+service/     the application that runs bundles on sources of frames
+cli/         the command line
+"""
 
 from tvm_pipeline.backends.bundle import Bundle, open_bundle, write_bundle
 from tvm_pipeline.backends.registry import detect_platform, settle_platform
@@ -32,6 +48,7 @@ from tvm_pipeline.frontends import load
 from tvm_pipeline.planning import plan
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime import Pipeline, Result
+from tvm_pipeline.version import __version__ as __version__
 
 __all__ = [
     "Bundle",

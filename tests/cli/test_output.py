@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
+import logging
 
 import pytest
 
-import tvm_pipeline
 from tvm_pipeline.cli.output import print_error, with_options
 from tvm_pipeline.errors import InfeasibleError, OptionError
-
-ROOT = Path(tvm_pipeline.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -37,32 +32,6 @@ def test_an_error_is_one_line_about_options(capsys, error, line, status):
 def test_what_is_no_field_stays():
     text = "`compile` makes one; `chmod 600 a.toml`; Expected `int | null`, got `str`"
     assert with_options(text) == text
-
-
-def messages(path: Path) -> list[str]:
-    """Every text of a module that is no docstring."""
-    tree = ast.parse(path.read_text())
-    docstrings = {
-        node.body[0].value
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
-    constants = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in docstrings]
-    return [node.value for node in constants if isinstance(node.value, str)]
-
-
-@pytest.mark.parametrize("room", ["service"])
-def test_no_message_of_the_room_names_an_option(room):
-    """The rooms that were cleared; the core follows."""
-    found = [
-        (path.name, text)
-        for path in (ROOT / room).rglob("*.py")
-        for text in messages(path)
-        if re.search(r"(?<![\w-])--[a-z][a-z-]+", text)
-    ]
-    assert found == []
 
 
 def test_what_the_library_logs_names_options(cli, monkeypatch):

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tvm_pipeline import __version__
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
@@ -34,6 +33,7 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import BundleError, PlanError, PlatformError
 from tvm_pipeline.files import replacing
+from tvm_pipeline.version import __version__
 
 FORMAT = 2
 MOST_BYTES = 8 << 30  # what a bundle may unpack to

@@ -1,0 +1,149 @@
+"""The rooms of tvm_pipeline/ stand on floors: each imports only rooms below it."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.guards.sources import BACKENDS, CORE, files, imported, imports_of, module, name
+
+# Floor by floor, from the ground. A room may import the rooms of all floors below its own.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    ("version", "errors"),
+    ("files", "solvers"),
+    ("core",),
+    ("memory",),
+    ("cost",),
+    ("planning", "backends"),
+    ("research", "tvm", "frontends", "profiling"),
+    ("runtime",),
+    ("report", "video", "testing"),
+    ("watch",),
+    ("service",),
+    ("cli",),
+)
+# The package itself is the public surface; it gathers names of these rooms, and only the command line imports it.
+PUBLIC = {"backends", "core", "cost", "errors", "frontends", "planning", "profiling", "runtime", "version"}
+# Rooms that a backend does not need: it is compiled, measured and planned for by others.
+NOT_FOR_BACKENDS = {
+    "cost",
+    "planning",
+    "research",
+    "profiling",
+    "runtime",
+    "report",
+    "video",
+    "watch",
+    "service",
+    "cli",
+}
+# One room below another inside a room.
+INSIDE = {
+    ("planning/search", "planning/registry"),
+    ("planning/sat", "planning/registry"),
+    ("planning/baselines", "planning/registry"),
+    ("planning/search", "planning/planner"),
+    ("planning/sat", "planning/planner"),
+    ("planning/baselines", "planning/planner"),
+}
+
+
+def room(dotted: str) -> str:
+    """Return the room of a module, which is a folder or a file of tvm_pipeline/; empty for the package itself."""
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def floor(name: str) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if name in rooms)
+
+
+def may_import(importer: str, imports: str) -> bool:
+    if importer == imports:
+        return True
+    if not importer:
+        return imports in PUBLIC
+    if not imports:
+        return importer == "cli"
+    return floor(imports) < floor(importer)
+
+
+def test_every_room_stands_on_a_floor() -> None:
+    """Every folder and file of tvm_pipeline/ is in the table, and nothing else is."""
+    found = {path.stem for path in CORE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert sorted(name for rooms in FLOORS for name in rooms) == sorted(found - {"__init__"})
+
+
+def test_arrows_point_down() -> None:
+    """No room imports one of its own floor or of a higher one, not even in a function or for a type checker."""
+    wrong = [
+        f"{name(path)} imports {dotted}"
+        for path in files(CORE)
+        for dotted in imported(path)
+        if dotted.split(".")[0] == "tvm_pipeline" and not may_import(room(module(path)), room(dotted))
+    ]
+    assert wrong == []
+
+
+def test_searches_do_not_know_their_registry() -> None:
+    """The searches under planning/ import neither the table of schedulers nor the planner that calls them."""
+    wrong = [
+        f"{name(path)} imports {dotted}"
+        for below, above in INSIDE
+        for path in files(CORE / below)
+        for dotted in imported(path)
+        if dotted == f"tvm_pipeline.{above.replace('/', '.')}" or dotted == "tvm_pipeline.planning"
+    ]
+    assert wrong == []
+
+
+def test_tvm_is_behind_one_door() -> None:
+    """Only the room tvm/ imports TVM."""
+    wrong = [
+        f"{name(path)} imports {dotted}"
+        for path in files(CORE)
+        for dotted in imported(path)
+        if dotted.split(".")[0] == "tvm" and room(module(path)) != "tvm"
+    ]
+    assert wrong == []
+
+
+def test_the_core_imports_no_backend() -> None:
+    """Backends are found by their entry points; only the command `slice`, which is the Edge TPU's, names one."""
+    families = {path.name for path in BACKENDS.iterdir() if path.is_dir()}
+    found = {name(path) for path in files(CORE) for dotted in imported(path) if dotted.split(".")[0] in families}
+    assert found == {"cli/slice.py"}
+
+
+def test_backends_know_nothing_of_planning_and_running() -> None:
+    """A backend imports the contract, the vocabulary and the rooms that help it to compile, and no other backend."""
+    families = {path.name for path in BACKENDS.iterdir() if path.is_dir()}
+    for path in files(BACKENDS):
+        own = path.relative_to(BACKENDS).parts[0]
+        for dotted in imported(path):
+            assert dotted.split(".")[0] not in families - {own}, f"{name(path)} imports {dotted}"
+            if dotted.split(".")[0] == "tvm_pipeline":
+                assert room(dotted) not in NOT_FOR_BACKENDS, f"{name(path)} imports {dotted}"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from tvm_pipeline.planning import plan",
+        "from tvm_pipeline import planning",
+        "import tvm_pipeline.planning.planner",
+        "def late():\n    from tvm_pipeline.planning.planner import plan",
+        "if TYPE_CHECKING:\n    from tvm_pipeline.planning import Scheduler",
+    ],
+)
+def test_the_guard_sees_every_way_to_import(line: str) -> None:
+    """Each of these lines in a file of cost/ is an arrow upwards."""
+    found = [dotted for dotted in imports_of(ast.parse(line)) if not may_import("cost", room(dotted))]
+    assert len(found) == 1
+
+
+def test_the_guards_read_the_source() -> None:
+    """The folders are where the guards look for them."""
+    assert len(files(CORE)) > 100
+    assert len(files(BACKENDS)) > 10

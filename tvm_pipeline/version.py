@@ -1,0 +1,3 @@
+"""The version of this package, which bundles record and `tvm-pipeline --version` prints."""
+
+__version__ = "0.1.0"
