@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -22,7 +22,7 @@ def name(path: Path) -> str:
     return path.relative_to(CORE if path.is_relative_to(CORE) else ROOT).as_posix()
 
 
-@lru_cache(maxsize=None)
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 

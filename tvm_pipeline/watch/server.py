@@ -180,7 +180,7 @@ class WatchServer:
             return None
         return _text(
             HTTPStatus.UNAUTHORIZED,
-            "send the token that this server was started with as `Authorization: Bearer TOKEN`; the page takes /?token=",
+            "send the token of this server as `Authorization: Bearer TOKEN`; the page takes /?token=",
         )
 
     def _health(self) -> Reply:

@@ -4,7 +4,7 @@ A plan is a chain of nested downsets (not only prefixes of one order) with a dev
 the optimum, or gives a lower bound when its time is over. Other schedulers are faster where they apply; this one
 takes every graph and every limit of a Problem.
 
-Next: `cp_staging.py` (the booleans), then `cp_bytes.py` and `cp_seconds.py` (the two families of objectives).
+Next: `staging.py` (the booleans), then `least_bytes.py` and `least_seconds.py` (the two families of objectives).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def cp_sat(problem: Problem, hint: tuple[Stage, ...] | None = None) -> Plan:
             different ones.
         ProfileError: the objective is energy and nothing is known of a device's power.
 
-    The lexicographic problem is that of Yin et al., SEC 2022; its stage variables are ours (see `cp_staging.py`).
+    The lexicographic problem is that of Yin et al., SEC 2022; its stage variables are ours (see `staging.py`).
     """
     deadline = math.inf if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     if problem.is_lexicographic:

@@ -5,7 +5,7 @@ objectives (1) to (3), solved one part after another: the optimum of a part beco
 of the memory of a stage leaves each operator a window of stages, which is most of the speed. Communication is counted
 as `handed_on_bytes` counts it, which is not how the paper's equations 9 and 10 do.
 
-Next: `cp_sat.py`, which calls this, and `cp_staging.py`, the booleans.
+Next: `cp_sat.py`, which calls this, and `staging.py`, the booleans.
 """
 
 from __future__ import annotations

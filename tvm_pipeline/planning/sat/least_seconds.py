@@ -1,6 +1,6 @@
 """Throughput, latency and energy on unequal devices, by CP-SAT.
 
-Next: `cp_sat.py`, which calls this, and `cp_devices.py`, what the model says of devices.
+Next: `cp_sat.py`, which calls this, and `placement.py`, what the model says of devices.
 """
 
 from __future__ import annotations

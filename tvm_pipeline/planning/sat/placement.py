@@ -4,7 +4,7 @@
 linear in `on`; what depends on neighbouring stages (links, inputs and outputs) is stated under the condition that
 these devices stand there. The costs are those of `evaluate.py`, which judges what comes out.
 
-Next: `cp_seconds.py` (one model on a platform) and `deployment.py` (several).
+Next: `least_seconds.py` (one model on a platform) and `deployment.py` (several).
 """
 
 from __future__ import annotations

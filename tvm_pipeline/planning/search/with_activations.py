@@ -9,7 +9,7 @@ The memory of a segment is believed to be a cheap lower bound of it (`least_need
 it is then searched for, and the pipeline with it where it turns out too large. What is left at the end is the best: to
 check only what lies on the best path is LazySP (Dellin and Srinivasa, ICAPS 2016), as in `corrected.py`.
 
-Next: `tvm_pipeline/memory/stages.py`, what a stage needs.
+Next: `memory/stage_memory.py`, what a stage needs.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ _Segment = tuple[Any, int, int]
 
 def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
     """A search for each set of devices that work together and, where it matters how many do, for each number."""
-    # As in `exact.py`: without a pace, devices may come again that nothing fills up.
+    # As in `dynamic_programming.py`: without a pace, devices may come again that nothing fills up.
     apart = problem.objective == "throughput" or problem.min_throughput_fps is not None or problem.is_lexicographic
     for devices in disjoint_sets(problem.platform.devices):
         once = frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
