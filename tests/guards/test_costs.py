@@ -47,6 +47,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("planning/deployment.py", "load.model", "the model of CP-SAT"),
     ("backends/sliced.py", "part.model", "the network of a slice"),
     ("backends/sliced.py", "self.model", "the network of a slice"),
+    ("tvm/relay/child.py", "order.model", "the network that a process is to compile"),
     ("testing/conformance.py", "part.model", "the network of a slice"),
     ("planning/baselines/coral.py", "self.segments", "the number of segments to cut into"),
     ("planning/sat/least_seconds.py", "self.joules", "joules that cost/ gave"),

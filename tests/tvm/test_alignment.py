@@ -28,7 +28,7 @@ from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.alignment import align
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.extraction import analyse
-from tvm_pipeline.tvm.relay.kernels import kernels_of_module
+from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_module
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -2,7 +2,7 @@
 
 fake.py           FakeBackend: a backend without hardware, which holds its caller to the contract
 conformance.py    check_backend: whether a backend keeps the contract
-cuts.py           the cuts that it makes, and how tensors go through them
+cut_cases.py      the cuts that it makes, and how tensors go through them
 
     from tvm_pipeline.testing import check_backend
 

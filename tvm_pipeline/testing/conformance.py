@@ -27,7 +27,7 @@ from tvm_pipeline.core.tensor_layout import logical_shape
 from tvm_pipeline.errors import BundleError, PipelineError, PlanError
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime import Pipeline
-from tvm_pipeline.testing.cuts import around, buffers, fill, halves, logical, operator_names, reshaped
+from tvm_pipeline.testing.cut_cases import around, buffers, fill, halves, logical, operator_names, reshaped
 
 T = TypeVar("T")
 FRAMES = 6

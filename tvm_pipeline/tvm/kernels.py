@@ -1,6 +1,6 @@
 """What an intermediate representation tells of compiled kernels: the vocabulary of TVM's room, free of any IR.
 
-Relay's walkers (`relay/kernels.py`) make kernels; `alignment.py` turns the kernels of several libraries into one
+Relay's walkers (`relay/kernel_walkers.py`) make kernels; `alignment.py` turns the kernels of several libraries into one
 operator graph, and `kernel_order.py` orders them by memory. A second IR brings walkers of its own and shares the rest.
 
 A kernel is one fused function. Each keeps its elementary operators in order (two libraries are aligned by that

@@ -7,7 +7,7 @@ fold.py                constants are folded in numpy, which makes building sever
 child.py               a compile in a process of its own, which TVM or LLVM may end
 int8.py                products of int8 that build and are exact on every x86
 splits.py              splits that may stand between blocked layouts
-kernels.py             two walkers: the kernels of a library, and those of a fused module
+kernel_walkers.py      two walkers: the kernels of a library, and those of a fused module
 macs.py                names and work of Relay operators
 extraction.py          the pass ExtractOperatorGraph
 partition_pipeline.py  the pass PartitionPipeline

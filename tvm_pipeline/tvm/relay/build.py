@@ -1,7 +1,7 @@
 """A Relay module becomes a Library for one target, kept in the user's cache.
 
 A library is what one compilation gives: kernels as a shared object, the graph executor's JSON, the parameters, and
-what each kernel computes (`kernels.py`). It is saved as plain files; loading one runs no Relay at all.
+what each kernel computes (`kernel_walkers.py`). It is saved as plain files; loading one runs no Relay at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tvm_pipeline.tvm.kernels import Kernel
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
-from tvm_pipeline.tvm.relay.kernels import kernels_of_library
+from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 
 FORMAT = 4  # raise it when a saved library must not be read any more
 

@@ -13,7 +13,7 @@ from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.kernels import Kernel
-from tvm_pipeline.tvm.relay.kernels import kernels_of_module
+from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_module
 
 ATTRIBUTE = "operator_graph"
 

@@ -13,7 +13,7 @@ from tvm import relay
 
 from tvm_pipeline.tvm.kernel_order import kernel_order
 from tvm_pipeline.tvm.kernels import tensor_bytes
-from tvm_pipeline.tvm.relay.kernels import kernels_of_module
+from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_module
 
 
 def MemoryOrder(params: Collection[str] = ()) -> tvm.transform.Pass:  # noqa: N802

@@ -20,7 +20,7 @@ from tvm_pipeline.memory import memory_graph, minimum_peak
 from tvm_pipeline.memory.rewriting import fewest
 from tvm_pipeline.tvm.relay.extraction import analyse
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast
-from tvm_pipeline.tvm.relay.kernels import outer_expressions
+from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions
 
 # For each search of the order of least memory; nearly all searches end with a proof in a fraction of this.
 TIME_LIMIT_S = 2.0
