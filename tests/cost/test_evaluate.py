@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -20,6 +22,7 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.device_costs import busy_factor, require_energy
 from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import PlanError, ProfileError
+from tvm_pipeline.memory import stage_memory
 
 CAPABLE = Traits(unsupported=False, memory=False)
 MODELLED = replace(CAPABLE, modelled=True)
@@ -271,3 +274,31 @@ def test_memory_counts_all_stages_of_a_device() -> None:
     problem = replace(problem, platform=Platform("box", (Device("a", memory_bytes=199), Device("b"))))
     with pytest.raises(PlanError, match="device a would hold 200 bytes"):
         evaluate(problem, back_and_forth)
+
+
+def test_the_verdict_on_memory_does_not_depend_on_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge searches for no order, so a clock that runs a day ahead at each look changes no verdict."""
+    back_and_forth = (Stage(("a",), ("op0",)), Stage(("b",), ("op1",)), Stage(("a",), ("op2",)))
+
+    def verdict_with(memory_bytes: int) -> Prediction | str:
+        platform = Platform("box", (Device("a", memory_bytes=memory_bytes), Device("b")))
+        try:
+            return evaluate(replace(two_devices(), platform=platform), back_and_forth).predicted
+        except PlanError as error:
+            return str(error)
+
+    capacities = (199, 200, 8199, 8200)
+    calm = [verdict_with(memory_bytes) for memory_bytes in capacities]
+    assert [isinstance(found, str) for found in calm] == [True, True, True, False]
+
+    def no_search(*arguments: object, **options: object) -> None:
+        raise AssertionError("the judge searched for an order")
+
+    days = itertools.count(step=86400)
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_memory, "TIME_LIMIT_S", 0.0)
+        patch.setattr(stage_memory, "minimum_peak", no_search)
+        for clock in ("monotonic", "perf_counter", "time"):
+            patch.setattr(time, clock, lambda: float(next(days)))
+        hurried = [verdict_with(memory_bytes) for memory_bytes in capacities]
+    assert hurried == calm

@@ -56,9 +56,9 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def existing() -> set[str]:
-    """Return the paths of all Python files of the repository, and all their endings: `cost/evaluate.py`, `evaluate.py`."""
+    """Return the paths of all Python files, and their endings, such as `cost/evaluate.py` and `evaluate.py`."""
     found = set()
-    for folder in (CORE, BACKENDS, *(ROOT / name for name in ("tests", "benchmarks", "examples"))):
+    for folder in (CORE, BACKENDS, *(ROOT / folder for folder in ("tests", "benchmarks", "examples"))):
         for path in folder.rglob("*.py"):
             parts = path.relative_to(ROOT).parts
             found |= {"/".join(parts[start:]) for start in range(len(parts))}

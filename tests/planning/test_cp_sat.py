@@ -183,6 +183,20 @@ def test_energy_of_a_device_whose_power_nobody_knows() -> None:
         cp_sat(line([1, 1], Platform("box", (Device("d0"),)), [[0.1]], objective="energy"))
 
 
+def test_time_that_is_over_proves_nothing() -> None:
+    """No plan found in no time is no proof: neither where none exists (bytes) nor where one does (seconds)."""
+    problem = equal_devices(fork(3), 3, "memory,communication", children_together=True, stages=3)
+    with pytest.raises(InfeasibleError):
+        cp_sat(problem)
+    with pytest.raises(SearchTimeError, match="`time_limit_s`"):
+        cp_sat(replace(problem, time_limit_s=0.0))
+    platform = Platform("box", (Device("d0"), Device("d1")))
+    problem = line([1, 1, 1, 1], platform, [[0.1, 0.1, 0.1], [0.1, 0.1, 0.1]])
+    assert cp_sat(problem).status == "optimal"
+    with pytest.raises(SearchTimeError, match="`time_limit_s`"):
+        cp_sat(replace(problem, time_limit_s=0.0))
+
+
 def test_time_over_before_it_began() -> None:
     """Bytes have a plan all the same, an even split; seconds have the hint."""
     for objective in LEXICOGRAPHIC:

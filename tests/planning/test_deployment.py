@@ -17,7 +17,8 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
+from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile, unmeasured
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.deployment import Demand, deploy, judge_deployment
 
@@ -107,6 +108,18 @@ def test_one_model_on_calm_devices_is_judged_as_evaluate_does(rng: random.Random
         if predicted is not None and predicted.throughput_fps is not None:
             shares = judge_deployment([Demand(problem, 7.0)], [stages])
             assert max(shares.values()) == pytest.approx(7.0 / predicted.throughput_fps)
+
+
+def test_a_stage_measured_whole_counts_as_measured() -> None:
+    """By its operators stage 0 takes 2 ms; measured whole it took 0.5 s, which makes 2 fps: half of it at 1 fps."""
+    platform = Platform("box", (Device("a"), Device("b")))
+    problem = row("net", 4, platform, 0.001)
+    stages = (Stage(("a",), ("op0", "op1")), Stage(("b",), ("op2", "op3")))
+    assert evaluate(problem, stages).predicted.throughput_fps == pytest.approx(500)
+    measured = SegmentProfile("a", stages[0].operators, 0.5)
+    problem = replace(problem, profile=replace(problem.profile, segments=(measured,)))
+    assert evaluate(problem, stages).predicted.throughput_fps == pytest.approx(2)
+    assert judge_deployment([Demand(problem, 1.0)], [stages]) == {"a": pytest.approx(0.5), "b": pytest.approx(0.002)}
 
 
 def test_two_models_share_what_one_leaves() -> None:

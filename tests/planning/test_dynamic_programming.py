@@ -21,7 +21,7 @@ from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import NoPlanError, OptionError
+from tvm_pipeline.errors import NoPlanError, OptionError, SearchTimeError
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 
 Scheduler = Callable[[Problem], Plan]
@@ -155,6 +155,23 @@ def test_problems_of_every_kind(scheduler: Scheduler) -> None:
     for seed in range(120):
         problem, proves = mixed(seed, scheduler)
         check(problem, scheduler, proves=proves)
+
+
+@pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
+def test_time_that_is_over_proves_nothing(scheduler: Scheduler) -> None:
+    """Only `b` runs the first operator and only `a` the others: no plan is at hand without a search, yet one exists."""
+    tensors = [Tensor(f"t{i}", (1,)) for i in range(7)]
+    operators = tuple(Operator(f"op{i}", "kind", (f"t{i}",), (tensors[i + 1],)) for i in range(6))
+    graph = OperatorGraph("net", (tensors[0],), operators, ("t6",))
+    devices = {
+        "a": DeviceProfile.in_order(graph, (None, *(0.1,) * 5)),
+        "b": DeviceProfile.in_order(graph, (0.1, *(None,) * 5)),
+    }
+    platform = Platform("box", (Device("a"), Device("b")))
+    problem = Problem(graph, platform, Profile("net", graph.fingerprint, devices))
+    assert [stage.devices for stage in scheduler(problem).stages] == [("b",), ("a",)]
+    with pytest.raises(SearchTimeError, match="`time_limit_s`"):
+        scheduler(replace(problem, time_limit_s=0.0))
 
 
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
