@@ -6,6 +6,9 @@ import importlib
 import logging
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +23,20 @@ from tests.support.command import run_command
 from tests.support.fake_backend import make_plan
 from tests.support.installed import install
 from tests.support.onnx_models import write_picture_net
-from tvm_pipeline import Bundle, Pipeline, load, open_bundle, profile_model, write_bundle
-from tvm_pipeline.backends.contract import Backend
+from tvm_pipeline import (
+    Bundle,
+    Pipeline,
+    Problem,
+    evaluate,
+    load,
+    open_bundle,
+    planning,
+    profile_model,
+    write_bundle,
+)
+from tvm_pipeline.backends.contract import Array, Backend
 from tvm_pipeline.backends.registry import detect_platform, settle_platform
+from tvm_pipeline.core.graph import crossing_tensors
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.testing import check_backend
@@ -74,6 +88,75 @@ def test_it_pays_for_its_transfers(modelled: Backend, model: Model) -> None:
         assert large > 10 * small
 
 
+def test_its_measured_transfers_count_in_a_plan_with_the_host(modelled, model, monkeypatch) -> None:
+    """A new backend with an upload and a download needs its own package only; nothing here names the example."""
+    install(monkeypatch, modelled, host, own="host")
+    check_backend(modelled, model)
+    backend, detected = settle_platform(detect_platform(model))
+    cpu = next(device for device in detected.devices if device.backend == "host")
+    # The CPU has no memory for the whole model, so that the plan needs the accelerator.
+    platform = replace(detected, devices=(replace(cpu, memory_bytes=5000), detected.device("accelerator")), links=())
+    with closing(backend.compile(model, platform.devices, lambda _: None)) as compiled:
+        profile = profile_model(backend, compiled, platform, 8)
+        assert (profile.devices[cpu.name].receive, profile.devices[cpu.name].send) == (None, None)
+        measured = profile.devices["accelerator"]
+        assert measured.receive is not None
+        assert measured.send is not None
+        for transfer in (measured.receive, measured.send):
+            assert transfer.seconds(8 << 20) > 1e-5  # a copy of eight megabytes
+
+        problem = Problem(compiled.graph, platform, profile, objective="latency", stages=2, activations=False)
+        chosen = planning.plan(problem).plan
+        assert {name for stage in chosen.stages for name in stage.devices} == {cpu.name, "accelerator"}
+
+        # The prediction is the operators, the link, and the upload and download of the accelerator's stage.
+        expected = 0.0
+        boundaries = crossing_tensors(compiled.graph, [stage.operators for stage in chosen.stages])
+        sizes = [sum(tensor.bytes for tensor in boundary) for boundary in boundaries]
+        for stage, (received, sent) in zip(chosen.stages, pairwise(sizes), strict=True):
+            [name] = stage.devices
+            expected += sum(profile.devices[name].seconds[operator] or 0.0 for operator in stage.operators)
+            if name == "accelerator":
+                expected += measured.receive.seconds(received) + measured.send.seconds(sent)
+        expected += problem.link(chosen.stages[0].devices[0], chosen.stages[1].devices[0]).seconds(sizes[1])
+        assert chosen.predicted.latency_s == pytest.approx(expected)
+
+        # Slower transfers make exactly the difference.
+        slower = replace(measured, receive=replace(measured.receive, latency_s=measured.receive.latency_s + 0.25))
+        priced = replace(profile, devices={**profile.devices, "accelerator": slower})
+        after = evaluate(replace(problem, profile=priced), chosen.stages).predicted
+        assert after.latency_s == pytest.approx(chosen.predicted.latency_s + 0.25)
+
+        frame = np.random.default_rng(0).standard_normal((1, 3, 32, 32)).astype(np.float32)
+        with Pipeline(compiled, chosen, platform) as pipeline:
+            [result] = pipeline.map([frame])
+        np.testing.assert_allclose(result.outputs["scores"], reference(model, frame), rtol=1e-4, atol=1e-5)
+
+
+def test_no_file_of_the_project_knows_the_example() -> None:
+    for folder in ("tvm_pipeline", "backends"):
+        for path in (EXAMPLE.parents[1] / folder).rglob("*.py"):
+            assert "modelled_device" not in path.read_text(), path
+
+
+def test_the_profile_command_shows_its_transfers(modelled, monkeypatch, capfd, tmp_path) -> None:
+    install(monkeypatch, modelled, host, own="host")
+    outcome = run_command(capfd, monkeypatch, "profile", write_picture_net(tmp_path / "net.onnx"), "--json")
+    assert outcome.code == 0, outcome.err
+    [shown] = [device for name, device in outcome.json["devices"].items() if name == "accelerator"]
+    for direction in ("receive", "send"):
+        assert shown[direction]["bandwidth_bytes_per_s"] > 1e6
+
+
+def reference(model: Model, frame: Array) -> Array:
+    """Return what onnx's own reference computes."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    [expected] = ReferenceEvaluator(onnx.load_from_string(model.content)).run(None, {"picture": frame})
+    return expected
+
+
 def test_it_shares_a_model_with_the_host(modelled, model, monkeypatch, tmp_path, caplog) -> None:
     """No platform file, one plan over both, and the results of onnx's own reference."""
     install(monkeypatch, modelled, host, own="host")
@@ -91,15 +174,11 @@ def test_it_shares_a_model_with_the_host(modelled, model, monkeypatch, tmp_path,
     write_bundle(tmp_path / "net.tar", Bundle(compiled.graph, platform, profile, plan, compiled))
     draw = np.random.default_rng(0)
     frames = [draw.standard_normal((1, 3, 32, 32)).astype(np.float32) for _ in range(8)]
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    reference = ReferenceEvaluator(onnx.load_from_string(model.content))
     with open_bundle(tmp_path / "net.tar") as opened:
         for made in (compiled, opened.compiled):
             with Pipeline(made, plan, platform) as pipeline:
                 for frame, result in zip(frames, pipeline.map(frames), strict=True):
-                    [expected] = reference.run(None, {"picture": frame})
+                    expected = reference(model, frame)
                     np.testing.assert_allclose(result.outputs["scores"], expected, rtol=1e-4, atol=1e-5)
                 # No figure of the CPU that plays the device passes for one of a device.
                 assert "accelerator (stand-in)" in [stage.device for stage in pipeline.statistics().stages]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.fake_backend import FakeModel, FakeRunner, Hook, chain_model
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.platform import Device, Transfer
 
 
 class Clock:
@@ -48,6 +48,7 @@ class Machine(FakeModel):
     Args:
         between_s: seconds that a run takes besides its operators.
         together: how many times longer a run takes while another device works too, by device.
+        transfers: how a device with memory of its own receives and sends tensors, by device.
     """
 
     def __init__(
@@ -58,9 +59,12 @@ class Machine(FakeModel):
         *,
         between_s: float = 0.0,
         together: Mapping[str, float] | None = None,
+        transfers: Mapping[str, tuple[Transfer, Transfer]] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(graph, functions, **options)
+        self.transfers = transfers or {}
+        self.transfer_calls: list[tuple[threading.Thread, str]] = []
         self.clock, self.between_s, self.slow_down = clock, between_s, together or {}
         self.bound: dict[threading.Thread, str] = {}
         self.repeats: dict[str, list[int]] = {}
@@ -77,6 +81,10 @@ class Machine(FakeModel):
             begin = self.clock()
             run(*buffers)
             self.clock.advance(self.between_s)
+            if device.name in self.transfers:
+                receive, send = self.transfers[device.name]
+                taken, given = (sum(array.nbytes for array in arrays) for arrays in buffers)
+                self.clock.advance(receive.seconds(taken) + send.seconds(given))
             others = {name for thread, name in self.bound.items() if thread.is_alive()} - {device.name}
             if others:
                 self.clock.advance((self.clock() - begin) * (self.slow_down.get(device.name, 1.0) - 1))
@@ -87,6 +95,25 @@ class Machine(FakeModel):
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         self.repeats.setdefault(device.name, []).append(repeats)
         return super().time_operators(device, repeats)
+
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
+        """Return exact figures, but for the first call in each thread and for one sample in seven, which are slow."""
+        if device.name not in self.transfers:
+            return None
+        thread = threading.current_thread()
+        is_first = thread not in {caller for caller, _ in self.transfer_calls}
+        self.transfer_calls.append((thread, self.bound.get(thread, "")))
+        received, sent = (
+            np.tile([transfer.seconds(size) for size in sizes_bytes], (repeats, 1))
+            for transfer in self.transfers[device.name]
+        )
+        for seconds in (received, sent):
+            seconds[3::7] *= 10
+            if is_first:
+                seconds *= 100
+        return received, sent
 
 
 def chain_machine(clock: Clock, seconds: Mapping[str, Sequence[float | Sequence[float]]], **options: Any) -> Machine:

@@ -85,3 +85,14 @@ def test_a_link_for_each_ordered_pair_that_can_work_at_once() -> None:
     assert {(link.source, link.destination) for link in links} == {*pairs, *((b, a) for a, b in pairs)}
     assert len(links) == 2 * len(pairs)
     assert all(link.is_possible for link in links)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("failing", ["d0", "d1"])
+def test_a_device_that_cannot_be_bound_ends_both_threads(failing: str) -> None:
+    """The thread of the other device waits for a turn that never comes."""
+    devices = Device("d0", "fake"), Device("d1", "fake")
+    model = chain_model(1, bind_errors={failing: OSError("no such core")})
+    source, destination = (model.stage(["op0"], device) for device in devices)
+    with pytest.raises(OSError, match="no such core"):
+        measure_link(source, destination)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.profiling.machine import Clock, Machine, by_operator, chain_machine
-from tests.support.fake_backend import FakeBackend, fake_platform
+from tests.support.fake_backend import FakeBackend, FakeRunner, fake_platform
 from tvm_pipeline import Plan, Platform, Prediction, Problem, Profile, Stage, evaluate, profile_model
-from tvm_pipeline.core.platform import Device, DeviceModel
+from tvm_pipeline.core.platform import Device, DeviceModel, Transfer
 from tvm_pipeline.profiling.operators import BUSY_SPREAD, ROUNDS
 
 MS = 1e-3
@@ -43,6 +45,56 @@ def test_operators_are_scaled_to_the_whole_model(clock: Clock) -> None:
     whole = Plan("chain", "by hand", "throughput", (Stage(("d0",), tuple(seconds)),), Prediction(1.0, 1.0))
     predicted = evaluate(Problem(machine.graph, platform, profile), whole.stages).predicted
     assert predicted.throughput_fps == pytest.approx(1 / (9 * MS))
+
+
+TRANSFERS = Transfer(0.2 * MS, 4e6), Transfer(0.1 * MS, 8e6)
+
+
+def test_a_device_with_memory_of_its_own_receives_and_sends(clock: Clock) -> None:
+    """First transfers in a thread are slow and one sample in seven is, which the medians leave out."""
+    machine = chain_machine(
+        clock, {"d0": (1 * MS, 2 * MS), "d1": (1 * MS, 1 * MS)}, transfers={"d1": TRANSFERS}, between_s=MS
+    )
+    profile = measured(machine, fake_platform("d0", "d1"))
+    host, device = profile.devices["d0"], profile.devices["d1"]
+    assert (host.receive, host.send) == (None, None)
+    for found, true in zip((device.receive, device.send), TRANSFERS, strict=True):
+        assert found is not None
+        assert found.latency_s == pytest.approx(true.latency_s, rel=1e-6)
+        assert found.bandwidth_bytes_per_s == pytest.approx(true.bandwidth_bytes_per_s)
+    assert {name for _, name in machine.transfer_calls} == {"d1"}  # all of them from threads bound to the device
+
+
+def test_operators_are_scaled_to_the_whole_model_without_its_transfers(clock: Clock) -> None:
+    machine = chain_machine(clock, {"d0": (1 * MS, 2 * MS, 3 * MS)}, transfers={"d0": TRANSFERS}, between_s=3 * MS)
+    platform = fake_platform("d0")
+    profile = measured(machine, platform)
+    seconds = by_operator(machine.graph, profile.devices["d0"].seconds)
+    assert seconds == pytest.approx({"op0": 1.5 * MS, "op1": 3 * MS, "op2": 4.5 * MS})
+    # The prediction of the whole model contains the transfers again: it is what the whole model was measured to take.
+    graph = machine.graph
+    moved_s = TRANSFERS[0].seconds(graph.inputs[0].bytes) + TRANSFERS[1].seconds(graph.operators[-1].output_bytes)
+    [cost] = evaluate(Problem(graph, platform, profile), (Stage(("d0",), tuple(seconds)),)).costs
+    assert (cost.compute_s, cost.transfer_s) == pytest.approx((9 * MS, moved_s))
+
+
+def test_transfers_that_seem_longer_than_the_whole_model_leave_the_operators_time(clock: Clock) -> None:
+    machine = chain_machine(clock, {"d0": (1 * MS, 2 * MS)})
+    machine.transfers = {"d0": TRANSFERS}
+    slow = Transfer(20 * MS), Transfer(20 * MS)
+    exact = machine.time_transfers
+
+    def pessimistic(*given: Any) -> Any:
+        machine.transfers = {"d0": slow}
+        try:
+            return exact(*given)
+        finally:
+            machine.transfers = {"d0": TRANSFERS}
+
+    machine.time_transfers = pessimistic  # type: ignore[method-assign]
+    profile = measured(machine, fake_platform("d0"))
+    seconds = by_operator(machine.graph, profile.devices["d0"].seconds)
+    assert seconds == pytest.approx({"op0": 1 * MS, "op1": 2 * MS})
 
 
 def test_a_few_slow_passes_change_no_median_and_cast_no_doubt(clock: Clock) -> None:
@@ -138,3 +190,25 @@ def test_a_device_that_cannot_be_bound_is_no_measurement() -> None:
     machine = chain_machine(Clock(), {"d0": (MS,)}, bind_errors={"d0": OSError("no such core")})
     with pytest.raises(OSError, match="no such core"):
         measured(machine, fake_platform("d0"))
+
+
+@pytest.mark.timeout(20)
+def test_a_device_that_fails_beside_others_ends_the_measurement(clock: Clock) -> None:
+    machine = chain_machine(clock, {"d0": (MS,), "d1": (MS,)})
+    plain = machine.stage
+
+    def failing(operators: Sequence[str], device: Device) -> FakeRunner:
+        runner = plain(operators, device)
+        run = runner.run
+
+        def run_alone(*buffers: Any) -> None:
+            if device.name == "d1" and len([thread for thread in machine.bound if thread.is_alive()]) > 1:
+                raise OSError("the device went away")
+            run(*buffers)
+
+        runner.run = run_alone  # type: ignore[method-assign]
+        return runner
+
+    machine.stage = failing  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="went away"):
+        measured(machine, fake_platform("d0", "d1"))

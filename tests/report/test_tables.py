@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from tvm_pipeline.core.plan import Decision, Plan, Prediction, Stage
-from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.platform import Device, Platform, Transfer
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.cost.evaluate import Evaluation, StageCost
@@ -113,6 +113,18 @@ def test_devices_with_and_without_a_profile() -> None:
     assert "llvm -mattr=[neon]" in printed(measured)
     partly = Profile("net", "f", {"tpu": DeviceProfile({"a": 0.010, "b": None})})
     assert devices_table(platform, partly).rows[1][-3] == "runs 1 of 2 operators"
+
+
+def test_devices_show_measured_transfers() -> None:
+    devices = (Device("cpu"), Device("gpu", backend="gpu"), Device("npu", backend="npu"))
+    seconds = {"a": 0.010}
+    figures = {
+        "cpu": DeviceProfile(seconds),
+        "gpu": DeviceProfile(seconds, receive=Transfer(2e-5, 4e9), send=Transfer(5e-6)),
+    }
+    table = devices_table(Platform("board", devices), Profile("net", "f", figures))
+    assert table.columns[-2:] == ("receive", "send")
+    assert [row[-2:] for row in table.rows] == [("-", "-"), ("20.0 µs, 4.00 GB/s", "5.00 µs"), ("-", "-")]
 
 
 def test_stages_mark_the_bottleneck_and_show_what_was_measured() -> None:

@@ -94,16 +94,19 @@ class CompiledModel(Protocol):
         """Return what the allocator plans for the activations of a stage: in the listed order, and in `order`."""
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
-        """Return seconds of every operator (repeats x operators), timed in place from a bound thread."""
+        """Return seconds of every operator (repeats x operators), timed in place from a bound thread.
+
+        They contain no transfers where `time_transfers` returns figures.
+        """
 
     def time_transfers(
         self, device: Device, sizes_bytes: Sequence[int], repeats: int
     ) -> tuple[Seconds, Seconds] | None:
-        """Time how the device takes tensors of these sizes in, and hands them back, from a bound thread.
+        """Time how the device receives and sends tensors of these sizes, from a bound thread.
 
         Returns:
-            Seconds of receiving and of sending (each repeats x sizes). None where stages compute in host memory, so
-            that there is nothing to pay; a device with memory of its own implements this.
+            Seconds of receiving and of sending (each repeats x sizes). None where stages compute in host memory and
+            so have no transfers; a device with memory of its own implements this.
         """
 
     def slicer(self) -> Slicer | None:

@@ -1,13 +1,14 @@
-"""Seconds of operators that cannot be timed inside the whole model: each runs as a stage of its own.
+"""Seconds of operators that cannot be timed inside the whole model: each operator runs as a stage of its own.
 
-The stages run on the tensors of a real frame, since some kernels take less time for some values. Of operators that do
-the same work on tensors of the same extents one is timed for all.
+The stages run on the tensors of a real frame, because some kernels take less time for some values. If the device has
+transfers, those of the stage's tensors are timed as well and subtracted. Of operators that do the same work on tensors
+of the same extents, one is timed for all. Its caller is `sliced.py`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -17,16 +18,19 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlanError
 
-_LEAST_S = 1e-9  # of an operator that a compiler makes nothing of, such as a reshape
+TransferTimer = Callable[[Device, Sequence[int], int], "tuple[Seconds, Seconds] | None"]
+
+_LEAST_S = 1e-9  # The time of an operator for which a compiler emits no code, such as a reshape.
 
 
 class OperatorTimer:
-    """Times the operators of one model; keeps their stages for the next call.
+    """Times the operators of one model, and keeps their stages for the next call.
 
     Args:
         graph: the model's operators.
         make_stage: makes one operator a stage on a device; a PlanError says that the operator is no work there.
-        values: every tensor of one frame, by name.
+        values: returns every tensor of one frame, by name.
+        time_transfers: is the method of the same name of the CompiledModel; None where no device has transfers.
     """
 
     def __init__(
@@ -34,8 +38,10 @@ class OperatorTimer:
         graph: OperatorGraph,
         make_stage: Callable[[list[str], Device], StageRunner],
         values: Callable[[], Mapping[str, Array]],
+        time_transfers: TransferTimer | None = None,
     ) -> None:
         self._graph, self._make_stage, self._make_values = graph, make_stage, values
+        self._time_transfers = time_transfers
         self._runners: dict[Device, list[StageRunner | None]] = {}
 
     def seconds(self, device: Device, repeats: int) -> Seconds:
@@ -46,7 +52,7 @@ class OperatorTimer:
         seconds = np.full((repeats, len(self._graph)), _LEAST_S)
         for indices, runner in zip(self._alike, self._runners[device], strict=True):
             if runner is not None:
-                seconds[:, indices] = self._samples(runner, repeats)[:, None]
+                seconds[:, indices] = self._samples(device, runner, repeats)[:, None]
         return seconds
 
     def close(self) -> None:
@@ -57,7 +63,8 @@ class OperatorTimer:
                     runner.close()
         self._runners.clear()
 
-    def _samples(self, runner: StageRunner, repeats: int) -> Seconds:
+    def _samples(self, device: Device, runner: StageRunner, repeats: int) -> Seconds:
+        """Return the seconds of runs of one stage without its transfers, after a first run that does not count."""
         inputs = [port.buffer() for port in runner.inputs]
         for port, array in zip(runner.inputs, inputs, strict=True):
             np.copyto(array, self._values[port.name].reshape(port.shape))
@@ -69,11 +76,23 @@ class OperatorTimer:
             begin = time.perf_counter()
             runner.run(inputs, outputs)
             samples[index] = time.perf_counter() - begin
-        return np.maximum(samples, _LEAST_S)
+        return np.maximum(samples - self._moved_s(device, inputs, outputs, repeats), _LEAST_S)
+
+    def _moved_s(self, device: Device, inputs: Sequence[Array], outputs: Sequence[Array], repeats: int) -> float:
+        """Return the median seconds in which the device receives these inputs and sends these outputs."""
+        if self._time_transfers is None:
+            return 0.0
+        sizes = [sum(array.nbytes for array in arrays) for arrays in (inputs, outputs)]
+        self._time_transfers(device, sizes, 1)  # The first transfers of a size may be slow.
+        samples = self._time_transfers(device, sizes, repeats)
+        if samples is None:
+            return 0.0
+        received, sent = samples
+        return float(np.median(received[:, 0]) + np.median(sent[:, 1]))
 
     @cached_property
     def _alike(self) -> list[list[int]]:
-        """The indices of operators that take the same time: the same work, on tensors of the same extents."""
+        """Return groups of operators, as indices, that take the same time: same work, tensors of the same extents."""
         tensors = self._graph.tensors
         groups: dict[object, list[int]] = {}
         for index, operator in enumerate(self._graph.operators):
@@ -88,6 +107,7 @@ class OperatorTimer:
         return self._make_values()
 
     def _alone(self, operator: str, device: Device) -> StageRunner | None:
+        """Return one operator as a stage; None where the device has no work for it."""
         try:
             return self._make_stage([operator], device)
         except PlanError:

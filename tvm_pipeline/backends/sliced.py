@@ -197,7 +197,7 @@ class SlicedModel:
         self._backends, self._lead, self._whole, self._tell = backends, lead, whole, tell
         self._slicer = slicer
         self._compiled = dict(compiled or {})
-        self._timer = OperatorTimer(self.graph, self.stage, slicer.values)
+        self._timer = OperatorTimer(self.graph, self.stage, slicer.values, self.time_transfers)
 
     @property
     def order(self) -> Order:
@@ -234,7 +234,10 @@ class SlicedModel:
         return compiled.activation_bytes(_operators(compiled), device)
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
-        """Return seconds of every operator (repeats x operators); on devices of others each as a stage of its own."""
+        """Return seconds of every operator (repeats x operators).
+
+        On devices of backends that do not cut the file, each operator is timed as a stage of its own.
+        """
         if device.backend == self._lead:
             return self._whole.time_operators(device, repeats)
         return self._timer.seconds(device, repeats)
@@ -244,7 +247,7 @@ class SlicedModel:
     ) -> tuple[Seconds, Seconds] | None:
         if device.backend == self._lead:
             return self._whole.time_transfers(device, sizes_bytes, repeats)
-        # The device moves tensors of every model alike, so any slice will do.
+        # A device moves the tensors of every model in the same way, so any slice serves.
         known = (compiled for key, compiled in self._compiled.items() if key[:2] == (device.backend, device.target))
         compiled = next(known, None) or self._compile_slice(self._slicer.cut(_operators(self)[:1]), device)
         return compiled.time_transfers(device, sizes_bytes, repeats)

@@ -1,9 +1,11 @@
 """Seconds of every operator on every device, measured on the compiled model itself.
 
-Each kernel is timed where it runs in the whole model, from a thread tied to the device. The whole model is timed
-too, and the operators' times are scaled to its median, since a sum of small times misses what lies between
-them. Then all devices that can work at the same time do: what they slow one another down is the `busy_factor`.
-Devices and phases alternate in rounds, so that a passing load on the machine meets all of them.
+Each kernel is timed where it runs in the whole model, from a thread that is bound to the device. A device with memory
+of its own is also timed as it receives and sends tensors. The whole model is timed too. Its median, less the transfers
+of its inputs and outputs, is what the operators' times are scaled to, because a sum of small times misses the time
+between them. Then all devices that can work at the same time do so; the factor by which that slows a device is its
+`busy_factor`. Devices and phases alternate in rounds, so that a passing load on the machine affects all of them.
+Next: `links.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,12 +23,12 @@ import numpy.typing as npt
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
+from tvm_pipeline.core.platform import Device, Platform, Transfer, disjoint_sets
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.device_costs import can_time_operators
-from tvm_pipeline.profiling.bound import in_bound_thread
+from tvm_pipeline.profiling.bound import in_bound_thread, in_bound_threads
 from tvm_pipeline.profiling.environment import environment
-from tvm_pipeline.profiling.links import fit_links
+from tvm_pipeline.profiling.links import SIZES, fit_links, fit_transfer
 
 Samples = npt.NDArray[np.float64]
 
@@ -40,14 +43,14 @@ def profile_model(
     repeats: int = 24,
     progress: Progress = lambda _: None,
 ) -> Profile:
-    """Measures `compiled` on every device of `platform`, and the links between the devices.
+    """Measure `compiled` on every device of `platform`, and the links between the devices.
 
-    A device that is here and has a model is left to that: operators cannot be timed one by one on an Edge TPU. What
-    such devices take for whole stages is measured by `measured_plan`.
+    A device that is present and has a model is not measured, because operators cannot be timed one by one on it (an
+    Edge TPU is such a device). `measured_plan` measures whole stages on such devices.
 
     Args:
         repeats: passes over the model for each device, spread over the rounds.
-        progress: told in a few words what is being measured.
+        progress: is told in a few words what is being measured.
     """
     names = [operator.name for operator in compiled.graph.operators]
     measurable = [device for device in platform.devices if can_time_operators(device)]
@@ -92,7 +95,7 @@ def _profile(
 
 
 class _Bench:
-    """One device, with the whole model on it and all that was timed."""
+    """One device with the whole model on it, and the samples of all that was timed there."""
 
     def __init__(self, compiled: CompiledModel, operators: Sequence[str], device: Device) -> None:
         self._compiled, self._device = compiled, device
@@ -100,29 +103,68 @@ class _Bench:
         self._inputs = [noise(port) for port in self.runner.inputs]
         self._outputs = [port.buffer() for port in self.runner.outputs]
         self.operators: list[Samples] = []
+        self.received: list[Samples] = []
+        self.sent: list[Samples] = []
         self.whole: list[float] = []
         self.busy: list[float] = []
 
     def alone(self, repeats: int) -> None:
+        """Time operators, transfers and the whole model while no other device works."""
+
         def measure() -> None:
             self.operators.append(self._compiled.time_operators(self._device, repeats))
+            self._time_transfers(repeats)
             self.whole += self._passes(repeats)
 
         in_bound_thread(self.runner, measure)
 
     def together(self, repeats: int, started: threading.Barrier, finished: threading.Barrier) -> None:
-        def measure() -> None:
-            started.wait()
-            self.busy += self._passes(repeats)
-            # All go on until the slowest has its passes: nobody's last ones may meet an idle machine.
-            waiter = threading.Thread(target=finished.wait)
-            waiter.start()
-            while waiter.is_alive():
-                self.runner.run(self._inputs, self._outputs)
+        """Time the whole model while the other devices of `started` work, from a bound thread."""
+        started.wait()
+        self.busy += self._passes(repeats)
 
-        in_bound_thread(self.runner, measure)
+        def wait() -> None:
+            with suppress(threading.BrokenBarrierError):
+                finished.wait()
+
+        # A device goes on until the slowest one has its passes, so that no timed pass meets an idle machine.
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        while waiter.is_alive():
+            self.runner.run(self._inputs, self._outputs)
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def profile(self) -> DeviceProfile:
+        """Return the medians of all samples."""
+        samples = np.concatenate(self.operators)
+        median = np.median(samples, axis=0)
+        low, high = np.quantile(samples, [0.25, 0.75], axis=0)
+        whole = float(np.median(self.whole))
+        receive, send = _fitted(self.received), _fitted(self.sent)
+        compute_s = whole - _moved_s(self._compiled.graph, receive, send)
+        if compute_s <= 0:  # The transfers take nearly all the time, and the difference is noise.
+            compute_s = float(median.sum())
+        found = DeviceProfile.in_order(
+            self._compiled.graph,
+            seconds=(median * compute_s / median.sum()).tolist(),
+            spread=((high - low) / median).tolist(),
+            busy_factor=max(float(np.median(self.busy)) / whole, 1.0) if self.busy else 1.0,
+        )
+        return replace(found, receive=receive, send=send)
+
+    def _time_transfers(self, repeats: int) -> None:
+        """Time transfers, after a first one of each size that does not count."""
+        self._compiled.time_transfers(self._device, SIZES, 1)
+        samples = self._compiled.time_transfers(self._device, SIZES, repeats)
+        if samples is not None:
+            received, sent = samples
+            self.received.append(received)
+            self.sent.append(sent)
 
     def _passes(self, repeats: int) -> list[float]:
+        """Return the seconds of passes over the whole model, after a first one that does not count."""
         self.runner.run(self._inputs, self._outputs)
         samples = []
         for _ in range(repeats):
@@ -131,31 +173,31 @@ class _Bench:
             samples.append(time.perf_counter() - begin)
         return samples
 
-    def close(self) -> None:
-        self.runner.close()
 
-    def profile(self) -> DeviceProfile:
-        samples = np.concatenate(self.operators)
-        median = np.median(samples, axis=0)
-        low, high = np.quantile(samples, [0.25, 0.75], axis=0)
-        whole = float(np.median(self.whole))
-        return DeviceProfile.in_order(
-            self._compiled.graph,
-            seconds=(median * whole / median.sum()).tolist(),
-            spread=((high - low) / median).tolist(),
-            busy_factor=max(float(np.median(self.busy)) / whole, 1.0) if self.busy else 1.0,
-        )
+def _fitted(samples: Sequence[Samples]) -> Transfer | None:
+    """Return the line through the medians of each size; None where the device has no transfers."""
+    return fit_transfer(SIZES, np.median(np.concatenate(samples), axis=0)) if samples else None
+
+
+def _moved_s(graph: OperatorGraph, receive: Transfer | None, send: Transfer | None) -> float:
+    """Return the seconds in which a device receives the model's inputs and sends its outputs, as predicted."""
+    seconds = 0.0
+    if receive is not None:
+        seconds += receive.seconds(sum(tensor.bytes for tensor in graph.inputs))
+    if send is not None:
+        seconds += send.seconds(sum(graph.tensors[name].bytes for name in graph.outputs))
+    return seconds
 
 
 def _together(benches: Sequence[_Bench], repeats: int) -> None:
+    """Time the whole model on several devices that work at the same time."""
     started, finished = threading.Barrier(len(benches)), threading.Barrier(len(benches))
-    with ThreadPoolExecutor(len(benches)) as pool:
-        for done in [pool.submit(bench.together, repeats, started, finished) for bench in benches]:
-            done.result()
+    work = [(bench.runner, partial(bench.together, repeats, started, finished)) for bench in benches]
+    in_bound_threads(work, started, finished)
 
 
 def _warnings(devices: dict[str, DeviceProfile], graph: OperatorGraph) -> list[str]:
-    """A machine that was busy with something else shows in the spread of its slower operators."""
+    """Return a warning for each device whose slower operators have so much spread that another program used it."""
     found = []
     for name, device in devices.items():
         spread = device.mean_spread

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_pipeline.core.plan import Decision, Plan, Prediction, describe, margin
-from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.platform import Platform, Transfer
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
@@ -92,9 +92,14 @@ def deployment_table(deployment: Deployment) -> TextTable:
 
 
 def devices_table(platform: Platform, profile: Profile | None = None) -> TextTable:
-    """Return the devices of a platform and, with a profile, how fast each runs the whole model."""
+    """Return the devices of a platform and, with a profile, how fast each runs the whole model.
+
+    If a device was measured to receive and send tensors, two columns show latency and bandwidth of that.
+    """
     columns = ["device", "backend", "cores", "target", "memory", "power"]
     columns += ["whole model", "all busy", "spread"] if profile else []
+    has_transfers = profile is not None and any(d.receive or d.send for d in profile.devices.values())
+    columns += ["receive", "send"] if has_transfers else []
     rows = []
     for device in platform.devices:
         row = [device.label, device.backend, _ranges(device.cores), device.target or UNKNOWN]
@@ -103,6 +108,8 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
         measured = profile.devices.get(device.name) if profile else None
         if profile:
             row += _measured(measured)
+        if has_transfers:
+            row += [_transfer(measured.receive), _transfer(measured.send)] if measured else [UNKNOWN, UNKNOWN]
         rows.append(tuple(row))
     return TextTable(f"Devices of {platform.name}", tuple(columns), tuple(rows))
 
@@ -238,6 +245,14 @@ def _measured(device: DeviceProfile | None) -> list[str]:
     if device.runs < len(device.seconds):
         whole = f"runs {device.runs} of {len(device.seconds)} operators"
     return [whole, f"x{device.busy_factor:.2f}", percent(device.median_spread)]
+
+
+def _transfer(transfer: Transfer | None) -> str:
+    """`Transfer(2e-5, 4e9)` as `20.0 µs, 4.00 GB/s`."""
+    if transfer is None:
+        return UNKNOWN
+    latency, bandwidth = duration(transfer.latency_s), transfer.bandwidth_bytes_per_s
+    return latency if bandwidth is None else f"{latency}, {size(bandwidth)}/s"
 
 
 def _ranges(cores: tuple[int, ...]) -> str:

@@ -153,8 +153,10 @@ class FakeModel:
         runner.close()
         return seconds
 
-    def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> None:
-        return None  # numpy computes in host memory
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[Seconds, Seconds] | None:
+        return None  # numpy computes in host memory; a test may override this
 
     def slicer(self) -> FakeModel:
         return self
