@@ -1,12 +1,17 @@
 """The backend of Coral Edge TPUs: int8 TFLite models over several of them, TFLite's CPU kernels, and other backends.
 
-edgetpu.py      the backend: which devices are here, what stands in for those that are not
+edgetpu.py      the backend: it finds devices, and chooses stand-ins for absent ones
 compiled.py     a model compiled for Edge TPUs: any slice of the file as a runnable stage
-model.py        a .tflite read as an operator graph; work.py: how much each operator computes
-slicer.py       the file cut into a file for each stage; ordering.py: its operators in the order of least memory
-support.py      which operators an Edge TPU takes
-compiler.py     Google's edgetpu_compiler; delegate.py: libedgetpu; interpreter.py: a file that runs
-byoc.py         `relay.ext.edgetpu`: regions of a Relay module on Edge TPUs; patterns.py: which operators they may be
+model.py        reads a .tflite as an operator graph
+work.py         the work of each operator
+slicer.py       cuts the file into one file for each stage
+ordering.py     puts the operators of a file into the order of least memory
+support.py      the operators that an Edge TPU takes
+compiler.py     calls Google's edgetpu_compiler
+delegate.py     finds Edge TPUs and loads libedgetpu
+interpreter.py  runs a file
+byoc.py         `relay.ext.edgetpu`: regions of a Relay module on Edge TPUs
+patterns.py     the Relay patterns of the operators in such regions
 
 An import of this package without TFLite raises an ImportError that says what to install.
 """

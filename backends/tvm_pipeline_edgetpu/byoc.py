@@ -1,21 +1,21 @@
-"""Edge TPUs inside `relay.build`: the external compiler `edgetpu`, for those who work in Relay and not with plans.
+"""Edge TPUs inside `relay.build`: the external compiler `edgetpu`, for users who work in Relay and not with plans.
 
     mod, params = relay.frontend.from_tflite(...)
     mod = partition_for_edgetpu(mod, params, read_model("model.tflite"), device="usb:0")
     library = relay.build(mod, "llvm", params=params)
 
-A region of the partitioned module is a slice of the .tflite that the module was imported from, and carries it: what
-runs are TFLite's kernels, not Relay's. The importer notes on every call which tensors of the file it leads to, and by
-this note, the call's span, the two are tied. A process that runs an exported library imports this module before.
+A region of the partitioned module is a slice of the .tflite that the module was imported from. It carries that slice,
+and TFLite's kernels run it, not Relay's. The importer writes the names of the file's tensors into the span of every
+call, so a span tells the operator of the file. A process that runs an exported library must import this module first.
 
-TVM 0.19 takes such a compiler from Python alone, as the function `relay.ext.edgetpu`, with these limits:
+TVM 0.19 accepts such a compiler from Python alone, as the function `relay.ext.edgetpu`, with these limits:
 
-- It is given one region at a time, so regions on one Edge TPU are not co-compiled to share the parameter cache.
-- It is not told the target, so `partition_for_edgetpu` is.
-- Nothing of ours runs as a library is loaded: a missing Edge TPU shows in the executor's first run, which
-  `load_executor` sees to.
-- `relay.build` fails in its InlineGlobals ("Cannot find global function") where TVM adds a tensor to itself and what a
-  region gives for it goes elsewhere too, since its SimplifyExpr copies the call of the region;
+- It gets one region at a time, so regions on one Edge TPU are not co-compiled to share the parameter cache.
+- It does not get the target, so `partition_for_edgetpu` takes the target as an argument.
+- No code of this package runs while a library is loaded. A missing Edge TPU shows in the executor's first run, so
+  `load_executor` makes that run.
+- `relay.build` fails in its InlineGlobals ("Cannot find global function") where TVM adds a tensor to itself and a
+  region that computes the tensor has another reader, because SimplifyExpr copies the call of the region;
   `PassContext(disabled_pass=["SimplifyExpr"])` helps.
 
 Next: `patterns.py`, then `slicer.py`.
@@ -49,25 +49,25 @@ from tvm import relay, tir  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip
 
 _INVOKE = "tvm_pipeline_edgetpu.byoc.invoke"
-# What PartitionGraph gives a region, and relay.build needs of it.
+# PartitionGraph gives this attribute to a region, and relay.build requires it.
 _INLINE = {"Inline": tir.IntImm("int32", 1)}
 
 
 def partition_for_edgetpu(
     mod: tvm.IRModule, params: Mapping[str, Any] | None, source: TfliteModel, device: str = CPU, target: str = "llvm"
 ) -> tvm.IRModule:
-    """Gives the operators that an Edge TPU takes to it, as external functions that `relay.build` compiles.
+    """Put the operators that an Edge TPU takes into external functions, which `relay.build` compiles for it.
 
         before: fn main(%x) { %0 = qnn.conv2d(%x, ...); ...; softmax(%9) }
         after:  fn tvmgen_default_edgetpu_main_0(%i0) { ... }    Compiler="edgetpu" edgetpu_device="usb:0"
                 fn main(%x) { softmax(@tvmgen_default_edgetpu_main_0(%x)) }
 
-    Each such function carries, as attributes, `edgetpu_device`, its `edgetpu_operators` by their names in the file's
-    graph, the tensors that are its parameters and its results (`edgetpu_inputs`, `edgetpu_outputs`), and the file
-    that computes them, `edgetpu_tflite`. What an Edge TPU does not take stays with TVM.
+    Each such function has the attributes `edgetpu_device`, `edgetpu_operators` (their names in the file's graph),
+    `edgetpu_inputs` and `edgetpu_outputs` (the tensors that are its parameters and its results), and `edgetpu_tflite`
+    (the file that computes them). All other operators stay with TVM.
 
     Args:
-        mod: what `relay.frontend.from_tflite` made of the file; passes that keep the spans may have run over it.
+        mod: the module that `relay.frontend.from_tflite` made of the file; passes that keep the spans may have run.
         params: its parameters; None where they are bound already.
         source: the file.
         device: `usb:0`, `pci:1` or whatever libedgetpu calls the Edge TPU; `cpu` is TFLite's CPU kernels.
@@ -95,7 +95,7 @@ def partition_for_edgetpu(
 
 
 def _whole_operators(main: relay.Function, source: TfliteModel) -> Callable[[str, relay.Call], bool]:
-    """What says of a match whether it is one whole operator of the file, and one that an Edge TPU takes."""
+    """Return a check whether a match is exactly one operator of the file that an Edge TPU takes."""
     written_by = _written_by(source.graph)
     calls = Counter(_span(call) for call in _calls(main))
     if not calls.keys() & written_by.keys():
@@ -116,7 +116,7 @@ def _whole_operators(main: relay.Function, source: TfliteModel) -> Callable[[str
 
 
 def _written_by(graph: OperatorGraph) -> dict[str, Operator]:
-    """The operators by the spans that TVM's importer gives to their calls."""
+    """Return the operators by the spans that TVM's importer gives to their calls."""
     return {", ".join(tensor.name for tensor in operator.outputs): operator for operator in graph.operators}
 
 
@@ -131,7 +131,7 @@ def _calls(function: relay.Function) -> list[relay.Call]:
 
 
 def _chain(last: relay.Call) -> list[str]:
-    """The operators of the calls that lead to `last` under the same span."""
+    """Return the names of the calls that lead to `last` under the same span."""
     found, waiting = {last}, [last]
     while waiting:
         for before in waiting.pop().args:
@@ -142,7 +142,7 @@ def _chain(last: relay.Call) -> list[str]:
 
 
 def _with_slices(mod: tvm.IRModule, source: TfliteModel, device: str, target: str) -> tvm.IRModule:
-    """Gives each region the part of the file that it is."""
+    """Give each region its slice of the file."""
     written_by = _written_by(source.graph)
     mod = _without_glue(mod)
     regions = {symbol.name_hint: function for symbol, function in mod.functions_items() if _is_region(function)}
@@ -176,7 +176,7 @@ def _with_slices(mod: tvm.IRModule, source: TfliteModel, device: str, target: st
 
 
 def _without_glue(mod: tvm.IRModule) -> tvm.IRModule:
-    """TVM makes regions of some lone tuples and their fields, in which there is nothing to compute; they go back."""
+    """Inline the regions that TVM makes of single tuples and their fields, because these compute nothing."""
     for symbol, function in mod.functions_items():
         if _is_region(function):
             glue = relay.Function(function.params, function.body, function.ret_type).with_attr(_INLINE)
@@ -193,7 +193,7 @@ def _tensors(
     written_by: Mapping[str, Operator],
     regions: Mapping[str, Sequence[str]],
 ) -> dict[relay.Expr, list[str]]:
-    """The tensors of the file that the expressions of a function stand for; none for a constant."""
+    """Return the tensors of the file that each expression of a function stands for; none for a constant."""
     found: dict[relay.Expr, list[str]] = {}
 
     def visit(expr: relay.Expr) -> None:
@@ -216,7 +216,7 @@ def _tensors(
 
 
 def _check_closed(source: TfliteModel, operators: Sequence[str]) -> None:
-    """Checks that no path in the file leaves the operators and comes back to them."""
+    """Check that no path in the file leaves the operators and comes back to them."""
     inside, readers = frozenset(operators), readers_of(source.graph)
     left: set[str] = set()
     for operator in source.graph.operators:
@@ -231,7 +231,7 @@ def _check_closed(source: TfliteModel, operators: Sequence[str]) -> None:
 
 
 def _check_weights(function: relay.Function, weights: Set[bytes], name: str) -> None:
-    """Checks that a region's weights are the file's: the importer changes their order, not how often each occurs."""
+    """Check that the file has a region's weights; histograms are compared, because the importer changes the order."""
     constants: list[Array] = []
     relay.analysis.post_order_visit(
         function, lambda expr: constants.append(expr.data.numpy()) if isinstance(expr, relay.Constant) else None
@@ -251,7 +251,7 @@ def _histogram(values: Array) -> bytes:
 def _slice(
     function: relay.Function, source: TfliteModel, operators: list[str], inputs: list[str], outputs: list[str]
 ) -> bytes:
-    """The part of the file that a region is; checks that what goes in and out is the same in both."""
+    """Return the slice of the file that a region stands for; check that both have the same inputs and outputs."""
     part = slice_operators(source, operators)
     tensors = {tensor.name: (tensor.shape, tensor.dtype) for tensor in (*part.inputs, *part.outputs)}
     types = [_shape_and_dtype(type_) for type_ in _arguments(function)]
@@ -264,7 +264,7 @@ def _slice(
 
 
 def _arguments(function: relay.Function) -> list[relay.TensorType]:
-    """What a compiled region is called with: its inputs, then its outputs."""
+    """Return the types of the arguments of a compiled region: its inputs, then its outputs."""
     types = [*(parameter.checked_type for parameter in function.params), function.ret_type]
     return [field for type_ in types for field in (type_.fields if isinstance(type_, relay.TupleType) else [type_])]
 
@@ -274,7 +274,7 @@ def _shape_and_dtype(type_: relay.TensorType) -> tuple[tuple[int, ...], str]:
 
 
 def _compile(function: relay.Function) -> tvm.runtime.Module:
-    """The external code generator: a region becomes a kernel that holds its .tflite and calls `_invoke` with it.
+    """Compile a region to a kernel that contains its .tflite and calls `_invoke` with it; TVM calls this function.
 
     Raises:
         ModelError: the module was not partitioned by `partition_for_edgetpu`, or edgetpu_compiler refuses the region.
@@ -288,16 +288,16 @@ def _compile(function: relay.Function) -> tvm.runtime.Module:
     if device != CPU:
         [(content, _)] = compile_parts([content], [name])
     types = _arguments(function)
-    place = {tensor: number for number, tensor in enumerate(attributes["edgetpu_inputs"])}
-    reads = [place[tensor.name] for tensor in graph.inputs]
-    place = {tensor: len(reads) + number for number, tensor in enumerate(attributes["edgetpu_outputs"])}
-    writes = [place.get(tensor) for tensor in graph.outputs]
+    read_index = {tensor: index for index, tensor in enumerate(attributes["edgetpu_inputs"])}
+    reads = [read_index[tensor.name] for tensor in graph.inputs]
+    write_index = {tensor: len(reads) + index for index, tensor in enumerate(attributes["edgetpu_outputs"])}
+    writes = [write_index.get(tensor) for tensor in graph.outputs]
     kernel = _kernel(name, content, device, types, reads, writes)
     return tvm.build(kernel, target=str(attributes["edgetpu_target"]), name=name)
 
 
 def _no_constants(function: relay.Function, name: str) -> dict[str, Any]:
-    """The weights are in the .tflite; without this TVM keeps Relay's copy of them in the library as well."""
+    """Return no constants: the .tflite has the weights, and TVM would put Relay's copy into the library as well."""
     return {}
 
 
@@ -309,12 +309,12 @@ def _kernel(
     reads: Sequence[int],
     writes: Sequence[int | None],
 ) -> tir.PrimFunc:
-    """`_invoke` called with a constant, the file, and with the arguments in the order of the file's ends."""
+    """Return a kernel that calls `_invoke` with the file as a constant, and with the arguments in the file's order."""
     buffers = [tir.decl_buffer(type_.shape, type_.dtype, f"t{number}") for number, type_ in enumerate(types)]
     parameters = [tir.Var(f"p{number}", "handle") for number in range(len(types))]
     file = tir.decl_buffer((len(content),), "uint8", "tflite")
     null = tir.reinterpret("handle", tir.const(0, "uint64"))
-    arrays = [null if place is None else _array(buffers[place]) for place in (*reads, *writes)]
+    arrays = [null if index is None else _array(buffers[index]) for index in (*reads, *writes)]
     digest = hashlib.sha256(content).hexdigest()
     call = tir.call_packed(_INVOKE, digest, device, len(reads), _array(file), *arrays)
     constant = tvm.nd.array(np.frombuffer(content, np.uint8))
@@ -324,14 +324,14 @@ def _kernel(
 
 
 def _array(buffer: tir.Buffer) -> tir.PrimExpr:
-    """The DLTensor of a buffer, made on the stack."""
+    """Return an expression that makes the DLTensor of a buffer on the stack."""
     shape = tir.call_intrin("handle", "tir.tvm_stack_make_shape", *buffer.shape)
     strides, rank, of_type = tir.const(0, "uint64"), len(buffer.shape), tir.const(0, buffer.dtype)
     return tir.call_intrin("handle", "tir.tvm_stack_make_array", buffer.data, shape, strides, rank, of_type, 0)
 
 
 class _Loaded(NamedTuple):
-    """A region's interpreter, which one thread at a time may use, and the places of its inputs and outputs."""
+    """A region's interpreter, which one thread at a time may use, and the indices of its inputs and outputs."""
 
     interpreter: Any
     lock: Lock
@@ -339,25 +339,26 @@ class _Loaded(NamedTuple):
     writes: list[int]
 
 
-# By digest and device: a region stays loaded, and on an Edge TPU its parameters cached, while the process lives.
+# The key is digest and device. A region stays loaded, with its parameters in the Edge TPU's cache, until the process
+# ends.
 _loaded: dict[tuple[str, str], _Loaded] = {}
 _loading = Lock()
 
 
 def _invoke(digest: str, device: str, count: int, content: Any, *tensors: Any) -> None:
-    """Runs a region: `count` inputs, then its outputs, None where nobody reads one; int8 as they are."""
+    """Run a region on `count` inputs and then its outputs; an output is None where no kernel reads it."""
     with _loading:
         if (digest, device) not in _loaded:
             _loaded[digest, device] = _load(content.numpy().tobytes(), device)
     interpreter, lock, reads, writes = _loaded[digest, device]
     with lock:
         # A view of the interpreter's memory must be gone before it is invoked, so none is kept.
-        for place, tensor in zip(reads, tensors[:count], strict=True):
-            np.copyto(interpreter.tensor(place)(), tensor.numpy())
+        for index, tensor in zip(reads, tensors[:count], strict=True):
+            np.copyto(interpreter.tensor(index)(), tensor.numpy())
         interpreter.invoke()
-        for place, tensor in zip(writes, tensors[count:], strict=True):
+        for index, tensor in zip(writes, tensors[count:], strict=True):
             if tensor is not None:
-                tensor.copyfrom(interpreter.tensor(place)())
+                tensor.copyfrom(interpreter.tensor(index)())
 
 
 def _load(content: bytes, device: str) -> _Loaded:
@@ -367,16 +368,16 @@ def _load(content: bytes, device: str) -> _Loaded:
 
 
 def load_executor(path: Path | str) -> graph_executor.GraphModule:
-    """The graph executor of a library that `export_library` wrote, on the CPU, with its Edge TPUs open.
+    """Return the CPU graph executor of a library that `export_library` wrote, with its Edge TPUs open.
 
     Raises:
-        RunError: the first run fails, as where an Edge TPU that a region names is not there; the message has the cause.
+        RunError: the first run fails, for instance because an Edge TPU is missing; the message has the cause.
     """
     library = tvm.runtime.load_module(str(path))
     executor = graph_executor.GraphModule(library["default"](tvm.cpu()))
     try:
         executor.run()
-    except Exception as error:  # TVM hands a Python error on as its own
+    except Exception as error:  # TVM turns a Python error into an error of its own
         raise RunError(f"{path}: its first run failed: {reason(error)}") from error
     return executor
 

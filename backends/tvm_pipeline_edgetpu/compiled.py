@@ -28,17 +28,17 @@ from tvm_pipeline_edgetpu.support import unsupported
 
 _log = logging.getLogger(__name__)
 
-MEMORY_ORDERED = "memory_ordered"  # the empty file that says so of a saved model
+MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
 
 
 class EdgeTpuModel:
-    """What the Edge TPU backend returns as its CompiledModel.
+    """The CompiledModel of the Edge TPU backend.
 
     Args:
         model: a .tflite.
         tell: is told what is being compiled.
         order: how TFLite and edgetpu_compiler are given the operators of a slice.
-        parts: what edgetpu_compiler made of slices, by their digest.
+        parts: the files that edgetpu_compiler made of slices, by the digest of the slice.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EdgeTpuModel:
             raise PlatformError(f"device {device.name}: {error}") from error
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
-        """Return what TFLite would take for the stage, since the Edge TPU's compiler does not say it.
+        """Return what TFLite would allocate for the stage, because the Edge TPU's compiler does not report it.
 
         Raises as `stage` does.
         """
@@ -95,16 +95,16 @@ class EdgeTpuModel:
         return self._slicer
 
     def unsupported(self) -> dict[str, list[str]]:
-        """Return the operators that no Edge TPU takes, by the reason."""
+        """Return the operators that no Edge TPU takes, grouped by the reason."""
         reasons: dict[str, list[str]] = {}
         for operator, reason in unsupported(self._parsed).items():
             reasons.setdefault(reason, []).append(operator)
         return reasons
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        """Write the file itself, and what the compiler made of the slices of `stages`.
+        """Write the file itself, and the compiled slices of `stages`.
 
-        Slices for Edge TPUs are compiled even where those are not here, if the compiler is: the board may lack it.
+        If the compiler is here, slices are compiled for absent Edge TPUs as well, because their board may lack it.
         """
         (folder / "model.tflite").write_bytes(self._model.content)
         for stage in stages:
@@ -113,7 +113,7 @@ class EdgeTpuModel:
                 (folder / f"{_digest(part)}_edgetpu.tflite").write_bytes(self._for_edge_tpu(part))
         if self.order == "memory":
             (folder / MEMORY_ORDERED).touch()
-        # The list was of other backends' slices, which have an index of their own now.
+        # The empty list once named the slices of other backends; `sliced.py` now keeps an index of those.
         (folder / "index.json").write_bytes(msgspec.json.encode((self._model.name, [])))
 
     @classmethod
@@ -132,7 +132,7 @@ class EdgeTpuModel:
         self._timer.close()
 
     def _content(self, part: Slice) -> bytes:
-        """Return the file of a slice as it is run or compiled; the slice itself, as cut, is what it is known by."""
+        """Return the file of a slice as it runs or is compiled; its digest is that of the slice as it was cut."""
         return memory_ordered(part.content) if self.order == "memory" else part.content
 
     def _for_edge_tpu(self, part: Slice) -> bytes:
@@ -159,7 +159,7 @@ class EdgeTpuModel:
 def co_compile(residents: Sequence[tuple[EdgeTpuModel, Sequence[Stage]]], devices: Sequence[Device]) -> None:
     """Compile the slices of several models that share a device in one call, so that they share its cache.
 
-    Only where an Edge TPU is meant, by its address; where none is here and no compiler either, nothing is done.
+    Only devices with the address of an Edge TPU count. If neither the Edge TPU nor the compiler is here, do nothing.
     """
     for device in devices:
         if not _is_compiled_for(device):
@@ -178,7 +178,7 @@ def co_compile(residents: Sequence[tuple[EdgeTpuModel, Sequence[Stage]]], device
 
 
 def _is_compiled_for(device: Device) -> bool:
-    """Return whether slices for it go through edgetpu_compiler; for one that is not here, if the compiler is."""
+    """Return whether slices for the device go through edgetpu_compiler; for an absent one, if the compiler is here."""
     return device.target != CPU and (not device.stand_in or find_compiler() is not None)
 
 

@@ -1,8 +1,9 @@
-"""Google's edgetpu_compiler, called for the slices that Edge TPUs run, with its report read.
+"""Call Google's edgetpu_compiler for the slices that Edge TPUs run, and read its report.
 
-It is a closed x86-64 program, which crashes, hangs and exits without a word on some models (google-coral/edgetpu
-issues 411, 418 and 669): whatever it does ends here in compiled files or in an error with its output. What it made is
-kept in the cache, so that the same parts are compiled once. Its use: https://coral.ai/docs/edgetpu/compiler.
+It is a closed x86-64 program. On some models it crashes, hangs or exits without a message (google-coral/edgetpu issues
+411, 418 and 669). Each call here ends with compiled files, or with an error that contains its output. The cache keeps
+the compiled files, so that the same parts are compiled once. The page https://coral.ai/docs/edgetpu/compiler describes
+the program. Next: `compiled.py`, which calls this file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tvm_pipeline.errors import ModelError, PipelineError, PlatformError
 
 _NAME = "edgetpu_compiler"
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-# The program minds the time limit itself and says what ran out; it is ended only where it does not.
+# The program keeps its time limit itself and reports it. Only if it does not, it is killed this much later.
 _GRACE_S = 2.0
 _VERSION_S = 30.0
 _TAIL_LINES = 12
@@ -34,17 +35,17 @@ _TAIL_LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the compiler says of one model.
+    """The compiler's report of one model.
 
     Attributes:
-        compiler_version: as it prints it, "16.0.384591198".
-        on_chip_used_bytes: parameters kept in the device's cache, as the report rounds them.
-        on_chip_remaining_bytes: what is left of the cache, for all models that were compiled together.
+        compiler_version: the version as the compiler prints it, such as "16.0.384591198".
+        on_chip_used_bytes: parameters in the device's cache, as the report rounds them.
+        on_chip_remaining_bytes: free bytes of the cache, for all models that were compiled together.
         off_chip_bytes: parameters that are streamed to the device in every run.
         subgraphs: pieces of the model that run on the Edge TPU.
         mapped: operators that run on the Edge TPU.
         on_cpu: operators that are left to the CPU.
-        operators: kind, how many, and what became of them ("Mapped to Edge TPU", or why not), by the operation log.
+        operators: the operation log: a kind, the number of operators, and "Mapped to Edge TPU" or the reason why not.
     """
 
     compiler_version: str
@@ -58,19 +59,19 @@ class Report:
 
 
 def find_compiler() -> Path | None:
-    """Where edgetpu_compiler is on the PATH."""
+    """Return the path of edgetpu_compiler; None where it is not on the PATH."""
     found = shutil.which(_NAME)
     return Path(found) if found else None
 
 
 def parse_report(text: str) -> Report:
-    """Reads what the compiler prints of one model, with its operation log or without.
+    """Parse what the compiler prints of one model, with its operation log or without.
 
     Raises:
         ModelError: a line that versions 2.1 to 16.0 print is missing.
     """
     total = int(_field(text, "Total number of operations", r"\d+"))
-    # These two lines are only printed where something is left to the CPU.
+    # The compiler prints this line only if it leaves an operator to the CPU.
     on_cpu = re.search(r"^Number of operations that will run on CPU: (\d+)", text, re.M)
     left = int(on_cpu[1]) if on_cpu else 0
     rows = re.findall(r"^([A-Za-z]\S*)[ \t]+(\d+)[ \t]+(\S.*?)\s*$", text, re.M)
@@ -93,16 +94,16 @@ def compile_parts(
     timeout_s: float = 180,
     tell: Callable[[str], None] = lambda text: None,
 ) -> list[tuple[bytes, Report]]:
-    """Compiles .tflite files for one Edge TPU, in one call: several share its cache, the first before the others.
+    """Compile .tflite files for one Edge TPU in one call, so that they share its cache; the first has priority.
 
     Args:
         parts: the files' contents.
-        names: what to call each part in messages.
+        names: the names of the parts in messages.
         timeout_s: seconds that the program may take.
-        tell: is given a line on what is being done.
+        tell: is told in a line what is being done.
 
     Returns:
-        The compiled file and the report of each part, in order. Kept in the folder `edgetpu` of the cache.
+        The compiled file and the report of each part, in order. The folder `edgetpu` of the cache keeps them.
 
     Raises:
         PlatformError: the program is not on the PATH, or cannot be started here.
@@ -117,7 +118,7 @@ def compile_parts(
     code, output = _run([str(program), "--version"], _VERSION_S)
     if code != 0:
         raise PlatformError(
-            f"{program} --version {_ending(code, _VERSION_S)}; install it anew. It said: {_tail(output)}"
+            f"{program} --version {_ending(code, _VERSION_S)}; install it again. It said: {_tail(output)}"
         )
     version = _version(output)
     key = hashlib.sha256(version.encode())
@@ -130,27 +131,27 @@ def compile_parts(
         try:
             with files.replacing(folder) as temporary:
                 temporary.mkdir(parents=True)
-                for place, (content, text) in enumerate(made):
-                    (temporary / f"{place}.tflite").write_bytes(content)
-                    (temporary / f"{place}.txt").write_text(text, encoding="utf-8")
+                for index, (content, text) in enumerate(made):
+                    (temporary / f"{index}.tflite").write_bytes(content)
+                    (temporary / f"{index}.txt").write_text(text, encoding="utf-8")
         except PipelineError:
-            # Another process may have been the first.
+            # Another process may have written the folder first.
             if not folder.is_dir():
                 raise
-    return [_kept(folder, place) for place in range(len(parts))]
+    return [_cached(folder, index) for index in range(len(parts))]
 
 
-def _kept(folder: Path, place: int) -> tuple[bytes, Report]:
-    content = files.read_bytes(folder / f"{place}.tflite", ModelError)
-    return content, parse_report(files.read_bytes(folder / f"{place}.txt", ModelError).decode())
+def _cached(folder: Path, index: int) -> tuple[bytes, Report]:
+    content = files.read_bytes(folder / f"{index}.tflite", ModelError)
+    return content, parse_report(files.read_bytes(folder / f"{index}.txt", ModelError).decode())
 
 
 def _compile(program: Path, parts: Sequence[bytes], names: Sequence[str], timeout_s: float) -> list[tuple[bytes, str]]:
-    """The compiled files, each with what the program printed and logged of it."""
+    """Return the compiled files, each with what the program printed and logged about it."""
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-edgetpu-") as name:
         folder = Path(name)
-        inputs = [folder / f"part{place}.tflite" for place in range(len(parts))]
-        outputs = [folder / f"part{place}_edgetpu.tflite" for place in range(len(parts))]
+        inputs = [folder / f"part{index}.tflite" for index in range(len(parts))]
+        outputs = [folder / f"part{index}_edgetpu.tflite" for index in range(len(parts))]
         for path, part in zip(inputs, parts, strict=True):
             path.write_bytes(part)
         limit_s = max(1, math.ceil(timeout_s))
@@ -168,12 +169,12 @@ def _compile(program: Path, parts: Sequence[bytes], names: Sequence[str], timeou
             f"{sections.get(part.stem, output)}\n{_log(path)}" for part, path in zip(inputs, outputs, strict=True)
         ]
         for report in reports:
-            parse_report(report)  # what cannot be read is not kept
+            parse_report(report)  # a report that cannot be read must not enter the cache
         return [(path.read_bytes(), report) for path, report in zip(outputs, reports, strict=True)]
 
 
 def _sections(output: str) -> dict[str, str]:
-    """What was printed of each model, by the name of its file, headed by what is printed before."""
+    """Return what was printed about each model, after the common head, by the name of the model's file."""
     head, *bodies = re.split(r"^(?=Input model: )", output, flags=re.M)
     return {Path(body.splitlines()[0].removeprefix("Input model: ").strip()).stem: head + body for body in bodies}
 
@@ -184,9 +185,9 @@ def _log(compiled: Path) -> str:
 
 
 def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
-    """Runs the program; its exit code, None where it had to be ended, and all it printed.
+    """Run the program; return its exit code (None where it exceeded its time and was killed) and its output.
 
-    It compiles in a child process, so that ending it means ending its whole process group.
+    The program compiles in a child process, so its whole process group is killed.
     """
     try:
         process = subprocess.Popen(
@@ -216,7 +217,7 @@ def _run(command: Sequence[str], timeout_s: float) -> tuple[int | None, str]:
 
 
 def _ending(code: int | None, timeout_s: float) -> str:
-    """How the program ended; where a shell script called it, a signal comes as 128 + its number."""
+    """Describe how the program ended; a shell script that called it reports a signal as 128 + its number."""
     if code is None:
         return f"did not end within {timeout_s:g} s"
     number = -code if code < 0 else code - 128
@@ -239,7 +240,7 @@ def _field(text: str, name: str, value: str) -> str:
 
 
 def _size(text: str, name: str) -> int:
-    """Bytes, from "604.50KiB"."""
+    """Parse a size such as "604.50KiB" into bytes."""
     size = _field(text, name, r"[\d.]+(?:[KMG]i)?B")
     number = size.rstrip("BGKMi")
     return round(float(number) * _UNITS[size.removeprefix(number)])

@@ -1,8 +1,8 @@
-"""Edge TPUs that are plugged in, and the delegate through which TFLite runs on one of them.
+"""Find the Edge TPUs that are plugged in, and load the delegate through which TFLite runs on one of them.
 
-The device is reached through Google's library libedgetpu; no registry has it. Where Google's pycoral is installed it is
-asked, and nothing here needs it: the package called pycoral on PyPI is another one. Nothing falls back by itself: who
-wants the CPU instead asks `absence` and says so.
+Google's library libedgetpu reaches the device; no package registry has it. Google's pycoral is used if it is installed,
+but nothing here needs it (the package called pycoral on PyPI is another one). Nothing falls back to the CPU silently:
+a caller that prefers the CPU calls `absence` and reports the reason. Next: `interpreter.py`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ai_edge_litert.interpreter import Delegate, load_delegate
 from tvm_pipeline.errors import PlatformError
 
 LIBRARY = "libedgetpu.so.1"
-# By vendor and product: before and after the first use, which loads the firmware.
+# Vendor and product before the first use, which loads the firmware, and after it.
 _USB_IDS = {("1a6e", "089a"), ("18d1", "9302")}
 
 
 def edge_tpus(usb: Path = Path("/sys/bus/usb/devices"), dev: Path = Path("/dev")) -> list[str]:
-    """The addresses of the Edge TPUs that are plugged in: `usb:0`, `usb:1`, `pci:0`.
+    """Return the addresses of the Edge TPUs that are plugged in: `usb:0`, `usb:1`, `pci:0`.
 
-    Asks pycoral where it is installed. Otherwise looks in the kernel's list of USB devices, the folder `usb`, and for
-    the PCIe driver's device files in the folder `dev`.
+    If pycoral is installed, it lists them. Otherwise they are found in the kernel's list of USB devices (the folder
+    `usb`) and among the PCIe driver's device files (in the folder `dev`).
     """
     if pycoral := _pycoral():
         kinds = [device["type"] for device in pycoral.list_edge_tpus()]
@@ -35,15 +35,15 @@ def edge_tpus(usb: Path = Path("/sys/bus/usb/devices"), dev: Path = Path("/dev")
         devices = usb.iterdir() if usb.is_dir() else ()
         kinds = ["usb" for device in devices if (_line(device / "idVendor"), _line(device / "idProduct")) in _USB_IDS]
         kinds += ["pci" for device in dev.glob("apex_*") if re.fullmatch(r"apex_\d+", device.name)]
-    return [f"{kind}:{place}" for kind, count in Counter(kinds).items() for place in range(count)]
+    return [f"{kind}:{index}" for kind, count in Counter(kinds).items() for index in range(count)]
 
 
 def load(address: str) -> Delegate:
-    """The delegate of one Edge TPU; it opens the device, and closes it when nothing holds the delegate any more.
+    """Return the delegate of one Edge TPU; it opens the device, and closes it when the delegate is collected.
 
     Args:
-        address: as libedgetpu takes it: `usb:0` or `pci:1` by place among those of its kind, `:2` among all, `usb` or
-            `pci` for any of a kind, and the empty string for any.
+        address: an address in libedgetpu: `usb:0` or `pci:1` by the index among those of a kind, `:2` by the index
+            among all, `usb` or `pci` for any of a kind, and the empty string for any.
 
     Raises:
         PlatformError: the address is none, libedgetpu is not installed, or it cannot open such a device.
@@ -51,7 +51,7 @@ def load(address: str) -> Delegate:
     check_address(address)
     where = f"Edge TPU {address}" if address else "any Edge TPU"
     try:
-        # First alone, since a Delegate that fails in this prints a second error as it is collected.
+        # The library is loaded alone first, because a Delegate that fails to load it prints a second error later.
         _ = ctypes.CDLL(LIBRARY).tflite_plugin_create_delegate
     except (OSError, AttributeError) as error:
         raise PlatformError(
@@ -71,7 +71,7 @@ def load(address: str) -> Delegate:
 
 
 def check_address(address: str) -> None:
-    """Raises PlatformError where libedgetpu could make nothing of the address."""
+    """Raise PlatformError where libedgetpu does not accept the address."""
     if not re.fullmatch(r"(usb|pci)?(:\d+)?", address):
         raise PlatformError(
             f"{address!r} is no address of an Edge TPU; write usb:0, pci:1, usb, pci or nothing for any"
@@ -79,7 +79,7 @@ def check_address(address: str) -> None:
 
 
 def absence(address: str) -> str | None:
-    """Why the Edge TPU at this address cannot be used here, in one line; None where it can. Opens the device to see."""
+    """Return in one line why the Edge TPU at this address cannot be used; None where it can be opened."""
     try:
         load(address)
     except PlatformError as error:
@@ -88,7 +88,7 @@ def absence(address: str) -> str | None:
 
 
 def _pycoral() -> Any | None:
-    """Google's `pycoral.utils.edgetpu`, where it is installed and finds its own libraries."""
+    """Return Google's `pycoral.utils.edgetpu`; None where it, or a library that it needs, is not installed."""
     try:
         return importlib.import_module("pycoral.utils.edgetpu")
     except ImportError:

@@ -1,7 +1,7 @@
 """The Edge TPU backend: detection, stand-ins and compilation.
 
-A device's `target` is what libedgetpu calls it (`usb:0`, `pci:1`). Where that is not plugged in, TFLite's CPU kernels
-stand in for it, and every output says so; `target = "cpu"` asks for them. Next: `compiled.py`.
+A device's `target` is its address in libedgetpu (`usb:0`, `pci:1`). If that Edge TPU is not plugged in, TFLite's CPU
+kernels stand in for it, and every output says so; `target = "cpu"` requests them. Next: `compiled.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MODELS: Mapping[str, DeviceModel] = MappingProxyType(
 
 
 class EdgeTpuBackend:
-    """Edge TPUs, or what stands in for them."""
+    """The backend of Edge TPUs and of their stand-ins."""
 
     name = "edgetpu"
     cuts = ("tflite",)
@@ -75,7 +75,7 @@ class EdgeTpuBackend:
         ]
 
     def settle(self, device: Device) -> Device:
-        if device.cores:  # those that feed it, or stand in for it; none is whichever are free
+        if device.cores:  # these cores feed it or stand in for it; without any, the system chooses
             check_cores(device)
         if device.target == CPU:
             return replace(device, stand_in=f"{KERNELS} (its target asks for them)")
@@ -127,7 +127,7 @@ class EdgeTpuBackend:
         return {}
 
     def close(self) -> None:
-        """Do nothing: a device is let go with the last stage on it."""
+        """Do nothing: the last stage on a device releases it."""
 
 
 def _model(address: str) -> DeviceModel:

@@ -1,4 +1,7 @@
-"""A slice that runs: a TFLite interpreter as the runtime's StageRunner, on an Edge TPU or on TFLite's CPU kernels."""
+"""Run a slice: a TFLite interpreter as the runtime's StageRunner, on an Edge TPU or on TFLite's CPU kernels.
+
+Next: `delegate.py`, which reaches the Edge TPU.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,17 @@ from tvm_pipeline.backends.contract import Array, Port
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError, RunError
 
-# The address of no device: TFLite's own kernels.
+# This address stands for TFLite's own kernels; it is the address of no device.
 CPU = "cpu"
 
 
 def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> Any:
-    """An interpreter of a .tflite file with its tensors allocated.
+    """Return an interpreter of a .tflite file with its tensors allocated.
 
     Args:
-        content: the file; for an Edge TPU what edgetpu_compiler made of it.
+        content: the file; for an Edge TPU the file that edgetpu_compiler made of it.
         address: `usb:0`, `pci:1` or whatever libedgetpu calls the device; `cpu` is TFLite's CPU kernels.
-        threads: of the CPU kernels.
+        threads: the number of threads of the CPU kernels.
 
     Raises:
         ModelError: TFLite cannot run the file, with its reason.
@@ -46,7 +49,7 @@ def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> An
 
 
 def every_tensor(content: bytes, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Every tensor that a .tflite computes from its inputs on TFLite's CPU kernels, by name."""
+    """Return every tensor, by name, that TFLite's CPU kernels compute from the inputs of a .tflite."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -59,7 +62,7 @@ def every_tensor(content: bytes, inputs: Mapping[str, Array]) -> dict[str, Array
     interpreter.invoke()
     found = {}
     for detail in interpreter.get_tensor_details():
-        with suppress(ValueError):  # kernels keep tensors of their own, which hold nothing
+        with suppress(ValueError):  # kernels have tensors of their own, which are empty
             found[detail["name"]] = interpreter.get_tensor(detail["index"])
     return found
 
@@ -71,7 +74,8 @@ class InterpreterStage:
         content: the sub-model's file.
         inputs, outputs: its tensors, in the file's order.
         address: as in `make_interpreter`.
-        cores: CPU cores to which it is tied, one thread of the CPU kernels each; none ties it nowhere.
+        cores: the CPU cores to which the stage is bound, with one thread of the CPU kernels for each; without any, the
+            stage is not bound.
     """
 
     def __init__(

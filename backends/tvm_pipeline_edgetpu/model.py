@@ -1,8 +1,8 @@
-"""A TFLite file read, checked, and seen as an operator graph.
+"""Read a TFLite file, check it, and make its operator graph.
 
-The graph's operators are those of the file, in its order, called by what they compute and where they stand
-(`conv_2d_7`); its tensors bear the names of the file, which tie the stages together. Float files are taken as well:
-cutting does not mind, only an Edge TPU does. Next: `slicer.py`.
+The graph has the operators of the file in the order of the file. The name of an operator is its kind and its index
+(`conv_2d_7`). Tensors keep the names of the file, because stages hand tensors on by name. Float files are accepted as
+well: they can be cut, although an Edge TPU does not run them. Next: `slicer.py`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ TYPES: dict[int, str] = {number: name.lower() for name, number in vars(schema.Te
 _DTYPES = {"bool", "float16", "float32", "float64", "complex64", "complex128"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-# What edgetpu_compiler puts in the place of the operators that it took.
+# edgetpu_compiler replaces the operators that it takes by one custom operator of this name.
 _COMPILED = "edgetpu-custom-op"
-# What the schema's classes, which check nothing, run into where a file is damaged.
+# The schema's classes check nothing; a damaged file makes them raise one of these errors.
 _DAMAGE = (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
 class TfliteModel:
-    """A file that can be cut.
+    """A TFLite file that can be cut.
 
     Attributes:
-        name: the file's, without its ending.
+        name: the name of the file without its ending.
         parsed: the file as the schema's `ModelT`; not to be changed.
-        graph: its operators, one for each of `parsed`, in the same order.
+        graph: the operator graph, with one operator for each operator of `parsed`, in the same order.
     """
 
     name: str
@@ -51,20 +51,20 @@ class TfliteModel:
 
 
 def read_model(path: Path | str) -> TfliteModel:
-    """Reads a .tflite file.
+    """Read a .tflite file.
 
-    An open batch (a first extent of -1, as converters write) is taken as the extent in the file, which is 1.
+    An open batch (converters write a first extent of -1) is read as the extent in the file, which is 1.
 
     Raises:
-        ModelError: it is damaged or no TFLite file, was compiled for the Edge TPU already, has several subgraphs,
-            custom operators or variable tensors, leaves a shape open, or calls two tensors by one name; the message
-            names the file, the operator and the tensor.
+        ModelError: the file is damaged or no TFLite file, was compiled for the Edge TPU already, has several
+            subgraphs, custom operators or variable tensors, leaves a shape open, or gives two tensors one name; the
+            message names the file, the operator and the tensor.
     """
     return parse_model(Path(path), read_bytes(path, ModelError))
 
 
 def parse_model(path: Path, content: bytes) -> TfliteModel:
-    """As `read_model`, of a file that was read already."""
+    """Parse the content of a .tflite file as `read_model` does; `path` names the file in messages."""
     if content[4:8] != b"TFL3":
         raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")
     try:
@@ -75,24 +75,24 @@ def parse_model(path: Path, content: bytes) -> TfliteModel:
 
 
 def described(model: TfliteModel, tensor: Tensor) -> dict[str, Any]:
-    """A tensor as JSON gives it, with the scale and the zero point by which its integers stand for numbers."""
+    """Return a tensor for JSON, with the scale and the zero point that turn its integers into real numbers."""
     shown: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "dtype": tensor.dtype}
     for stored in model.parsed.subgraphs[0].tensors:
         parameters = stored.quantization
         if stored.name.decode() == tensor.name and parameters is not None and parameters.scale is not None:
             scales, zeros = list(map(float, parameters.scale)), indices(parameters.zeroPoint)
-            if len(scales) == 1:  # what is computed has one scale; only constants have one a channel
+            if len(scales) == 1:  # a computed tensor has one scale; only constants have one for each channel
                 shown |= {"scale": scales[0], "zero_point": zeros[0] if zeros else 0}
     return shown
 
 
 def indices(vector: Iterable[int] | None) -> list[int]:
-    """Tensors by their place in the file; an absent vector is empty, and -1 is an optional input left out."""
+    """Return a vector of tensor indices as a list; an absent vector is empty, and -1 is an absent optional input."""
     return [] if vector is None else [int(index) for index in vector]
 
 
 class _Reader:
-    """Checks a parsed file, and makes its operator graph."""
+    """Checks a parsed file and makes its operator graph."""
 
     def __init__(self, path: Path, parsed: Any) -> None:
         self.path, self.parsed = path, parsed
@@ -103,13 +103,13 @@ class _Reader:
         self.names = [(tensor.name or b"").decode() for tensor in self.tensors]
         self.inputs, self.outputs = indices(subgraph.inputs), indices(subgraph.outputs)
         if not self.operators or not self.inputs or not self.outputs:
-            raise ModelError(f"{path}: the graph has no operators, no inputs or no outputs; convert the model anew")
+            raise ModelError(f"{path}: the graph has no operators, no inputs or no outputs; convert the model again")
         self.computed = {*self.inputs, *(index for op in self.operators for index in indices(op.outputs))}
         self.open_batch = any(self._signature(index)[:1] == (-1,) for index in self.inputs)
 
     def graph(self) -> OperatorGraph:
         self._check_buffers()
-        kinds = [self._kind(place) for place in range(len(self.operators))]
+        kinds = [self._kind(index) for index in range(len(self.operators))]
         names = Counter(self.names[index] for index in self.computed)
         for name, count in names.items():
             if count > 1:
@@ -118,21 +118,21 @@ class _Reader:
                     "each a name of its own"
                 )
         inputs = tuple(self._tensor(index) for index in self.inputs)
-        operators = tuple(self._operator(place, kind) for place, kind in enumerate(kinds))
+        operators = tuple(self._operator(index, kind) for index, kind in enumerate(kinds))
         try:
             return OperatorGraph(self.path.stem, inputs, operators, tuple(self.names[index] for index in self.outputs))
         except GraphError as error:
             raise ModelError(f"{self.path}: its operators cannot be run in their order: {error}") from error
 
-    def _kind(self, place: int) -> str:
-        """What an operator computes."""
-        code = self.parsed.operatorCodes[self.operators[place].opcodeIndex]
-        # Older files have the small field alone, newer ones both, or a number that only the wide one holds.
+    def _kind(self, index: int) -> str:
+        """Return the kind of an operator; raise ModelError where it is not a builtin operator."""
+        code = self.parsed.operatorCodes[self.operators[index].opcodeIndex]
+        # Older files have only the narrow field; newer files have both, or a number that fits only the wide field.
         number = max(code.builtinCode, code.deprecatedBuiltinCode)
         kind = _KINDS.get(number)
         if kind is None:
             raise ModelError(
-                f"{self.path}: operator {place} has the number {number}, which the installed ai-edge-litert does not "
+                f"{self.path}: operator {index} has the number {number}, which the installed ai-edge-litert does not "
                 "know; upgrade that, or the file is damaged"
             )
         if kind != "custom":
@@ -140,19 +140,19 @@ class _Reader:
         custom = (code.customCode or b"").decode()
         if custom == _COMPILED:
             raise ModelError(
-                f"{self.path}: operator {place} is {custom}: edgetpu_compiler has compiled this file already; give the "
+                f"{self.path}: operator {index} is {custom}: edgetpu_compiler has compiled this file already; give the "
                 ".tflite that it was made from"
             )
         raise ModelError(
-            f"{self.path}: operator {place} is the custom operator {custom!r}; convert the model without it, and "
+            f"{self.path}: operator {index} is the custom operator {custom!r}; convert the model without it, and "
             "compute that part outside"
         )
 
-    def _operator(self, place: int, kind: str) -> Operator:
-        name, operator = f"{kind}_{place}", self.operators[place]
+    def _operator(self, position: int, kind: str) -> Operator:
+        name, operator = f"{kind}_{position}", self.operators[position]
         reads = [index for index in indices(operator.inputs) if index != -1]
         writes = indices(operator.outputs)
-        # Negative places would count from the end.
+        # Python would count a negative index from the end.
         if min(*reads, *writes, 0) < 0 or any(index < 0 for index in indices(operator.intermediates)):
             raise ModelError(f"{self.path}: operator {name} names a tensor that is not there; the file is damaged")
         for index in (*reads, *writes):
@@ -180,7 +180,7 @@ class _Reader:
         )
 
     def _tensor(self, index: int, where: str = ", an input,") -> Tensor:
-        """A tensor that is computed or given, its extents known."""
+        """Return a computed tensor or an input; raise ModelError where its extents or its type are not known."""
         name, shape, signature = self.names[index], self._shape(index), self._signature(index)
         inner = signature[1:] if self.open_batch else signature
         if any(extent < 1 for extent in shape) or any(extent < 0 for extent in inner):
@@ -204,10 +204,10 @@ class _Reader:
         return 0 if data is None else len(data)
 
     def _check_buffers(self) -> None:
-        for place, buffer in enumerate(self.parsed.buffers):
+        for index, buffer in enumerate(self.parsed.buffers):
             if buffer.offset > 1:
                 raise ModelError(
-                    f"{self.path}: buffer {place} lies outside the model's own structure, as in files of more than "
+                    f"{self.path}: buffer {index} lies outside the model's own structure, as in files of more than "
                     "2 GB; these cannot be cut"
                 )
         for tensor, name in zip(self.tensors, self.names, strict=True):

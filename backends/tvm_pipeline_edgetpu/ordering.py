@@ -1,9 +1,10 @@
-"""The operators of a .tflite in the order in which TFLite's interpreter needs the least memory.
+"""Put the operators of a .tflite into the order in which TFLite's interpreter needs the least memory.
 
 The interpreter runs operators in the order of the file, and plans one arena for its tensors before it runs the first.
-Its plan is read from the addresses of the tensors: so are the operators that write over their input, which no table of
-ours has to know. Whether one does depends on sizes, on who reads a tensor and on the ends of the graph, not on the
-order. Next: `compiled.py`, which puts stages into this order, and `tvm_pipeline/memory`, which finds it.
+This file reads that plan from the addresses of the tensors. The addresses also show which operators overwrite their
+input, so no table of such operators is needed: whether an operator does so depends on sizes, on the readers of a tensor
+and on the inputs and outputs of the graph, not on the order.
+Next: `compiled.py`, which puts stages into this order, and `tvm_pipeline/memory`, which finds it.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from tvm_pipeline.memory import Buffer, MemoryGraph, footprint, minimum_peak
 from tvm_pipeline_edgetpu.model import indices
 from tvm_pipeline_edgetpu.slicer import packed
 
-# Stages are cut while a pipeline runs, and it waits; nearly all orders are proven in a fraction of this.
+# A running pipeline waits for the stages to be cut; nearly all orders are proven in a fraction of this.
 TIME_LIMIT_S = 2.0
-_ALIGNMENT = 64  # of tensors in TFLite's arena
+_ALIGNMENT = 64  # the alignment of tensors in TFLite's arena, in bytes
 
 
 def memory_ordered(content: bytes) -> bytes:
-    """A .tflite of one subgraph with its operators in the order of the least memory; the same where that is no less.
+    """Return a .tflite with its operators in the order of least memory; the same file where that needs no less.
 
-    Every operator computes what it did, on the same kernels: the outputs are equal, bit for bit.
+    Every operator computes the same as before on the same kernels, so the outputs are equal bit for bit.
 
     Raises:
         ModelError: TFLite cannot allocate the tensors of the file.
@@ -36,34 +37,34 @@ def memory_ordered(content: bytes) -> bytes:
     subgraph = parsed.subgraphs[0]
     if len(subgraph.operators) < 2:
         return content
-    places = _places(content)
-    graph = _memory_graph(subgraph, places)
+    spans = _spans(content)
+    graph = _memory_graph(subgraph, spans)
     order = _settled(graph, range(len(graph)), frozenset(), time.monotonic() + TIME_LIMIT_S)
     subgraph.operators = [subgraph.operators[index] for index in order]
     ordered = packed(parsed)
-    return ordered if _arena(subgraph, _places(ordered)) < _arena(subgraph, places) else content
+    return ordered if _arena(subgraph, _spans(ordered)) < _arena(subgraph, spans) else content
 
 
 def _settled(
     graph: MemoryGraph, members: Sequence[int], later: frozenset[int], deadline: float, enough_bytes: int = 0
 ) -> list[int]:
-    """`members` in the order whose peak is least; then those before the peak, and those after it, in the same way.
+    """Return `members` in an order of the least peak; treat those before and those after the peak in the same way.
 
-    Many orders have the least peak, and the search gives any. TFLite lays tensors out greedily by size, and fits them
-    into that peak the sooner, the less is alive at the other steps.
+    Many orders have the least peak, and the search returns any of them. TFLite lays tensors out greedily by size. It
+    reaches that peak more often if fewer bytes are alive at the other steps.
 
     Args:
         members: operators that run one after another, in an order that can run.
-        later: those that run after them; all others have run before.
-        deadline: by time.monotonic(), after which parts stay as they are.
-        enough_bytes: parts that need no more than this stay as they are; half of the whole, where it is 0.
+        later: the operators that run after them; all others have run before.
+        deadline: a time of time.monotonic(), after which parts keep their order.
+        enough_bytes: parts that need no more than this keep their order; 0 stands for half of the whole.
     """
     left_s = deadline - time.monotonic()
     if len(members) < 3 or left_s <= 0:
         return list(members)
     part = _part(graph, members, later)
     found = minimum_peak(part, time_limit_s=left_s)
-    order = [members[place] for place in found.order]
+    order = [members[position] for position in found.order]
     if found.peak_bytes <= enough_bytes:
         return order
     steps = footprint(part, found.order)
@@ -77,12 +78,12 @@ def _settled(
 
 
 def _part(graph: MemoryGraph, members: Sequence[int], later: frozenset[int]) -> MemoryGraph:
-    """`members` by themselves: what is read later stays alive to the end."""
-    place = {index: new for new, index in enumerate(members)}
+    """Return the graph of `members` alone, in which tensors that later operators read stay alive to the end."""
+    position = {index: new for new, index in enumerate(members)}
     buffers = []
     for buffer in graph.buffers:
         producers, consumers = (
-            tuple(sorted(place[index] for index in users if index in place))
+            tuple(sorted(position[index] for index in users if index in position))
             for users in (buffer.producers, buffer.consumers)
         )
         if producers or consumers:
@@ -92,27 +93,28 @@ def _part(graph: MemoryGraph, members: Sequence[int], later: frozenset[int]) -> 
 
 
 def arena_bytes(content: bytes) -> int:
-    """The arena in which TFLite's own kernels, on one thread, keep all that a .tflite computes, its inputs among it.
+    """Return the bytes of the arena in which TFLite's own kernels, on one thread, keep inputs and computed tensors.
 
-    It spans the addresses of the tensors; a kernel's temporary ones count where they lie in it. XNNPACK, where it takes
-    operators over, has a workspace of its own, which no address tells of.
+    The arena spans the addresses of the tensors. Temporary tensors of kernels count if they are inside. XNNPACK has a
+    workspace of its own for the operators that it takes over; no address shows that workspace.
 
     Raises:
         ModelError: TFLite cannot allocate the tensors of the file.
     """
-    return _arena(schema.ModelT.InitFromPackedBuf(content, 0).subgraphs[0], _places(content))
+    return _arena(schema.ModelT.InitFromPackedBuf(content, 0).subgraphs[0], _spans(content))
 
 
-def _arena(subgraph: Any, places: list[tuple[int, int]]) -> int:
+def _arena(subgraph: Any, spans: list[tuple[int, int]]) -> int:
+    """Return the bytes of the blocks of memory that contain computed tensors."""
     computed = _computed(subgraph)
-    spans = sorted(
+    in_order = sorted(
         (start, start + size, index in computed)
-        for index, (start, size) in enumerate(places)
-        if size and (index in computed or index >= len(subgraph.tensors))  # beyond the file's: temporary ones
+        for index, (start, size) in enumerate(spans)
+        if size and (index in computed or index >= len(subgraph.tensors))  # the last ones are temporary
     )
     total, end, block, counts = 0, -_ALIGNMENT, 0, False
-    for start, stop, is_computed in [*spans, (1 << 64, 0, False)]:
-        if start >= end + _ALIGNMENT:  # no arena has such a gap; what kernels keep for ever lies elsewhere
+    for start, stop, is_computed in [*in_order, (1 << 64, 0, False)]:
+        if start >= end + _ALIGNMENT:  # no arena has such a gap; kernels keep persistent tensors elsewhere
             total += end - block if counts else 0
             block, counts = start, False
         end, counts = max(end, stop), counts or is_computed
@@ -126,8 +128,8 @@ def _computed(subgraph: Any) -> set[int]:
     }
 
 
-def _places(content: bytes) -> list[tuple[int, int]]:
-    """Address and bytes of every tensor, those of the file first; no bytes where it has no place yet."""
+def _spans(content: bytes) -> list[tuple[int, int]]:
+    """Return address and bytes of every tensor, those of the file first; no bytes where it is not allocated yet."""
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
@@ -136,36 +138,38 @@ def _places(content: bytes) -> list[tuple[int, int]]:
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError) as error:
         raise ModelError(f"TFLite cannot allocate the tensors of a stage: {error}") from error
-    places = []
+    spans = []
     for detail in interpreter.get_tensor_details():
         try:
             view = interpreter.tensor(detail["index"])()
-        except ValueError:  # its extents are known only when it has been computed
-            places.append((0, 0))
+        except ValueError:  # its extents are not known before it is computed
+            spans.append((0, 0))
             continue
-        places.append((view.__array_interface__["data"][0], view.nbytes))
-    return places
+        spans.append((view.__array_interface__["data"][0], view.nbytes))
+    return spans
 
 
-def _memory_graph(subgraph: Any, places: list[tuple[int, int]]) -> MemoryGraph:
-    """What the arena holds: inputs live from first to last and need not be told, unread tensors live to the end."""
+def _memory_graph(subgraph: Any, spans: list[tuple[int, int]]) -> MemoryGraph:
+    """Return the tensors of the arena without the inputs, which are always alive; unread ones are alive to the end."""
     operators = [(indices(operator.inputs), indices(operator.outputs)) for operator in subgraph.operators]
     ends = set(indices(subgraph.outputs))
     writer = {tensor: index for index, (_, writes) in enumerate(operators) for tensor in writes}
     readers: dict[int, list[int]] = {tensor: [] for tensor in writer}
-    home: dict[int, int] = {}  # the tensor whose bytes a tensor has; what an operator reads lives as long as it runs,
-    for index, (reads, writes) in enumerate(operators):  # so it has the address of what it writes only if they share
+    # The tensor whose bytes a tensor has. An operator's input is alive while the operator runs, so an output has the
+    # address of an input only if the two share their bytes.
+    home: dict[int, int] = {}
+    for index, (reads, writes) in enumerate(operators):
         own = [tensor for tensor in dict.fromkeys(reads) if tensor in writer]
         for tensor in own:
             readers[tensor].append(index)
         for tensor in writes:
-            home[tensor] = next((home[t] for t in own if places[t] == places[tensor] and places[t][1]), tensor)
+            home[tensor] = next((home[t] for t in own if spans[t] == spans[tensor] and spans[t][1]), tensor)
     users: dict[int, set[int]] = {tensor: set() for tensor in home.values()}
     kept = {home[tensor] for tensor in home if tensor in ends or not readers[tensor]}
     for tensor, start in home.items():
         users[start].update(readers[tensor])
     arena = (
-        Buffer(str(t), -(-places[t][1] // _ALIGNMENT) * _ALIGNMENT, (writer[t],), tuple(sorted(users[t])), t in kept)
+        Buffer(str(t), -(-spans[t][1] // _ALIGNMENT) * _ALIGNMENT, (writer[t],), tuple(sorted(users[t])), t in kept)
         for t in users
     )
     after = (Buffer(f"{t} in {home[t]}", 0, (writer[t],), tuple(readers[t])) for t in home if home[t] != t)

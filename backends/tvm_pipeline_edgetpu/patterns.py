@@ -15,9 +15,9 @@ from tvm.relay.op.contrib.register import register_pattern_table
 COMPILER = "edgetpu"
 _BYTES = ("int8", "uint8")
 
-# What the importer makes of each kind of operator, first call first; those with a `?` may be absent.
-# Not here: l2_normalization and LSTMs, whose int8 forms the importer does not take, PReLU, whose scales it does not
-# look at, and pack, of which it makes as many calls as there are inputs.
+# The calls that the importer makes of each kind of operator, first call first; those with a `?` may be absent.
+# Some kinds are missing: the importer does not take the int8 forms of l2_normalization and LSTMs, ignores the scales of
+# PReLU, and makes as many calls of pack as there are inputs.
 _CHAINS = {
     "add": "qnn.add clip?",
     "average_pool_2d": "cast nn.avg_pool2d cast clip?",
@@ -54,7 +54,7 @@ _CHAINS = {
     "transpose": "transpose",
     "transpose_conv": "qnn.conv2d_transpose nn.bias_add? qnn.requantize",
 }
-# How many constants a call has behind its data: weights, scales and zero points.
+# The number of constants that follow the data of a call: weights, scales and zero points.
 _CONSTANTS = {
     "nn.bias_add": 1,
     "nn.pad": 1,
@@ -71,17 +71,17 @@ _CONSTANTS = {
 }
 _TWO_SIDES = ("maximum", "minimum", "qnn.add", "qnn.mul", "qnn.subtract")
 
-# Name, pattern, and what is asked of the last call of a match.
+# A name, a pattern, and a check of the last call of a match.
 Entry = tuple[str, DFPattern, Callable[[relay.Expr], bool]]
 
 
 def pattern_table(takes: Callable[[str, relay.Call], bool] = lambda kind, call: True) -> list[Entry]:
-    """The table for MergeComposite: composites are called `edgetpu.` and the kind of operator of the .tflite.
+    """Return the table for MergeComposite; a composite's name is `edgetpu.` and the kind of operator of the .tflite.
 
     Args:
-        takes: is asked, with that kind and the last call of a match that computes in 8 bits, whether to take it. The
-            table that TVM knows as `edgetpu` takes every one: without the file nobody can say where an operator of it
-            begins and ends, so the longest chains come first.
+        takes: returns whether to take a match, given that kind and the last call of a match that computes in 8 bits.
+            The table that TVM knows as `edgetpu` takes every match: without the file the ends of an operator are not
+            known, so the longest chains come first.
     """
 
     def check(kind: str) -> Callable[[relay.Expr], bool]:
@@ -92,7 +92,7 @@ def pattern_table(takes: Callable[[str, relay.Call], bool] = lambda kind, call: 
 
 
 def fits(kind: str, calls: list[str]) -> bool:
-    """Whether Relay calls of these operators are no more than the pattern of that kind takes."""
+    """Return whether the pattern of that kind takes Relay calls of all these operators."""
     return Counter(calls) <= Counter(_CHAINS[kind].replace("?", "").split())
 
 
@@ -116,7 +116,7 @@ def _after(name: str) -> Callable[[DFPattern], DFPattern]:
 
 
 def _constants(name: str) -> list[DFPattern]:
-    # Each its own: a pattern that stands twice in another one matches one and the same expression.
+    # A pattern that occurs twice in another one matches the same expression twice, so each constant has its own.
     return [is_constant() for _ in range(_CONSTANTS.get(name, 0))]
 
 
@@ -125,5 +125,5 @@ def _in_bytes(type_: relay.Type) -> bool:
     return all(field.dtype in _BYTES for field in fields)
 
 
-# TVM calls the function here, so what it calls must be known.
+# TVM calls the function here, so all functions that it calls must be defined above.
 register_pattern_table(COMPILER, pattern_table)

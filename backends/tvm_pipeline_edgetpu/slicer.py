@@ -94,7 +94,7 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
 
 
 class TfliteSlicer:
-    """Cuts one file for the Edge TPU's own stages (`slice`), and for other backends (`cut`): the core's Slicer."""
+    """Cuts one file for stages on Edge TPUs (`slice`) and for other backends (`cut`); it is a Slicer of `sliced.py`."""
 
     def __init__(self, model: Model, parsed: TfliteModel) -> None:
         self._model, self._parsed = model, parsed

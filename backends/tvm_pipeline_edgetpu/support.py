@@ -1,9 +1,9 @@
-"""Which operators of a TFLite file an Edge TPU takes, said before edgetpu_compiler is asked.
+"""Find the operators of a TFLite file that an Edge TPU takes, without a call of edgetpu_compiler.
 
 The rules are Google's published ones: "TensorFlow models on the Edge TPU", https://coral.ai/docs/edgetpu/models-intro,
-sections "Model requirements" and "Supported operations", read from copies of 2019 to 2024; where they differ, the newer
-holds. Only what can be known from the file is checked: the page also says that large reshapes and some resizings may
-be refused, without saying which, and the compiler's report has the last word. Next: `compiler.py`.
+sections "Model requirements" and "Supported operations", read from copies of 2019 to 2024; where copies differ, the
+newest is followed. The checks need nothing but the file. The page also says that the compiler may refuse large reshapes
+and some resizings, but not which ones, so the compiler's report decides. Next: `compiler.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline_edgetpu.model import TYPES, TfliteModel, indices
 
 _BYTES = frozenset(("int8", "uint8"))
-# What constants may be: weights, biases, and axes, shapes or paddings.
+# The types of constants: weights, biases, and axes, shapes or paddings.
 _CONSTANTS = _BYTES | {"int32", "int64"}
 _QUANTISE = "quantise the model to int8 (post-training, full integer)"
 
@@ -37,13 +37,13 @@ class _Tensor(NamedTuple):
 
     @property
     def values(self) -> NDArray[Any]:
-        """A constant's values, flat; none where it is computed."""
+        """The values of a constant as a flat array, which is empty where the tensor is computed."""
         raw = np.zeros(0, np.uint8) if self.constant is None else self.constant
         return raw.view(np.dtype(self.dtype).newbyteorder("<"))
 
 
 class _Operator(NamedTuple):
-    """An operator of the file: `data` is what it reads that may be computed, `parameters` what has to be constant."""
+    """An operator of the file; `data` are its inputs that may be computed, `parameters` those that must be constant."""
 
     name: str
     kind: str
@@ -54,17 +54,17 @@ class _Operator(NamedTuple):
 
 
 def unsupported(model: TfliteModel) -> dict[str, str]:
-    """The operators that an Edge TPU does not take, by their names in the graph, each with the reason.
+    """Return the names of the operators that an Edge TPU does not take, each with the reason.
 
-    An operator that is not in here may still be left to the CPU: the compiler also looks at sizes and precision, and
-    without its multi-subgraph mode it leaves everything behind the first operator that it refuses.
+    The compiler may leave further operators to the CPU: it also looks at sizes and precision, and without its
+    multi-subgraph mode it leaves all operators behind the first one that it refuses.
     """
     reasons = {operator.name: _reason(operator) for operator in _operators(model)}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 def check_quantised(model: TfliteModel, path: Path | str) -> None:
-    """Checks that there is something for an Edge TPU in this file, which messages call `path`.
+    """Check that an Edge TPU can run some operator of this file; messages call the file `path`.
 
     Raises:
         ModelError: no operator computes in 8-bit integers, or one of those that an Edge TPU knows mixes int8 with
@@ -83,17 +83,17 @@ def check_quantised(model: TfliteModel, path: Path | str) -> None:
 
 
 def _operators(model: TfliteModel) -> Iterator[_Operator]:
-    """The operators of a file with all that the checks look at."""
+    """Yield the operators of a file with all that the checks read."""
     subgraph = model.parsed.subgraphs[0]
     computed = {*indices(subgraph.inputs), *(i for o in subgraph.operators for i in indices(o.outputs))}
-    tensors = [_tensor(model.parsed, tensor, place in computed) for place, tensor in enumerate(subgraph.tensors)]
+    tensors = [_tensor(model.parsed, tensor, index in computed) for index, tensor in enumerate(subgraph.tensors)]
     for operator, described in zip(subgraph.operators, model.graph.operators, strict=True):
         kind = described.kind
         data: list[_Tensor] = []
         parameters: list[_Tensor] = []
-        for place, index in enumerate(indices(operator.inputs)):
-            if index != -1:  # an optional input that is left out
-                is_data = kind in _ALL_DATA or place == _DATA.get(kind, 0)
+        for position, index in enumerate(indices(operator.inputs)):
+            if index != -1:  # an absent optional input
+                is_data = kind in _ALL_DATA or position == _DATA.get(kind, 0)
                 (data if is_data else parameters).append(tensors[index])
         writes = [tensors[index] for index in indices(operator.outputs)]
         yield _Operator(described.name, kind, operator.builtinOptions, data, parameters, writes)
@@ -153,18 +153,18 @@ def _extents(operator: _Operator) -> str | None:
     return None
 
 
-# The checks of single operators, each by the sentence of the page.
+# The checks of single operators; each docstring has the rule of the page.
 
 
 def _activation(operator: _Operator) -> str | None:
-    """No fused activation function."""
+    """Require that there is no fused activation function."""
     if getattr(operator.options, "fusedActivationFunction", 0) != schema.ActivationFunctionType.NONE:
         return "it has a fused activation; make that an operator of its own"
     return None
 
 
 def _concatenation(operator: _Operator) -> str | None:
-    """With a constant input there must be only two, and the constant all zeros."""
+    """Require that an operator with a constant input has two inputs, and that the constant is all zeros."""
     constants = [tensor for tensor in operator.data if tensor.constant is not None]
     if constants and len(operator.data) > 2:
         return "it joins a constant with more than one other tensor"
@@ -174,20 +174,20 @@ def _concatenation(operator: _Operator) -> str | None:
 
 
 def _dilation(operator: _Operator) -> str | None:
-    """The same dilation in x and y."""
+    """Require the same dilation in x and y."""
     height, width = operator.options.dilationHFactor, operator.options.dilationWFactor
     return None if height == width else f"it is dilated by {height} x {width}; both have to be equal"
 
 
 def _fully_connected(operator: _Operator) -> str | None:
-    """Weights in the default format, a one-dimensional output."""
+    """Require weights in the default format and a one-dimensional output."""
     if operator.options.weightsFormat != schema.FullyConnectedOptionsWeightsFormat.DEFAULT:
         return "its weights are in a shuffled format; convert the model with the default one"
     return _one_dimensional(operator.writes[0])
 
 
 def _softmax(operator: _Operator) -> str | None:
-    """One dimension, at most 16,000 elements."""
+    """Require one dimension of at most 16,000 elements."""
     tensor = operator.data[0]
     if math.prod(tensor.shape) > 16_000:
         return f"tensor {tensor.name} has {math.prod(tensor.shape)} elements; 16,000 are the most"
@@ -201,7 +201,7 @@ def _one_dimensional(tensor: _Tensor) -> str | None:
 
 
 def _axes(tensor: _Tensor, rank: int) -> set[int]:
-    """The axes that a constant names, counted from the outermost."""
+    """Return the axes that a constant names, counted from the outermost."""
     return {int(axis) % rank for axis in tensor.values}
 
 
@@ -210,13 +210,13 @@ def _batch(axes: set[int], rank: int) -> str | None:
 
 
 def _reduction(operator: _Operator) -> str | None:
-    """Not along the batch axis. The page has this for ReduceMax, ReduceMin and Mean; Sum is taken to be as they are."""
+    """Refuse the batch axis; the page says so of ReduceMax, ReduceMin and Mean, and Sum is treated in the same way."""
     rank = len(operator.data[0].shape)
     return _batch(_axes(operator.parameters[0], rank), rank)
 
 
 def _mean(operator: _Operator) -> str | None:
-    """Not along the batch axis; along z only where its extent is a multiple of 4."""
+    """Refuse the batch axis, and z where its extent is no multiple of 4."""
     shape = operator.data[0].shape
     if len(shape) - 1 in _axes(operator.parameters[0], len(shape)) and shape[-1] % 4:
         return f"it averages over {shape[-1]} channels, which is no multiple of 4"
@@ -224,30 +224,30 @@ def _mean(operator: _Operator) -> str | None:
 
 
 def _pack(operator: _Operator) -> str | None:
-    """Not along the batch axis."""
+    """Refuse the batch axis."""
     rank = len(operator.writes[0].shape)
     return _batch({operator.options.axis % rank}, rank)
 
 
 def _pad(operator: _Operator) -> str | None:
-    """Not along the batch axis."""
+    """Refuse the batch axis."""
     padded = operator.parameters[0].values[:2].any()
     return _batch({0} if padded else set(), len(operator.data[0].shape))
 
 
 def _prelu(operator: _Operator) -> str | None:
-    """A one-dimensional alpha."""
+    """Require a one-dimensional alpha."""
     return _one_dimensional(operator.parameters[0])
 
 
 def _split(operator: _Operator) -> str | None:
-    """Not along the batch axis."""
+    """Refuse the batch axis."""
     rank = len(operator.data[0].shape)
     return _batch(_axes(operator.parameters[0], rank), rank)
 
 
 def _squeeze(operator: _Operator) -> str | None:
-    """Only leading extents of 1: what is left must lie as before."""
+    """Require that only leading extents of 1 are removed, so that the other extents keep their order in memory."""
     before, after = operator.data[0].shape, operator.writes[0].shape
     if _without_leading_ones(before) != _without_leading_ones(after):
         return f"it takes inner extents from {list(before)}; only leading ones can go"
@@ -255,11 +255,11 @@ def _squeeze(operator: _Operator) -> str | None:
 
 
 def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return next((shape[place:] for place, extent in enumerate(shape) if extent != 1), ())
+    return next((shape[index:] for index, extent in enumerate(shape) if extent != 1), ())
 
 
 def _strided_slice(operator: _Operator) -> str | None:
-    """All strides 1, no ellipsis, no new axis."""
+    """Require strides of 1, no ellipsis and no new axis."""
     strides = operator.parameters[2].values
     if np.any(strides != 1):
         return f"it strides by {strides.tolist()}; all have to be 1"
@@ -268,7 +268,7 @@ def _strided_slice(operator: _Operator) -> str | None:
     return None
 
 
-# Operators all of whose inputs may be computed; of the others one may, the first where nothing else is said.
+# All inputs of these operators may be computed. Of other operators one input may: that of `_DATA`, or else the first.
 _ALL_DATA = frozenset(
     ("add", "concatenation", "maximum", "minimum", "mul", "pack", "squared_difference", "sub"),
 )

@@ -1,4 +1,4 @@
-"""How much one operator of a TFLite file computes. Next: `model.py`, which puts it into the operator graph."""
+"""Count the work of one operator of a TFLite file. Next: `model.py`, which puts it into the operator graph."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NOTHING = ("reshape", "squeeze", "expand_dims", "shape")
 
 
 def macs(kind: str, inputs: Sequence[Shape], outputs: Sequence[Shape], window: int = 1) -> int:
-    """Multiply-accumulates; elementary operations (one an element) where nothing is multiplied.
+    """Return the multiply-accumulates; operators without multiplications count one operation for each element.
 
     A convolution costs output elements x the weights of one output channel, a transposed one input elements x the
     weights of one input channel, a matrix product output elements x inner extent, a pooling output elements x
-    window, softmax three passes over its input; what only renames a shape is free.
+    window, and softmax three passes over its input. Operators that only rename a shape are free.
 
     Args:
         kind: the builtin operator's name in lower case.

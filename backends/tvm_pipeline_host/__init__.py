@@ -1,10 +1,10 @@
 """The backend of this machine's CPU cores, through TVM and LLVM.
 
-One device per cluster of equal cores; where all cores are equal, two halves (`cpu0`, `cpu1`) and, beside them,
-`cpu` with all.
+Each cluster of equal cores is a device. If all cores are equal, the devices are two halves (`cpu0`, `cpu1`) and, as a
+third, all cores (`cpu`).
 
-detection.py   how the devices are found
-host.py        the backend: how it compiles, and how a thread is tied to a device
+detection.py  finds the clusters, and the LLVM target of the cores
+host.py       compiles, and binds threads to devices
 """
 
 from tvm_pipeline_host.host import HostBackend

@@ -1,4 +1,7 @@
-"""Which CPU clusters this machine has, and the LLVM target that its cores really run."""
+"""Find the CPU clusters of this machine, and the LLVM target that its cores really run.
+
+A hypervisor or a container may hide cores and instructions, so both are checked here. Next: `host.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ _SYSTEM = Path("/sys/devices/system/cpu")
 
 
 def available_cores() -> tuple[int, ...]:
-    """The cores this process may use: a container or taskset may have fewer than the machine."""
+    """Return the cores that this process may use; a container or taskset may allow fewer than the machine has."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def clusters(cores: tuple[int, ...], system: Path = _SYSTEM) -> list[tuple[int, ...]]:
-    """The cores grouped by `cpu_capacity` (the kernel gives it on big.LITTLE machines), biggest first."""
+    """Return the cores grouped by `cpu_capacity`, largest first; the kernel gives it on big.LITTLE machines."""
     groups: dict[int, list[int]] = {}
     for core in cores:
         try:
@@ -28,7 +31,7 @@ def clusters(cores: tuple[int, ...], system: Path = _SYSTEM) -> list[tuple[int, 
 
 
 def host_devices(cores: tuple[int, ...], target: str, system: Path = _SYSTEM) -> list[Device]:
-    """The devices of a machine with these cores: clusters, or two halves of equal cores and the whole."""
+    """Return the devices of a machine with these cores: its clusters, or two halves of equal cores and the whole."""
     groups = clusters(cores, system)
     if len(groups) == 1 and len(cores) > 1:
         half = len(cores) // 2
@@ -40,11 +43,11 @@ def host_devices(cores: tuple[int, ...], target: str, system: Path = _SYSTEM) ->
 
 
 def host_target() -> str:
-    """The target for this machine's cores.
+    """Return the target for this machine's cores.
 
-    LLVM names the CPU by its family; a hypervisor may hide some of that family's instructions, and code for
-    the name would then die with SIGILL. So the name is taken only where every vector extension that it stands for is
-    present, else the best generic level that is.
+    LLVM names the CPU by its family. A hypervisor may hide some of that family's instructions, and code for the name
+    would then die with SIGILL. So the name is used only if every vector extension of the family is present; otherwise
+    the target is the best generic level whose extensions are all present.
     """
     from tvm.target import codegen
 
@@ -59,9 +62,10 @@ def host_target() -> str:
 
 
 def missing_features(target: str) -> list[str]:
-    """Vector extensions that code for `target` may use and this processor does not have (x86 only).
+    """Return the vector extensions that code for `target` may use and this processor lacks (x86 only).
 
-    Raises ValueError where TVM or LLVM does not know the target.
+    Raises:
+        ValueError: TVM or LLVM does not know the target.
     """
     import tvm
     from tvm.target import codegen
@@ -70,17 +74,17 @@ def missing_features(target: str) -> list[str]:
     if parsed.kind.name != "llvm" or not parsed.mcpu:
         return []
     if str(parsed.mcpu) not in map(str, codegen.llvm_get_cpu_archlist(parsed)):
-        raise ValueError(f"LLVM knows no processor {parsed.mcpu}")  # it would compile for some default
+        raise ValueError(f"LLVM knows no processor {parsed.mcpu}")  # LLVM would compile for a default processor
     present = _x86_flags()
     if not present:
         return []
     vector = ("avx", "fma", "f16c", "bmi", "amx")
-    wanted = [str(feature) for feature in codegen.llvm_get_cpu_features(parsed)]
-    return sorted(f for f in wanted if f.startswith(vector) and _kernel_name(f) not in present)
+    required = [str(feature) for feature in codegen.llvm_get_cpu_features(parsed)]
+    return sorted(f for f in required if f.startswith(vector) and _kernel_name(f) not in present)
 
 
 def _kernel_name(feature: str) -> str:
-    """LLVM's name of a feature as /proc/cpuinfo writes it: avx512vnni is avx512_vnni, bmi is bmi1."""
+    """Return LLVM's name of a feature as /proc/cpuinfo writes it: avx512_vnni for avx512vnni, bmi1 for bmi."""
     plain = feature.replace("-", "_").replace(".", "_")
     if plain == "bmi":
         return "bmi1"

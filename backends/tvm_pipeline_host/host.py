@@ -1,4 +1,7 @@
-"""The host backend: detection, compilation and binding of CPU stages."""
+"""The host backend: it detects CPU clusters, compiles by TVM, and binds threads to cores.
+
+Next: `detection.py`, then `tvm_pipeline/tvm/relay/compiled.py`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class HostBackend:
     """CPU clusters of this machine."""
 
     name = "host"
-    cuts: tuple[str, ...] = ()  # TVM cuts what it compiled, not files
+    cuts: tuple[str, ...] = ()  # TVM cuts compiled code and no files
 
     def refuses(self, model: Model) -> str:
         return ""
@@ -49,7 +52,7 @@ class HostBackend:
         return RelayModel.compile(model, [device.target for device in devices], bind, progress, order)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Do nothing: kernels of several models share a core as they are."""
+        """Do nothing: kernels of several models share a core without preparation."""
 
     def load(self, folder: Path) -> RelayModel:
         return RelayModel.load(folder, bind)
@@ -60,13 +63,13 @@ class HostBackend:
         return {"tvm": tvm.__version__}
 
     def close(self) -> None:
-        """Do nothing: TVM keeps what it opened until the process ends."""
+        """Do nothing: TVM keeps its resources until the process ends."""
 
 
 def bind(device: Device) -> None:
-    """Tie the calling thread to the device's cores, and give it a TVM thread pool of one thread a core.
+    """Bind the calling thread to the device's cores, and give it a TVM thread pool with one thread for each core.
 
-    The pool is the thread's own, so two stages never share one (two that pin to the same cores run at half speed).
+    The pool belongs to the thread, so two stages never share a pool (two pools on the same cores run at half speed).
     """
     import tvm
 

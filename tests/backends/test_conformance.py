@@ -41,7 +41,7 @@ def after(method: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[
 
 
 def run_that(change: Callable[[Any, Any], None]) -> Callable[..., None]:
-    """A `run` after which something is done to the inputs and outputs."""
+    """Return a `run` after which something is done to the inputs and outputs."""
     plain = FakeRunner.run
 
     def run(self: FakeRunner, inputs: Any, outputs: Any) -> None:
@@ -57,7 +57,7 @@ def add_one(array: Any) -> None:
 
 calls = iter(range(10**6))
 
-# What is changed of which class, and what `check_backend` has to say of it.
+# A class, the method that is changed, the change, and the message of `check_backend`.
 FAULTS: dict[str, tuple[type, str, Any, str]] = {
     "name of two words": (FakeBackend, "name", "two words", "a name is one word"),
     "settle is not stable": (

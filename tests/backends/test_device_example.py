@@ -51,7 +51,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "device_backend"
 
 @pytest.fixture
 def modelled(monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
-    """What the entry point of the example's package names."""
+    """Yield the backend that the entry point of the example's package names."""
     monkeypatch.syspath_prepend(EXAMPLE)
     project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
     [(name, named)] = project["entry-points"]["tvm_pipeline.backends"].items()

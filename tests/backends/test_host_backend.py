@@ -24,7 +24,7 @@ x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="instructio
 
 
 def sysfs(folder: Path, capacities: dict[int, int | str | None]) -> Path:
-    """A tree like /sys/devices/system/cpu; None leaves the capacity out, as most x86 kernels do."""
+    """Make a tree like /sys/devices/system/cpu; None leaves the capacity out, as most x86 kernels do."""
     for core, capacity in capacities.items():
         (folder / f"cpu{core}").mkdir()
         if capacity is not None:
@@ -79,7 +79,7 @@ def test_the_family_is_the_target_only_where_its_instructions_are_there(monkeypa
 
     monkeypatch.setattr(codegen, "llvm_get_system_cpu", lambda: "znver4")
     every = {detection._kernel_name(str(name)) for name in codegen.llvm_get_cpu_features(target("znver4"))}
-    # What a hypervisor may leave of it, and what code may then be made.
+    # The flags that a hypervisor may leave, and the code that may then be made.
     for hidden, expected in (
         (set(), "llvm -mcpu=znver4"),
         ({"avx512_bf16"}, "llvm -mcpu=x86-64-v4"),
@@ -137,16 +137,16 @@ def test_it_keeps_the_contract(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     check_backend(backend, as_model(name, *relay_module(name)))
 
 
-def test_a_thread_is_tied_to_its_cores() -> None:
+def test_a_thread_is_bound_to_its_cores() -> None:
     core = detection.available_cores()[-1]
     seen = []
 
-    def tied() -> None:
+    def bound() -> None:
         bind(Device("cpu0", "host", (core,)))
         seen.append(os.sched_getaffinity(0))
 
     before = os.sched_getaffinity(0)
-    thread = threading.Thread(target=tied)
+    thread = threading.Thread(target=bound)
     thread.start()
     thread.join()
     assert seen == [{core}]

@@ -29,13 +29,13 @@ MODEL = Model("chain", "onnx", b"")
 
 
 def cpu(name: str, *, cuts: tuple[str, ...] = (), model: FakeModel | None = None) -> FakeBackend:
-    """A backend of two CPU devices, called as every CPU backend calls them."""
+    """Return a backend of two CPU devices with the names that every CPU backend gives them."""
     devices = [Device(f"cpu{index}", name, (index,), target=f"{name}:{index}") for index in range(2)]
     return FakeBackend(devices, [model or chain_model(4)], name=name, cuts=cuts)
 
 
 def in_any_order(monkeypatch: pytest.MonkeyPatch, *backends: FakeBackend, own: str = "") -> itertools.permutations:
-    """Installs the backends in every order, one after the other."""
+    """Install the backends in every order, one after the other."""
     for order in itertools.permutations(backends):
         install(monkeypatch, *order, own=own)
         yield order

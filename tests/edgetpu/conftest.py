@@ -13,7 +13,7 @@ from tests.edgetpu.fakes import preload_libedgetpu, write_compiler
 
 @pytest.fixture
 def nothing_installed(tmp_path, monkeypatch) -> None:
-    """No device, no compiler and an empty cache, whatever this machine has."""
+    """Provide no device, no compiler and an empty cache, whatever this machine has."""
     monkeypatch.delenv("FAKE_EDGETPUS", raising=False)
     monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
     without = [folder for folder in os.get_exec_path() if not (Path(folder) / "edgetpu_compiler").exists()]
@@ -22,14 +22,14 @@ def nothing_installed(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def plug(monkeypatch) -> Callable[[str], None]:
-    """Says which devices the library finds from now on."""
+    """Set which devices the library finds from now on."""
     preload_libedgetpu()
     return lambda listed: monkeypatch.setenv("FAKE_EDGETPUS", listed)
 
 
 @pytest.fixture
 def install_compiler(tmp_path, monkeypatch) -> Callable[[], Callable[[], int]]:
-    """Puts the fake edgetpu_compiler on the PATH; gives a function that says how often it was called."""
+    """Put the fake edgetpu_compiler on the PATH; return a function that returns how often it was called."""
 
     def install() -> Callable[[], int]:
         (tmp_path / "bin").mkdir()

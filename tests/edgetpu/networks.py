@@ -34,7 +34,7 @@ class Writer:
         self.codes: list[Any] = []
 
     def tensor(self, shape: tuple[int, ...], type_: int = Type.INT8, *, scale: float = 0.05, data: Any = None) -> int:
-        """A tensor to be computed or, with `data`, a constant; int32 without quantisation where the scale is 0."""
+        """Add a tensor to be computed or, with `data`, a constant; a scale of 0 means no quantisation."""
         # As converters do, each tensor has a buffer of its own, an empty one where it is computed.
         self.buffers.append(schema.BufferT(data=None if data is None else np.frombuffer(data.tobytes(), np.uint8)))
         quantization = schema.QuantizationParametersT(scale=[scale], zeroPoint=[0]) if scale else None
@@ -85,14 +85,14 @@ def packed(model: Any) -> bytes:
 
 
 def changed(content: bytes, change: Callable[[Any], None]) -> bytes:
-    """The file with a change made to its parsed form."""
+    """Return the file with a change made to its parsed form."""
     model = schema.ModelT.InitFromPackedBuf(content, 0)
     change(model)
     return packed(model)
 
 
 def random_network(seed: int, operators: int = 12) -> bytes:
-    """Branches, joins, an operator with two outputs, shared weights, two inputs, some outputs that are read as well."""
+    """Return a network with branches, joins, shared weights, two inputs, and some outputs that are read as well."""
     draw, writer = random.Random(seed), Writer()
     rng = np.random.default_rng(seed)
     inputs = [writer.tensor((1, 4, 4, 4)), writer.tensor((1, 4, 4, 4))]
@@ -142,7 +142,7 @@ def random_network(seed: int, operators: int = 12) -> bytes:
 
 
 def random_stages(graph: OperatorGraph, count: int, seed: int) -> list[Stage]:
-    """A random topological order, cut at random places: stages are seldom contiguous in the order of the file."""
+    """Cut a random topological order at random: stages are seldom contiguous in the order of the file."""
     draw = random.Random(seed)
     order = random_order(draw, graph)
     cuts = [0, *sorted(draw.sample(range(1, len(order)), count - 1)), len(order)]
@@ -157,7 +157,7 @@ def random_feeds(graph: OperatorGraph, seed: int = 0) -> dict[str, np.ndarray]:
 def run(
     content: bytes, feeds: Mapping[str, np.ndarray], *, every: bool = False, xnnpack: bool = False
 ) -> dict[str, np.ndarray]:
-    """What a file computes, by the tensors' names: its outputs, or every tensor where `every` is set."""
+    """Return what a file computes, by the tensors' names: its outputs, or every tensor where `every` is set."""
     kernels = OpResolverType.BUILTIN if xnnpack else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = Interpreter(
         model_content=content,

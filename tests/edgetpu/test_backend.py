@@ -59,7 +59,7 @@ def frames_of(graph: OperatorGraph, count: int) -> list[dict[str, np.ndarray]]:
 
 
 def assert_as_the_whole(results: Any, content: bytes, frames: list[dict[str, np.ndarray]]) -> None:
-    """Every frame, in order, with the outputs of the whole file on the kernels that a pipeline uses."""
+    """Check every frame, in order, against the whole file on the kernels that a pipeline uses."""
     taken = list(results)
     assert [result.frame for result in taken] == list(range(len(frames)))
     for result, frame in zip(taken, frames, strict=True):
@@ -192,7 +192,7 @@ def test_a_compiler_that_fails_or_is_missing(plug, install_compiler, monkeypatch
 
 
 def write(path: Path, platform: Platform) -> tuple[OperatorGraph, list[str]]:
-    """A bundle of two stages; its graph, and what the compiler made in it."""
+    """Write a bundle of two stages; return its graph, and the compiled files in it."""
     model, settled = compiled(platform)
     plan = plan_of(model.graph, random_stages(model.graph, 2, 0))
     write_bundle(path, Bundle(model.graph, settled, profile_model(backend, model, settled, 4), plan, model))
@@ -289,7 +289,7 @@ def test_a_device_unplugged_before_the_run(plug, install_compiler):
 
 
 def picking_network() -> bytes:
-    """y[i] = (x + x)[index[i]]: an index that is out of range ends the run of its frame."""
+    """Return y[i] = (x + x)[index[i]]: an index that is out of range ends the run of its frame."""
     writer = Writer()
     x, index = writer.tensor((1, 8)), writer.tensor((4,), Type.INT32, scale=0)
     doubled, y = writer.tensor((1, 8)), writer.tensor((1, 4))
@@ -298,10 +298,10 @@ def picking_network() -> bytes:
     return writer.content([x, index], [y])
 
 
-def indexed(graph: OperatorGraph, places: list[int]) -> Iterator[dict[str, np.ndarray]]:
+def indexed(graph: OperatorGraph, positions: list[int]) -> Iterator[dict[str, np.ndarray]]:
     x, index = (tensor.name for tensor in graph.inputs)
-    for place in places:
-        yield {x: np.arange(8, dtype=np.int8)[None] + np.int8(place), index: np.full(4, place, np.int32)}
+    for position in positions:
+        yield {x: np.arange(8, dtype=np.int8)[None] + np.int8(position), index: np.full(4, position, np.int32)}
 
 
 @pytest.mark.parametrize("here", [True, False])

@@ -1,6 +1,6 @@
 """Regions of a Relay module on Edge TPUs, against TFLite's own kernels on the whole file, bit for bit.
 
-What TVM keeps in these networks it computes exactly, so that nothing is between the two. Against TVM's own build of the
+TVM computes exactly what it keeps of these networks, so the two are equal. Against TVM's own build of the
 whole the kernels may round otherwise, by 1 an operator.
 """
 
@@ -68,7 +68,7 @@ def operators(mod) -> list[str]:
 
 
 def kept(mod) -> list[str]:
-    """The Relay operators that TVM computes."""
+    """Return the Relay operators that TVM computes."""
     found = []
     relay.analysis.post_order_visit(mod["main"], lambda e: found.append(e) if isinstance(e, relay.Call) else None)
     return [call.op.name for call in found if isinstance(call.op, tvm.ir.Op)]
@@ -79,7 +79,7 @@ def executed(executor, feeds) -> list[np.ndarray]:
     for name in feeds.keys() & executor.get_input_info()[0].keys():
         executor.set_input(name, feeds[name])
     executor.run()
-    return [executor.get_output(place).numpy() for place in range(executor.get_num_outputs())]
+    return [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
 
 
 def built(mod, params=None):
@@ -91,14 +91,14 @@ def expected(content: bytes, feeds) -> list[np.ndarray]:
     return [whole[name] for name in read(content).graph.outputs]
 
 
-def assert_equal(found, wanted, tolerance: int = 0) -> None:
-    for one, other in zip(found, wanted, strict=True):
+def assert_equal(found, correct, tolerance: int = 0) -> None:
+    for one, other in zip(found, correct, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(one.astype(int), other.astype(int), rtol=0, atol=tolerance)
 
 
 def refuse_pools(model) -> None:
-    """A fused activation, which an Edge TPU does not take, on every second pool."""
+    """Give every second pool a fused activation, which an Edge TPU does not take."""
     pools = [
         o.builtinOptions for o in model.subgraphs[0].operators if isinstance(o.builtinOptions, schema.Pool2DOptionsT)
     ]
@@ -119,7 +119,7 @@ def test_networks_with_operators_that_tvm_keeps(seed):
 
 
 def test_the_networks_above_are_the_hard_ones():
-    """What that test is worth: several regions, with several inputs and outputs, that hand tensors to one another."""
+    """The networks of that test are hard: several regions hand several tensors to one another."""
     several = inputs = outputs = crossing = 0
     for seed in range(6):
         found = regions(partitioned(changed(random_network(seed), refuse_pools)))
@@ -140,7 +140,7 @@ def test_as_tvm_computes_the_whole():
 
 
 def every_kind() -> bytes:
-    """One operator of each kind in the pattern table, all of them reading the input."""
+    """Return one operator of each kind in the pattern table, all of them reading the input."""
     writer, draw = Writer(), np.random.default_rng(0)
     image, outputs = (1, 8, 8, 4), []
     data = writer.tensor(image)
@@ -237,13 +237,13 @@ def test_executors_in_two_threads_share_a_region_of_a_module_that_was_saved():
 
     with ThreadPoolExecutor(2) as pool:
         for feeds, made in zip(both, pool.map(run_often, both), strict=True):
-            wanted = expected(content, feeds)
+            correct = expected(content, feeds)
             for found in made:
-                assert_equal(found, wanted)
+                assert_equal(found, correct)
 
 
 def test_a_tensor_that_tvm_adds_to_itself():
-    """What the module says of SimplifyExpr: the region's call is copied, and relay.build then cannot inline it."""
+    """The module's limit about SimplifyExpr: the region's call is copied, and relay.build then cannot inline it."""
     writer = Writer()
     data, made = writer.tensor((1, 2, 4, 4)), writer.tensor((1, 2, 4, 4))
     turned, doubled = writer.tensor((2, 1, 4, 4)), writer.tensor((2, 1, 4, 4), scale=0.1)

@@ -1,4 +1,4 @@
-"""The wrapper of edgetpu_compiler: reports of real runs, and a program that behaves well or badly in its place."""
+"""The wrapper of edgetpu_compiler: reports of real runs, and a fake program that behaves well or badly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMES = ["stage 0", "stage 1"]
 
 @pytest.fixture
 def compiler(tmp_path, monkeypatch):
-    """Puts the fake program on the PATH, says how it behaves, and counts its compilations."""
+    """Put the fake program on the PATH, set how it behaves, and count its compilations."""
     (tmp_path / "bin").mkdir()
     program = write_compiler(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
@@ -33,7 +33,7 @@ def compiler(tmp_path, monkeypatch):
 
 
 def wrap(compiler, before):
-    """Puts a shell script into the program's place, which calls it."""
+    """Replace the program by a shell script that calls it."""
     real = compiler.rename(compiler.with_name("real"))
     compiler.write_text(f'#!/bin/sh\n{before} "{real}" "$@"\nexit $?\n')
     compiler.chmod(0o755)
@@ -74,7 +74,7 @@ CONCATENATION                  1          More than one subgraph is not supporte
 CONCATENATION                  3          Mapped to Edge TPU
 """
 
-# Issue 572, where everything is mapped and no table was asked for.
+# This is issue 572: everything is mapped, and no table was requested.
 MAPPED = """\
 Edge TPU Compiler version 16.0.384591198
 Started a compilation timeout timer of 180 seconds.
@@ -219,7 +219,7 @@ def test_a_compiler_of_another_machine(compiler):
 def test_a_compiler_that_does_not_say_its_version(compiler):
     compiler.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(
-        PlatformError, match=r"--version ended with exit code 3; install it anew. It said: \(it printed"
+        PlatformError, match=r"--version ended with exit code 3; install it again. It said: \(it printed"
     ):
         compile_parts(PARTS, NAMES)
 

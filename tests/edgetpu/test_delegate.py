@@ -22,7 +22,7 @@ from tvm_pipeline.errors import PlatformError
 
 @pytest.fixture
 def devices(monkeypatch):
-    """Says which devices the library finds."""
+    """Set which devices the library finds."""
     preload_libedgetpu()
     return lambda listed: monkeypatch.setenv("FAKE_EDGETPUS", listed)
 
@@ -90,7 +90,7 @@ def test_a_device_unplugged_between_two_uses(devices):
 
 
 def in_a_process(code, **environment):
-    """Runs code where nothing was loaded before; what it prints, and what else came out."""
+    """Run code in a new process; return its output and its errors."""
     code = "from tvm_pipeline_edgetpu.delegate import *\nfrom tvm_pipeline.errors import *\n" + code
     environment = {**os.environ, **environment}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
@@ -99,8 +99,8 @@ def in_a_process(code, **environment):
 
 
 def test_without_the_library(tmp_path):
-    asked = "print(absence('usb:0'))"
-    told, errors = in_a_process(asked, LD_LIBRARY_PATH=str(tmp_path))
+    code = "print(absence('usb:0'))"
+    told, errors = in_a_process(code, LD_LIBRARY_PATH=str(tmp_path))
     assert told.startswith("Edge TPU usb:0: the library libedgetpu.so.1 cannot be loaded (libedgetpu.so.1: ")
     assert "libedgetpu1-std" in told
     assert len(told.splitlines()) == 1

@@ -94,15 +94,15 @@ def test_the_figures_filled_in_are_those_of_the_platform_files(path):
 
 
 def backend_devices(address: str) -> list[Device]:
-    """What `detect` makes of a device at this address."""
-    kind, place = address.split(":")
+    """Return the devices that `detect` finds for this address."""
+    kind, index = address.split(":")
     with pytest.MonkeyPatch.context() as patch:
-        plug_into_pycoral(patch, *[kind] * (int(place) + 1))
+        plug_into_pycoral(patch, *[kind] * (int(index) + 1))
         return list(backend.detect())
 
 
 def plug_into_pycoral(patch: pytest.MonkeyPatch, *kinds: str) -> None:
-    """Google's pycoral, as it lists the devices that are plugged in."""
+    """Install a fake of Google's pycoral, which lists the devices that are plugged in."""
     pycoral = ModuleType("pycoral.utils.edgetpu")
     pycoral.list_edge_tpus = lambda: [{"type": kind, "path": "/sys"} for kind in kinds]
     pycoral.load_edgetpu_delegate = lambda options: load_delegate("libedgetpu.so.1", options)

@@ -33,7 +33,7 @@ def cli(capfd, monkeypatch):
 
 @pytest.fixture
 def devices(plug) -> None:
-    """Both devices of the platform."""
+    """Return both devices of the platform."""
     plug("usb:0,usb:1")
 
 
@@ -44,7 +44,7 @@ def compiler(install_compiler, tmp_path) -> Path:
 
 
 def picture_network() -> bytes:
-    """A picture of 16 x 16 to 4 channels of 8 x 8, in four operators."""
+    """Map a picture of 16 x 16 to 4 channels of 8 x 8, in four operators."""
     writer, draw = Writer(), np.random.default_rng(0)
 
     def convolution(left: int, channels: int) -> int:
@@ -70,7 +70,7 @@ def model(tmp_path) -> Path:
     return tmp_path / "net.tflite"
 
 
-# What stands in is said
+# Stand-ins are reported
 
 
 def assert_says_stand_ins(told: dict[str, str], errors: str) -> None:
@@ -118,7 +118,7 @@ def test_the_table_of_devices_marks_stand_ins(cli, devices, monkeypatch):
 
 
 def command(*arguments: object, **environment: str) -> subprocess.Popen[str]:
-    """The command in a process of its own, where no library was loaded before."""
+    """Run the command in a process of its own, where no library was loaded before."""
     code = "from tvm_pipeline.cli import main; main()"
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, arguments)],
@@ -168,11 +168,11 @@ def test_a_bundle_whose_device_was_unplugged(cli, model, devices, compiler, tmp_
         fails(outcome, "net.tar", "device tpu1", "usb:1", "plug it in")
 
 
-# What is wrong
+# Errors
 
 
 def fails(outcome: Outcome, *words: str) -> None:
-    """One line on what is wrong, and nothing else."""
+    """Check that the command fails with one line about the reason, and prints nothing else."""
     assert outcome.code == 1, (outcome.out, outcome.err)
     assert outcome.out == ""
     assert outcome.err.count("error: ") == 1
@@ -221,7 +221,7 @@ def test_ctrl_c_ends_a_compiler_that_hangs(model, compiler, tmp_path):
 
 
 def running() -> list[str]:
-    """The command lines of all processes."""
+    """Return the command lines of all processes."""
     lines = []
     for process in Path("/proc").glob("[0-9]*/cmdline"):
         try:

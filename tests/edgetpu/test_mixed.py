@@ -30,7 +30,7 @@ from tvm_pipeline.errors import ModelError, PlanError
 
 
 def write_network() -> bytes:
-    """An int8 network of six operators with scales as a converter would choose them, a branch and a reshape."""
+    """Write an int8 network of six operators with scales as a converter would choose them, a branch and a reshape."""
     writer, draw = Writer(), np.random.default_rng(0)
 
     def parameters(shape: tuple[int, ...], outputs: int, scale: float) -> list[int]:
@@ -84,7 +84,7 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two CPU devices need two
 
 @pytest.fixture(autouse=True, scope="module")
 def cache(tmp_path_factory) -> Path:
-    """Whatever TVM compiles here is kept for the whole module; no device is here, and no compiler."""
+    """Keep what TVM compiles for the whole module; provide no device and no compiler."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("TVM_PIPELINE_CACHE", str(folder))
@@ -109,7 +109,7 @@ def frames(model) -> list[dict[str, Array]]:
 
 
 def cut(model: CompiledModel, *stages: tuple[str, int, int]) -> Plan:
-    """Stages of operators start..end-1, each on one device."""
+    """Return stages of operators start..end-1, each on one device."""
     names = [operator.name for operator in model.graph.operators]
     return make_plan(model.graph, *(([device], names[start:end]) for device, start, end in stages))
 
@@ -227,7 +227,7 @@ def test_both_kinds_are_profiled_and_planned_together(model, platform, cache, tm
 
 
 def twins() -> bytes:
-    """Two operators that compute the same, and a third that shows it under another shape; all three are outputs."""
+    """Return two equal operators and a third that shows their result under another shape; all are outputs."""
     writer = Writer()
     x = writer.tensor((1, 4, 4, 4))
     pooled = [writer.tensor((1, 4, 4, 4)) for _ in range(2)]

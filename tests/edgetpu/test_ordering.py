@@ -22,7 +22,7 @@ CPU = Device("tpu0", "edgetpu", target="cpu", stand_in="TFLite")
 
 
 def towers() -> bytes:
-    """A tensor that waits while two others are made by way of large ones; one is then added to in place."""
+    """Return a network whose first tensor waits while two others are computed from large ones."""
     writer, rng = Writer(), np.random.default_rng(0)
 
     def conv(x: int, channels: int) -> int:

@@ -38,7 +38,7 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture
 def plan(cli, model, tmp_path) -> Path:
-    """Made by the commands that the help names."""
+    """Make a plan by the commands that the help names."""
     assert cli("slice", model, "--graph", tmp_path / "graph.json")[0] == 0
     code, _, err = cli(
         "plan", tmp_path / "graph.json", "--platform", PLATFORM, "--stages", 2, "-o", tmp_path / "plan.txt"

@@ -25,7 +25,7 @@ def read(tmp_path, content: bytes) -> TfliteModel:
 
 
 def forwarded(slices: list[Slice], feeds: dict[str, np.ndarray], **how: bool) -> dict[str, np.ndarray]:
-    """Every tensor that goes in or out of a slice, each slice fed by name with what the ones before it gave."""
+    """Return all inputs and outputs of the slices; each slice reads by name what the slices before it wrote."""
     known = dict(feeds)
     for part in slices:
         known |= run(part.content, known, **how)
@@ -50,16 +50,16 @@ def test_random_networks_cut_anywhere_give_every_tensor_of_the_whole(tmp_path_fa
 
 
 def test_the_random_cuts_are_the_hard_ones(tmp_path):
-    """What the test above is worth: stages out of file order, tensors that skip stages, several inputs and outputs."""
+    """The networks of the test above are hard: stages out of file order, skipping tensors, several outputs."""
     scattered = skipping = several = 0
     for seed in range(20):
         graph = read(tmp_path, random_network(seed)).graph
         stages = random_stages(graph, 4, seed)
         position = {operator.name: index for index, operator in enumerate(graph.operators)}
-        places = [[position[name] for name in stage.operators] for stage in stages]
+        positions = [[position[name] for name in stage.operators] for stage in stages]
         stage_of = {name: index for index, stage in enumerate(stages) for name in stage.operators}
         writer = {tensor.name: stage_of[o.name] for o in graph.operators for tensor in o.outputs}
-        scattered += any(max(p) - min(p) >= len(p) for p in places)
+        scattered += any(max(p) - min(p) >= len(p) for p in positions)
         skipping += any(stage_of[o.name] - writer.get(r, 9) > 1 for o in graph.operators for r in o.inputs)
         several += len(graph.outputs) > 1
     assert min(scattered, skipping, several) >= 10

@@ -31,7 +31,7 @@ def axes(writer, *values):
 
 
 def one(code, shape, result, parameters=(), options_type=0, options=None, *, before=False, type_=Type.INT8):
-    """A file of one operator: its parameters are constants, behind the tensor that it reads or `before` it."""
+    """Return a file of one operator: its parameters are constants, behind the tensor that it reads or `before` it."""
     writer = Writer()
     data, made = writer.tensor(shape, type_), writer.tensor(result, type_)
     constants = [
@@ -81,12 +81,12 @@ def strided(strides, **masks):
 
 
 def split(axis):
-    """Of [2, 1, 4] into halves, the one or the other way."""
+    """Return a split of [2, 1, 4] into halves along the one or the other axis."""
     writer = Writer()
     data = writer.tensor((2, 1, 4))
     made = [writer.tensor((1, 1, 4) if axis == 0 else (2, 1, 2)) for _ in range(2)]
-    place = writer.tensor((), Type.INT32, scale=0, data=np.int32(axis))
-    writer.operator(Op.SPLIT, [place, data], made, Options.SplitOptions, schema.SplitOptionsT(2))
+    along = writer.tensor((), Type.INT32, scale=0, data=np.int32(axis))
+    writer.operator(Op.SPLIT, [along, data], made, Options.SplitOptions, schema.SplitOptionsT(2))
     return writer.content([data], made)
 
 
@@ -99,7 +99,7 @@ def packed(axis):
 
 
 def joined(*constants, activation=0):
-    """A computed [1, 4] beside constants of that shape."""
+    """Return a concatenation of a computed [1, 4] and constants of that shape."""
     writer = Writer()
     data = writer.tensor((1, 4))
     more = [writer.tensor((1, 4), data=np.full((1, 4), value, np.int8)) for value in constants]
@@ -207,7 +207,7 @@ def test_mobilenet_is_taken_whole():
 
 
 def float_ends():
-    """Quantised inside, float outside, as converters make it where nothing else is asked for."""
+    """Return a network that is quantised inside and float outside, the default of converters."""
     writer = Writer()
     given = writer.tensor((1, 4), Type.FLOAT32, scale=0)
     inside, more = writer.tensor((1, 4)), writer.tensor((1, 4))
@@ -225,7 +225,7 @@ def test_float_ends_are_left_to_the_cpu(tmp_path):
 
 
 def two_kinds(code):
-    """An operator that reads uint8 and writes int8."""
+    """Return an operator that reads uint8 and writes int8."""
     writer = Writer()
     given, made = writer.tensor((1, 4), Type.UINT8), writer.tensor((1, 4))
     writer.operator(code, [given], [made])

@@ -144,7 +144,7 @@ def test_the_examples_of_the_docstrings_run() -> None:
 
 
 def onnx_net(shape: Any = (1, 30), kind: str = "FLOAT", change: Callable[[Any], None] = lambda model: None) -> bytes:
-    """y = x @ w, w an initializer that the graph lists among its inputs, as old files do."""
+    """Return y = x @ w, in which the graph lists the initializer w among its inputs, as old files do."""
     onnx = pytest.importorskip("onnx")
     helper, dtype = onnx.helper, getattr(onnx.TensorProto, kind)
     weight = onnx.numpy_helper.from_array(np.ones((30, 30), np.float32), "w")
@@ -283,7 +283,7 @@ def tflite_net(
     variable: bool = False,
     inputs: int = 1,
 ) -> bytes:
-    """A TFLite file of the smallest kind: x, weights in a buffer, and operators that read them."""
+    """Return a TFLite file of the smallest kind: x, weights in a buffer, and operators that read them."""
     tflite = pytest.importorskip("tflite")
     flatbuffers = pytest.importorskip("flatbuffers")
     builder = flatbuffers.Builder(0)

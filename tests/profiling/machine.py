@@ -30,7 +30,7 @@ class Clock:
         self._of_thread.now = self() + seconds
 
     def taking(self, *seconds: float) -> Hook:
-        """A hook of an operator that takes these seconds in turn, again and again."""
+        """Return a hook of an operator that takes these seconds in turn, again and again."""
         durations = cycle(seconds)
         return lambda _: self.advance(next(durations))
 
@@ -46,7 +46,7 @@ class Machine(FakeModel):
     """A FakeModel on a machine that is slower while several devices work, and a little slower for whole passes.
 
     Args:
-        between_s: seconds that a run takes besides its operators.
+        between_s: seconds that a run takes in addition to its operators.
         together: how many times longer a run takes while another device works too, by device.
         transfers: how a device with memory of its own receives and sends tensors, by device.
     """
@@ -117,7 +117,7 @@ class Machine(FakeModel):
 
 
 def chain_machine(clock: Clock, seconds: Mapping[str, Sequence[float | Sequence[float]]], **options: Any) -> Machine:
-    """A chain whose operators take these seconds on each device: a number, or several in turn."""
+    """Return a chain whose operators take these seconds on each device: a number, or several in turn."""
     count = len(next(iter(seconds.values())))
     chain = chain_model(count)
     hooks = {
@@ -133,7 +133,7 @@ def durations(figure: float | Sequence[float]) -> Iterable[float]:
 
 
 def by_operator(graph: OperatorGraph, figures: Mapping[str, float] | Sequence[float]) -> dict[str, float]:
-    """The figures of a DeviceProfile by the operator's name."""
+    """Return the figures of a DeviceProfile by the operator's name."""
     if isinstance(figures, Mapping):
         return dict(figures)
     return dict(zip(names(graph), figures, strict=True))

@@ -58,7 +58,7 @@ def test_whatever_was_measured_gives_a_possible_link(seconds: list[float]) -> No
 
 
 def test_a_link_is_timed_on_both_devices() -> None:
-    """The writer is tied to the source, the reader to the destination, and the caller to neither."""
+    """The writer is bound to the source, the reader to the destination, and the caller to neither."""
     source, destination = Device("d0", "fake"), Device("d1", "fake")
     found = runners(source, destination)
     threads: dict[str, threading.Thread] = {}

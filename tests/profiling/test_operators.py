@@ -135,7 +135,7 @@ def test_devices_that_share_cores_are_never_measured_together(clock: Clock) -> N
 
 
 def alternating(middle_s: float, spread: float) -> tuple[float, float]:
-    """Seconds in turn whose interquartile range over their median is `spread`."""
+    """Return seconds in turn whose interquartile range over their median is `spread`."""
     return middle_s * (1 - spread / 2), middle_s * (1 + spread / 2)
 
 

@@ -1,10 +1,10 @@
-"""What the core and the backends agree on.
+"""The contract between the core and the backends, and what every backend needs.
 
 contract.py          the protocols of a backend; read it first
 ports.py             how tensors lie in host memory where they enter or leave a stage
 cores.py             the check of a device's CPU cores
 registry.py          installed backends, the devices they find, and which of them compiles for a platform
-sliced.py            several backends on one platform: one cuts the model's file, each compiles its slices
+sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
 operator_timing.py   seconds of operators that run as stages of their own
 bundle.py            a compiled model, its profile and its plan in one file
 """

@@ -1,4 +1,4 @@
-"""A bundle: one tar file with all that `run` needs.
+"""Read and write bundles: tar files with all that `run` needs.
 
     manifest.json   format, versions, and the SHA-256 of every other file
     compiled/...    what the backend saved: libraries, graph JSON, parameters; of several backends each its own part
@@ -6,8 +6,9 @@
     platform.json   the devices                   plan.txt       which device runs what
     preprocessing.json   how a picture becomes the model's input, where the model takes pictures
 
-Nothing in it is pickled, and no path in it is trusted: only plain files that the manifest lists are read, each
-checked against its sum. It does hold machine code, as every compiled model does; run only bundles of people you trust.
+Nothing in a bundle is pickled, and no path in it is trusted: only plain files that the manifest lists are read, and the
+sum of each is checked. A bundle contains machine code, as every compiled model does: run only bundles that you
+trust. Next: `contract.py`, for what a backend saves.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from tvm_pipeline.files import replacing
 from tvm_pipeline.version import __version__
 
 FORMAT = 2
-MOST_BYTES = 8 << 30  # what a bundle may unpack to
+MOST_BYTES = 8 << 30  # the largest file that is unpacked
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a bundle says of itself."""
+    """The versions that made a bundle, and the sum of each of its files."""
 
     format: int
     tvm_pipeline: str
@@ -54,7 +55,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle in memory. `preprocessing` is as `video.Preprocessing.to_dict` gives it."""
+    """A bundle in memory; `preprocessing` is what `video.Preprocessing.to_dict` returns."""
 
     graph: OperatorGraph
     platform: Platform
@@ -111,7 +112,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             plan = Plan.parse((root / "plan.txt").read_text())
         except (OSError, PlanError) as error:
             raise BundleError(f"{path}: plan.txt: {error}") from error
-        platform = _settled(path, made_for)  # before any of its code is loaded: it may not run here
+        platform = _settled(path, made_for)  # this comes before its code is loaded, which may not run here
         profile = _still_valid(_read(path, root / "profile.json", Profile), made_for, platform)
         pictures = root / "preprocessing.json"
         preprocessing = _read(path, pictures, dict[str, Any]) if pictures.exists() else None
@@ -128,13 +129,13 @@ def _load(saved_by: str, platform: Platform, folder: Path) -> CompiledModel:
 
 
 def _versions(platform: Platform) -> dict[str, str]:
-    """The software of all backends of the platform."""
+    """Return the versions of the software of all backends of the platform."""
     names = dict.fromkeys(device.backend for device in platform.devices)
     return {key: version for name in names for key, version in find_backend(name).versions().items()}
 
 
 def _settled(path: Path, made_for: Platform) -> Platform:
-    """The platform on this machine, which may lack the cores, the instructions or the devices."""
+    """Return the platform settled on this machine, which may lack the cores, the instructions or the devices."""
     try:
         _, platform = settle_platform(made_for)
     except PlatformError as error:
@@ -149,7 +150,7 @@ def _settled(path: Path, made_for: Platform) -> Platform:
 
 
 def _still_valid(profile: Profile, made_for: Platform, platform: Platform) -> Profile:
-    """The profile without what was measured on stand-ins of devices that are here now."""
+    """Return the profile without what was measured on stand-ins of devices that are here now."""
     arrived = {
         b.name for b, here in zip(made_for.devices, platform.devices, strict=True) if b.stand_in and not here.stand_in
     }
@@ -192,7 +193,7 @@ def _manifest(path: Path, tar: tarfile.TarFile) -> Manifest:
 
 
 def _safe(path: Path, name: str) -> PurePosixPath:
-    """The name as a path below the bundle's folder."""
+    """Return the name as a path below the bundle's folder; raise BundleError where it leads outside."""
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts:
         raise BundleError(f"{path}: its manifest names {name}, which lies outside of the bundle; do not trust it")

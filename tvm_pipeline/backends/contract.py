@@ -53,7 +53,7 @@ __all__ = ["Array", "Backend", "CompiledModel", "Order", "Port", "Progress", "Se
 
 Progress = Callable[[str], None]
 Seconds = npt.NDArray[np.float64]
-# How a stage orders its operators: as the model lists them, or as needs the least memory where that takes less.
+# The order of a stage's operators: that of the model, or the one of least memory if that takes less.
 Order = Literal["listed", "memory"]
 
 
@@ -64,16 +64,16 @@ class StageRunner(Protocol):
     outputs: tuple[Port, ...]
 
     def bind(self) -> None:
-        """Tie the calling thread to the device: cores, thread pool, context. Another thread may be tied later."""
+        """Bind the calling thread to the device: cores, thread pool, context. Another thread may be bound later."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`, both in the order of the ports; return when they are complete."""
 
     def close(self) -> None:
-        """Let go of what the stage holds. No other call follows, but for a second `close`.
+        """Release the resources of the stage. No other call follows, except a second `close`.
 
-        Any thread may call it, even while `run` is at a frame that was given up: then end `run` if that is possible,
-        and let go of nothing that it still uses.
+        Any thread may call it, even while `run` computes a frame that was given up. Then end `run` if that is
+        possible, and release nothing that it still uses.
         """
 
 
@@ -91,7 +91,7 @@ class CompiledModel(Protocol):
         """Make one stage of the operators on `device`; raise PlanError where they are no legal stage."""
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
-        """Return what the allocator plans for the activations of a stage: in the listed order, and in `order`."""
+        """Return the bytes that the allocator plans for a stage's activations: in the listed order, and in `order`."""
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), timed in place from a bound thread.
@@ -119,7 +119,7 @@ class CompiledModel(Protocol):
         """
 
     def close(self) -> None:
-        """Let go of libraries and device memory, once every stage is closed. A second call does nothing."""
+        """Release libraries and device memory after every stage is closed. A second call does nothing."""
 
 
 class Backend(Protocol):
@@ -147,10 +147,10 @@ class Backend(Protocol):
     def compile(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> CompiledModel:
-        """Compile once for each distinct target of `devices`; what was compiled before comes from the cache."""
+        """Compile once for each distinct target of `devices`; use the cache for what was compiled before."""
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Prepare models for living on the same devices at the same time, each with the stages of its plan."""
+        """Prepare models for use on the same devices at the same time, each with the stages of its plan."""
 
     def load(self, folder: Path) -> CompiledModel:
         """Read what `CompiledModel.save` wrote; raise BundleError where it is damaged."""
@@ -159,4 +159,4 @@ class Backend(Protocol):
         """Return the software whose version decides whether a saved model still loads."""
 
     def close(self) -> None:
-        """Let go of what is kept between models, such as a device's context; the next `compile` takes it again."""
+        """Release what is kept between models, such as a device's context; the next `compile` acquires it again."""

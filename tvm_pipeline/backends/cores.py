@@ -1,4 +1,4 @@
-"""The CPU cores of a device, as backends check them in `Backend.settle`."""
+"""Check the CPU cores of a device, for `Backend.settle`. Next: `contract.py`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Ports and their buffers: how a tensor lies in host memory where it enters or leaves a stage.
 
-Next: `contract.py`, whose stages take and give such buffers.
+Next: `contract.py`, whose stages read and write such buffers.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Which backends are installed, which devices they find, and which backend compiles for a platform.
+"""Find the installed backends, their devices, and the backend that compiles for a platform.
 
-Nothing is decided by the order in which backends are installed or listed. Several backends on one platform work
-together where exactly one of them cuts files of the model's format (`Backend.cuts`): see `sliced.py`. A platform file
-that cannot work so is refused. Where the platform is detected, and the backends cannot share the model, one rule
-decides and is logged: a backend that comes with tvm-pipeline goes before others, so that to install another changes
-nothing, and among those the name decides.
+The order in which backends are installed or listed decides nothing. Several backends on one platform work together if
+exactly one of them cuts files of the model's format (`Backend.cuts`); see `sliced.py`. Any other platform file is
+refused. If a detected platform has backends that cannot share the model, one rule decides and is logged: a backend that
+comes with tvm-pipeline precedes others, so that installing another changes nothing; then the name decides.
 """
 
 from __future__ import annotations
@@ -81,8 +80,8 @@ def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
 def detect_platform(model: Model | None = None) -> Platform:
     """Return this machine: the devices of every installed backend, or of those that can compile `model` together.
 
-    Devices of several backends that bear one name are called by backend and name (`host-cpu0`). What is left out is
-    logged with the reason.
+    If devices of several backends have one name, the backend's name is put in front (`host-cpu0`). Devices that are
+    left out are logged with the reason.
 
     Raises:
         PlatformError: nothing is left.
@@ -115,7 +114,7 @@ def detect_platform(model: Model | None = None) -> Platform:
 
 
 def _working_together(backends: Mapping[str, Backend], model: Model) -> list[str]:
-    """Return the names of those that can share the model: all where one cuts its file, else as the rule has it."""
+    """Return the names of those that can share the model: all where one cuts its file, else by the module's rule."""
     if len(backends) < 2:
         return list(backends)
     cutting = [backend.name for backend in cutting_backends(backends.values(), model.format)]
@@ -144,7 +143,7 @@ def _why_left_out(
 
 
 def _preferred(names: Iterable[str]) -> str:
-    """Return the backend that goes before others where they cannot work together."""
+    """Return the backend that precedes others where they cannot work together."""
     return min(names, key=lambda name: (not _is_own(name), name))
 
 
@@ -158,7 +157,7 @@ def _package(entry: EntryPoint) -> str:
 
 
 def _told_apart(found: Mapping[str, Sequence[Device]]) -> tuple[Device, ...]:
-    """Return all devices; a name that several backends use gets the backend's in front."""
+    """Return all devices; a name that several backends use gets the backend's name in front."""
     used = Counter(name for devices in found.values() for name in {device.name for device in devices})
     return tuple(
         replace(device, name=f"{backend}-{device.name}") if used[device.name] > 1 else device

@@ -3,7 +3,7 @@
 A backend that can cut files of a format lists it in `Backend.cuts`, and its compiled models give a Slicer. A slice is a
 whole model of the same format, so any other backend compiles it as it would any other file. Tensors keep the names and
 types of the file, so stages of all backends fit one another. The backend that cuts compiles the whole model for its own
-devices and cuts that as it does when it is alone.
+devices, and cuts it in the same way as without other backends.
 
 Read `SlicedModel.stage` first. `registry.py` says which backends come together here.
 """
@@ -27,7 +27,7 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
 
-# What a backend compiled of a slice is known by: backend, target, digest of the slice.
+# The key of a compiled slice: backend, target, digest of the slice.
 Key = tuple[str, str, str]
 _INDEX, _WHOLE = "sliced.json", "whole"
 _DIGEST_LENGTH = 32
@@ -37,8 +37,8 @@ _DIGEST_LENGTH = 32
 class ModelSlice:
     """Some operators of a model as a model of their own.
 
-    `model.inputs` are what the slice takes in and `outputs` what it gives out, in the order of the slice's file; both
-    have the names that the tensors have in the whole model.
+    `model.inputs` are the tensors that the slice reads, and `outputs` those that it writes, in the order of the slice's
+    file; both have the names of the whole model.
     """
 
     model: Model
@@ -50,13 +50,13 @@ class ModelSlice:
 
 
 class Slicer(Protocol):
-    """Cuts one model's file; `slice_ends` and `core.partition.check_stage` do what is the same for every format."""
+    """Cuts one model's file; `slice_ends` and `core.partition.check_stage` serve every format."""
 
     def cut(self, operators: Collection[str]) -> ModelSlice:
         """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
 
     def values(self) -> Mapping[str, Array]:
-        """Return every tensor of one frame of noise, by name: what single operators are timed on."""
+        """Return every tensor of one frame of noise, by name; single operators are timed on these."""
 
 
 def slice_ends(graph: OperatorGraph, operators: Collection[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -79,7 +79,7 @@ def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Bac
 
 
 class SlicedBackend:
-    """Several backends as one: what compiles for a platform that has devices of each."""
+    """Several backends as one; it compiles for a platform that has devices of each."""
 
     cuts: tuple[str, ...] = ()  # its slices are cut already
 
@@ -177,7 +177,7 @@ class SlicedModel:
         lead: the backend that cuts the file.
         whole: the model as that backend compiled it for its own devices.
         tell: is told what is being compiled.
-        compiled: what the other backends made of slices.
+        compiled: the slices that other backends compiled.
     """
 
     def __init__(
@@ -227,7 +227,7 @@ class SlicedModel:
         return RenamedStage(compiled.stage(_operators(compiled), device), outputs)
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
-        """Return what the contract says; raise as `stage` does."""
+        """Return the bytes that the contract describes; raise as `stage` does."""
         if device.backend == self._lead:
             return self._whole.activation_bytes(operators, device)
         compiled = self._compile_slice(self._slicer.cut(operators), device)
@@ -270,7 +270,7 @@ class SlicedModel:
         return parts
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        """Write the whole model as its backend does, and what other backends compiled for `stages`."""
+        """Write the whole model as its backend does, and the slices of `stages` that other backends compiled."""
         (folder / _WHOLE).mkdir()
         self._whole.save(folder / _WHOLE, list(_stages_of(self._lead, stages, platform)), platform)
         keys: list[Key] = []

@@ -1,4 +1,4 @@
-"""Model files are read and checked here, without TVM: `load` returns a Model that a backend compiles.
+"""Read and check model files without TVM: `load` returns a Model that a backend compiles.
 
 onnx.py    ONNX files, checked by the package onnx
 tflite.py  TFLite files, read by the package tflite

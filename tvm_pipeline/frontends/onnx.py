@@ -1,4 +1,4 @@
-"""ONNX files: parsed and checked by the onnx package."""
+"""Read ONNX files, which the package onnx parses and checks. Next: `core/model.py`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]
     dtype = dtypes.get(kind.elem_type)
     if dtype is None:
         raise ModelError(f"{path}: input {value.name} is not a tensor of numbers that numpy knows")
-    extents = [max(extent.dim_value, 0) for extent in kind.shape.dim]  # 0 where it is open
+    extents = [max(extent.dim_value, 0) for extent in kind.shape.dim]  # 0 stands for an open extent
     shape = shapes.get(value.name)
     if shape is None:
         if not all(extent > 0 for extent in extents):

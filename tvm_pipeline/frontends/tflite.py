@@ -1,4 +1,4 @@
-"""TFLite files, float and int8: read through the flatbuffer schema of the tflite package."""
+"""Read TFLite files, float and int8, by the flatbuffer schema of the package tflite. Next: `core/model.py`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _inputs(tflite: Any, path: Path, parsed: Any) -> tuple[Tensor, ...]:
         raise ModelError(f"{path}: it has {parsed.SubgraphsLength()} subgraphs; only models with one can be cut")
     graph = parsed.Subgraphs(0)
     names = {value: key for key, value in vars(tflite.TensorType).items() if not key.startswith("_")}
-    # A look at every buffer finds a file that was cut short, since weights stand at its end.
+    # Weights are at the end of a file, so a look at every buffer finds a file that was cut short.
     for index in range(parsed.BuffersLength()):
         buffer = parsed.Buffers(index)
         if buffer.DataLength() and buffer.DataAsNumpy().size != buffer.DataLength():

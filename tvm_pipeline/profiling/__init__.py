@@ -1,10 +1,10 @@
-"""Operators and links measured (`profile_model`), and whole stages where times do not add up (`stage_timer`).
+"""Measure operators, transfers and links (`profile_model`), and whole stages where times do not add up (`stage_timer`).
 
-operators.py    seconds of each operator on each device, and how devices slow one another down
-links.py        what it costs to read a tensor that another device wrote
+operators.py    seconds of each operator and of transfers on each device, and how devices slow one another down
+links.py        seconds to read a tensor that another device wrote
 stage_timer.py  seconds of one stage, compiled and measured as a whole
-bound.py        work in a thread that is tied to a device
-environment.py  what a figure depends on besides the model
+bound.py        work in threads that are bound to devices
+environment.py  the machine, the software and the load during a measurement
 """
 
 from tvm_pipeline.profiling.operators import profile_model

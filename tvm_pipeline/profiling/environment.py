@@ -1,4 +1,4 @@
-"""What a measured figure depends on besides the model: processor, clocks, versions, load, date."""
+"""Describe the circumstances of a measurement: processor, clocks, versions, load and date. Next: `operators.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 def environment(versions: Mapping[str, str]) -> dict[str, str]:
-    """A description to store beside measured figures."""
+    """Return a description to store beside measured figures."""
     load, *_ = os.getloadavg()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

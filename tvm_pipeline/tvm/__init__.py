@@ -1,4 +1,4 @@
-"""All that touches TVM. Nothing outside this room and the backends imports it.
+"""All code that calls TVM. Nothing outside this package and the backends imports TVM.
 
 kernels.py          the vocabulary: kernels, their outputs and entries
 alignment.py        the kernels of several libraries become one operator graph

@@ -1,4 +1,4 @@
-"""What an intermediate representation tells of compiled kernels: the vocabulary of TVM's room, free of any IR.
+"""Kernels, their outputs and their entries: the vocabulary of this package, free of any intermediate representation.
 
 Relay's walkers (`relay/kernel_walkers.py`) make kernels; `alignment.py` turns the kernels of several libraries into one
 operator graph, and `kernel_order.py` orders them by memory. A second IR brings walkers of its own and shares the rest.

@@ -1,9 +1,9 @@
-"""Calls into compiled kernels with the stack pointer at a fixed place of its page.
+"""Call compiled kernels with the stack pointer at a fixed offset in its page.
 
 TVM's kernels spill vector registers to the stack without aligning it. The stack pointer modulo 4096 decides what the
 spills cost: on an AVX2 machine squeezenet takes 34, 38 or 48 ms a frame, and only the depth of Python calls around it
 differs. Spills that straddle cache lines cost 12 %. In one window of about 1 KB they seem to alias the loads of a
-convolution's tile and cost 40-80 % (benchmarks/stack_placement.py draws the map). So this module chooses the place: it
+convolution's tile and cost 40-80 % (benchmarks/stack_placement.py draws the map). So this module chooses the offset: it
 passes an argument that the callee never reads by value on the stack, and the argument's size moves the callee's frame.
 That works on x86-64 Linux, where `getcontext` reads the stack pointer; elsewhere a call is a plain call.
 """
@@ -22,19 +22,19 @@ from tvm._ffi.base import _LIB, check_call
 PAGE = 4096
 # Stack pointer at entry, modulo 4096: spills fall on whole vectors, away from the window that aliases.
 PLACE = 3600
-# The debug executor's stack above a kernel is 16 bytes deeper: with this place its kernels add up to a whole run.
+# The debug executor's stack above a kernel is 16 bytes deeper: with this offset its kernels add up to a whole run.
 PLACE_OF_NODE = PLACE + 16
 _STACK_POINTER = 20  # of the 8-byte words of a ucontext_t: five before the registers, and RSP is the 16th of those
 
 Padding = tuple[Any, ...]
 
 
-def placed(function: Any, place: int = PLACE) -> Callable[..., None]:
-    """Return a function that calls `function` with the stack pointer at `place`.
+def placed(function: Any, offset: int = PLACE) -> Callable[..., None]:
+    """Return a function that calls `function` with the stack pointer at `offset`.
 
     Args:
         function: a TVM packed function that takes no argument or one integer, and returns nothing.
-        place: the stack pointer at entry, modulo PAGE.
+        offset: the stack pointer at entry, modulo PAGE.
     """
     if not (sys.platform == "linux" and platform.machine() == "x86_64"):
         return function
@@ -50,9 +50,9 @@ def placed(function: Any, place: int = PLACE) -> Callable[..., None]:
         count = counts[len(integers)]
         if integers:
             values[0] = integers[0]
-        # Both calls have the same arguments in number and kind, so they begin at the same place.
+        # Both calls have the same arguments in number and kind, so their frames begin at the same address.
         tell(context, *fixed, count, *returned, *first)
-        padding = moves.get((place - context[_STACK_POINTER]) % PAGE, first)
+        padding = moves.get((offset - context[_STACK_POINTER]) % PAGE, first)
         check_call(call(function.handle, *fixed, count, *returned, *padding))
 
     return run

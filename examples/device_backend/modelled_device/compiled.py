@@ -23,7 +23,7 @@ MODEL_FILE, SETTINGS_FILE = "model.onnx", "settings.json"
 
 
 class ModelledModel:
-    """The CompiledModel. Numpy keeps activations where it likes, so `order` is only kept."""
+    """The CompiledModel. Numpy decides where activations are, so `order` changes nothing."""
 
     def __init__(self, file: OnnxFile, device: ModelledDevice, order: Order) -> None:
         self.graph, self.order = file.graph, order
@@ -39,7 +39,7 @@ class ModelledModel:
         return size, size
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
-        """Time each kernel on the device, its inputs there already: `time_transfers` prices what crosses."""
+        """Time each kernel while its inputs are on the device; `time_transfers` times the transfers."""
         seconds = np.empty((repeats, len(self.graph)))
         tensors = self._file.values()
 
@@ -69,7 +69,7 @@ class ModelledModel:
 
 
 class ModelledStage:
-    """The StageRunner: what it takes and gives has a buffer each in the device's memory."""
+    """The StageRunner: each of its inputs and outputs has a buffer in the device's memory."""
 
     def __init__(self, file: OnnxFile, device: ModelledDevice, operators: Sequence[str]) -> None:
         self._file, self._device = file, device
@@ -82,7 +82,7 @@ class ModelledStage:
         }
 
     def bind(self) -> None:
-        """Do nothing: the device has a thread of its own, and a copy may be made by any."""
+        """Do nothing: the device has a thread of its own, and any thread may copy."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         buffers = self._buffers
@@ -98,7 +98,7 @@ class ModelledStage:
         self._buffers = None  # a run that still goes on keeps them until it ends
 
     def _compute(self, buffers: dict[str, Array]) -> None:
-        """Run the kernels on the device's thread; what they write stays in the device's memory."""
+        """Run the kernels on the device's thread; their results stay in the device's memory."""
         tensors = dict(buffers)
         for operator in self._operators:
             tensors.update(self._file.compute(operator, tensors))

@@ -1,4 +1,7 @@
-"""An ONNX file as an operator graph, and as something to cut into ONNX files that any backend can compile."""
+"""Read an ONNX file as an operator graph, and cut it into ONNX files that any backend can compile.
+
+Next: `compiled.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tvm_pipeline.errors import GraphError, ModelError
 
 
 class OnnxFile:
-    """A file with the shapes of all its tensors: the core's Slicer. Raises ModelError where it cannot be had."""
+    """A Slicer of an ONNX file with the shapes of all its tensors; it raises ModelError where they are not known."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -23,7 +23,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="fake-libedgetpu-")
 
 @cache
 def libedgetpu() -> Path:
-    """The fake library, built once; skips the test where there is no C compiler."""
+    """Return the fake library, built once; skips the test where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         pytest.skip("no C compiler")
@@ -43,7 +43,7 @@ def libedgetpu() -> Path:
 
 
 def preload_libedgetpu() -> None:
-    """Makes the fake this process's libedgetpu.so.1, for good: the loader finds a loaded library by its name.
+    """Make the fake this process's libedgetpu.so.1, for good: the loader finds a loaded library by its name.
 
     A test that needs the library to be absent therefore runs a process of its own.
     """
@@ -51,7 +51,7 @@ def preload_libedgetpu() -> None:
 
 
 def write_compiler(folder: Path) -> Path:
-    """The fake edgetpu_compiler as a program in this folder, which the test puts on the PATH."""
+    """Write the fake edgetpu_compiler as a program into this folder, which the test puts on the PATH."""
     script = folder / "edgetpu_compiler"
     script.write_text(f"#!{sys.executable}\n{(_HERE / 'edgetpu_compiler.py').read_text()}")
     script.chmod(0o755)

@@ -1,4 +1,7 @@
-"""A model compiled for every target of its devices: what TVM backends return as their CompiledModel."""
+"""A model compiled for every target of its devices: the CompiledModel of TVM backends.
+
+Next: `build.py`, which compiles, and `slicing.py`, which cuts.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
 from tvm_pipeline.tvm.stack_placement import PLACE_OF_NODE, placed
 
 Bind = Callable[[Device], None]
-MEMORY_ORDERED = "memory_ordered"  # the empty file that says so of a saved model
+MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
 
 
 class RelayModel:
     """One library for each target, under one operator graph.
 
     Args:
-        name: the model's.
+        name: the name of the model.
         libraries: one for each target.
-        bind: ties the calling thread to a device.
+        bind: binds the calling thread to a device.
         order: how stages order their kernels.
     """
 
@@ -60,8 +63,8 @@ class RelayModel:
     def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
         """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
 
-        The debug executor runs one node a call; what the call itself costs is measured on input nodes and
-        taken off.
+        The debug executor runs one node in each call. The cost of the call itself is measured on input nodes and
+        subtracted.
         """
         library, _ = self._library(device)
         names = [operator.name for operator in self.graph.operators]
@@ -73,7 +76,7 @@ class RelayModel:
         seconds = np.zeros((repeats, len(names)))
         clock = time.perf_counter
         for row in seconds:
-            # Going back to the first node starts the executor anew; the inputs' nodes run nothing.
+            # A call of the first node restarts the executor; the nodes of inputs run nothing.
             execute(0)
             node = len(part.inputs)
             for position, operator in part.operator_nodes:
@@ -89,10 +92,10 @@ class RelayModel:
         """Return None: stages compute in host memory."""
 
     def slicer(self) -> None:
-        """Return None: what is cut here is compiled code, not the model's file."""
+        """Return None: compiled code is cut here, not the model's file."""
 
     def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
-        """Write every library whole, whatever the stages: it can then be cut anywhere."""
+        """Write every library whole, so that it can be cut anywhere; the stages do not matter."""
         (folder / "name").write_text(self.graph.name)
         if self.order == "memory":
             (folder / MEMORY_ORDERED).touch()
@@ -160,7 +163,7 @@ class RelayStage:
         self._run(inputs, outputs)
 
     def close(self) -> None:
-        self._run = None  # the executor and its arena go with it; a run that still goes on keeps them until it ends
+        self._run = None  # this frees the executor and its arena, but a run that still goes on keeps them until it ends
 
 
 def _call_cost(execute: Any) -> float:

@@ -4,7 +4,7 @@ The graph executor asks for the storage of every tensor through its `lookup_link
 own parameter, so that slices share parameters, or a view of the slice's arena (`memory/arena.py`). Inputs and outputs
 are pointers into the caller's buffers; a run sets those that changed.
 
-Nothing here reads Relay, and yet the file stays in Relay's folder: `relay.build` alone writes the JSON that this
+Nothing here reads Relay. The file is in Relay's folder because `relay.build` alone writes the JSON that this
 executor and `slicing.py` take, while Relax compiles for a virtual machine and would bring a slice of its own.
 """
 

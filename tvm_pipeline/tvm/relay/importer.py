@@ -1,4 +1,4 @@
-"""A Model becomes a Relay module: TVM's importers are called here alone."""
+"""Make a Relay module of a Model; no other file calls TVM's importers. Next: `build.py`."""
 
 from __future__ import annotations
 
