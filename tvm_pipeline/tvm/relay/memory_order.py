@@ -29,7 +29,7 @@ def MemoryOrder(params: Collection[str] = ()) -> tvm.transform.Pass:  # noqa: N8
         after:  fn (%data) { let %k0 = wide_a(%data); let %k1 = narrow_a(%k0); let %k2 = wide_b(%data);
                              let %k3 = narrow_b(%k2); let %k4 = add(%k1, %k3); %k4 }
 
-    The order needs the fewest bytes at once. The graph executor's planner takes more than that, since it hands whole
+    The order has the least peak of bytes. The graph executor's planner takes more than that, since it hands whole
     storages on: where its plan does not get smaller, the module stays as it is (`planned_bytes` gives its size). The
     arena of `tvm-pipeline compile --memory-order` has no such loss.
 
