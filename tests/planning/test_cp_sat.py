@@ -171,10 +171,11 @@ def test_more_stages_than_devices() -> None:
 def test_dram_needs_the_caches_stated_and_equal() -> None:
     graph = fork(2)
     none = Platform("box", (Device("d0"), Device("d1")))
-    with pytest.raises(OptionError, match="device d0 states no cache; set cache_bytes"):
+    needed = "need equal parameter caches"
+    with pytest.raises(OptionError, match=rf"platform box {needed} \(d0: unknown, d1: unknown\); give each the same"):
         cp_sat(Problem(graph, none, unmeasured(graph), "memory,dram,communication"))
     unequal = Platform("box", (Device("d0", cache_bytes=1), Device("d1", cache_bytes=2)))
-    with pytest.raises(OptionError, match=r"different cache_bytes \(1, 2\)"):
+    with pytest.raises(OptionError, match=rf"platform box {needed} \(d0: 1, d1: 2\); give each the same `cache_bytes`"):
         cp_sat(Problem(graph, unequal, unmeasured(graph), "dram,memory,communication"))
 
 

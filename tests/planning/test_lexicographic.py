@@ -190,7 +190,9 @@ def test_too_few_devices(scheduler) -> None:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("caches", [{"a": 4, "b": 5}, {"a": 4, "b": None}])
 def test_overflow_wants_equal_caches(caches: dict[str, int | None]) -> None:
     for objective in LEXICOGRAPHIC[1:]:
-        with pytest.raises(OptionError, match="platform box need equal parameter caches; give each `cache_bytes`"):
+        stated = ", ".join(f"{name}: {size or 'unknown'}" for name, size in caches.items())
+        needed = rf"platform box need equal parameter caches \({stated}\); give each the same `cache_bytes`"
+        with pytest.raises(OptionError, match=needed):
             ideals(network(objective, **caches))
     assert ideals(network("memory,communication", **caches)).predicted.memory_bytes == 6
 

@@ -247,10 +247,31 @@ def require_caches(problem: Problem) -> None:
     for device in problem.platform.devices:
         if device.cache_bytes is None:
             raise OptionError(
-                f"objective {problem.objective}: how many bytes of parameters device {device.name} keeps is "
-                "not known; give `cache_bytes` in the platform file",
+                f"`objective` {problem.objective}: device {device.name} of platform {problem.platform.name} states no "
+                "parameter cache; give `cache_bytes` in the platform file",
                 option="objective",
             )
+
+
+def equal_cache_bytes(problem: Problem, devices: Sequence[Device]) -> int:
+    """Return the parameter cache, in bytes, that the devices have in common; 0 if the objective counts no overflow.
+
+    The exact searches define overflow for equal devices only, as the published problem does.
+
+    Raises:
+        OptionError: the objective counts overflow, and a device states no cache or another one than the first.
+    """
+    if "dram" not in problem.objective:
+        return 0
+    first, *others = (device.cache_bytes for device in devices)
+    if first is None or any(size != first for size in others):
+        stated = ", ".join(f"{device.name}: {device.cache_bytes or 'unknown'}" for device in devices)
+        raise OptionError(
+            f"`objective` {problem.objective}: the devices of platform {problem.platform.name} need equal parameter "
+            f"caches ({stated}); give each the same `cache_bytes` in the platform file",
+            option="objective",
+        )
+    return first
 
 
 def require_energy(problem: Problem) -> None:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from tvm_pipeline.core.plan import Plan, Prediction, Stage, Status
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import cost_of
+from tvm_pipeline.cost.device_costs import cost_of, equal_cache_bytes
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError, SearchTimeError
+from tvm_pipeline.errors import InfeasibleError, NoPlanError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of, weighted
 from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.cpsat import library, search
@@ -61,30 +61,12 @@ class _Bytes:
         self.problem, self.devices, self.stages, self.deadline = problem, line[:stages], stages, deadline
         self.dag = dag_of(problem.graph, problem.children_together)
         self.total = sum(self.dag.param_bytes)
-        self.cache = self._cache()
+        self.cache = equal_cache_bytes(problem, self.devices)
         self.best: tuple[Stage, ...] | None = None
         self.figures = Prediction()
         self.known: dict[str, int] = {}
         for groups in self._first_groups(hint):
             self._take(groups)
-
-    def _cache(self) -> int:
-        """Bytes of the cache that every device has; 0 where the objective does not ask."""
-        if "dram" not in self.problem.objective:
-            return 0
-        caches = {device.cache_bytes for device in self.devices}
-        for device in self.devices:
-            if device.cache_bytes is None:
-                raise OptionError(
-                    f"`objective` {self.problem.objective}: device {device.name} states no cache; set cache_bytes in "
-                    "the platform file"
-                )
-        if len(caches) > 1:
-            raise OptionError(
-                f"`objective` {self.problem.objective}: the devices of platform {self.problem.platform.name} have "
-                f"different cache_bytes ({', '.join(map(str, sorted(caches)))}); it is defined for equal ones"  # type: ignore[type-var]
-            )
-        return caches.pop() or 0
 
     def _first_groups(self, hint: tuple[Stage, ...] | None) -> Iterator[list[tuple[str, ...]]]:
         if hint is not None and len(hint) == self.stages:

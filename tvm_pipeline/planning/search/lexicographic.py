@@ -31,8 +31,9 @@ import numpy as np
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import equal_cache_bytes
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.planning.search.cuts import Cuts, Integers
 from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.hot import hot
@@ -56,11 +57,11 @@ class Pruning:
 
 
 def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
-    """The devices of `count` stages in order, and their parameter cache in bytes (0 where it does not matter).
+    """Return the devices of `count` stages in order, and their parameter cache in bytes (0 where it does not matter).
 
     Raises:
         InfeasibleError: there are fewer devices than stages.
-        OptionError: overflow is asked for, and the devices' caches are unknown or differ.
+        OptionError: `equal_cache_bytes` refuses the devices.
     """
     platform = problem.platform
     devices = max(disjoint_sets(platform.devices), key=len)[:count]
@@ -69,13 +70,7 @@ def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
             f"{count} stages need {count} devices that share no cores, platform {platform.name} has {len(devices)}; "
             "give a platform with more, or fewer `stages`"
         )
-    caches = {device.cache_bytes for device in devices}
-    if "dram" in problem.objective and (None in caches or len(caches) > 1):
-        raise OptionError(
-            f"`objective` {problem.objective}: the devices of platform {platform.name} need equal parameter caches; "
-            "give each `cache_bytes` in the platform file"
-        )
-    return tuple(device.name for device in devices), (devices[0].cache_bytes or 0) if len(caches) == 1 else 0
+    return tuple(device.name for device in devices), equal_cache_bytes(problem, devices)
 
 
 def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning | None = None) -> Plan:
