@@ -319,7 +319,7 @@ def test_too_many_ideals_are_refused_with_what_to_use_instead() -> None:
     graph = OperatorGraph("wide", (Tensor("x", (1,)),), operators, tuple(f"t{i}" for i in range(20)))
     profile = Profile("wide", graph.fingerprint, {"a": DeviceProfile.in_order(graph, (0.1,) * 20)})
     problem = Problem(graph, Platform("box", (Device("a"),)), profile)
-    with pytest.raises(OptionError, match="wide has too many ideals to list; use `scheduler` cp-sat, or chain"):
+    with pytest.raises(OptionError, match="wide has too many downsets to list; use `scheduler` cp-sat, or chain"):
         ideals(problem)
     assert chain(problem).value == hybrid(problem).value == pytest.approx((0.5,))
 

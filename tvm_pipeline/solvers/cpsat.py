@@ -1,4 +1,8 @@
-"""OR-tools' CP-SAT, as the schedulers and the exact layout of memory call it."""
+"""OR-tools' CP-SAT, as the schedulers and the exact layout of memory call it.
+
+One function runs every search, so that all of them share the settings, the deadline and the handling of Ctrl-C. Next:
+`planning/sat/cp_sat.py` and `memory/arena.py`, which call it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def library() -> Any:
-    """The module `cp_model` of ortools, imported when first needed: it takes a second, and may be missing.
+    """Return the module `cp_model` of ortools; its import takes a second, so it happens at the first call only.
 
     Raises:
         OptionError: ortools is not installed.
@@ -31,11 +35,12 @@ def library() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a search of CP-SAT ended with.
+    """The result of a search by CP-SAT.
 
     Attributes:
-        solver: gives the values of the solution; None where none was found.
-        bound: no solution has less; -inf where nothing is known, inf where it is proven that there is no solution.
+        solver: gives the values of the solution; None if none was found.
+        bound: a lower bound of every solution; -inf if nothing is proven, inf if there is no solution.
+        proven: whether the solution is optimal, or it is proven that there is none.
     """
 
     solver: cp_model.CpSolver | None
@@ -44,7 +49,7 @@ class Answer:
 
 
 def search(model: cp_model.CpModel, deadline: float) -> Answer:
-    """Minimizes the model's objective until `deadline` (of `time.monotonic`; inf for no limit)."""
+    """Minimise the model's objective until `deadline` (of `time.monotonic`; inf for no limit)."""
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         return Answer(None, -np.inf, False)
@@ -52,15 +57,15 @@ def search(model: cp_model.CpModel, deadline: float) -> Answer:
     solver = cp.CpSolver()
     solver.parameters.num_workers = min(8, _cores())
     solver.parameters.random_seed = 1
-    # The presolve of ortools 9.15 loses solutions and then "proves" the best of what is left (google/or-tools issues
-    # 5274, 5293), and so did the second: 2 in 100 of our small random instances ended in a wrong optimum. Without
-    # the two none of thousands did, and large ones take no longer.
+    # The presolve of ortools 9.15 loses solutions and then "proves" that the best of the others is optimal
+    # (google/or-tools issues 5274, 5293). The second setting causes the same error. With both on, 2 in 100 of our small
+    # random instances ended in a wrong optimum; with both off, none of thousands did, and large ones take no longer.
     solver.parameters.cp_model_presolve = False
     solver.parameters.auto_detect_greater_than_at_least_one_of = False
     if left_s < np.inf:
         solver.parameters.max_time_in_seconds = left_s
-    # Its own handler of Ctrl-C would replace Python's for good, and a later Ctrl-C kill the process; without it, and
-    # in a thread of its own, the search can be interrupted as everything else.
+    # The solver's own handler of Ctrl-C would replace Python's for good, and a later Ctrl-C would kill the process.
+    # Without that handler, and in a separate thread, the search can be interrupted like all other code.
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         solving = pool.submit(solver.solve, model)
@@ -79,4 +84,5 @@ def search(model: cp_model.CpModel, deadline: float) -> Answer:
 
 
 def _cores() -> int:
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,12 +1,13 @@
 """Hot loops: functions on numbers and numpy arrays that numba compiles to machine code.
 
-To import numba takes half a second, and most commands plan nothing. So the decorator only notes the function; the
-first call of a loop imports numba, and puts a compiled function in the place of every noted one of that module. They
-all have to be replaced, because compiled code can call compiled code only: a loop finds the loops that it calls by
-their names in its module. numba compiles each at its own first call and keeps the machine code on disk; the first call
+The import of numba takes half a second, and most commands plan nothing. So the decorator only registers the function.
+The first call of a loop imports numba, and replaces every registered function of the loop's module by a compiled one.
+All of them are replaced, because compiled code can only call compiled code, and a loop finds the loops that it calls by
+their names in its module. numba compiles each loop at its first call and keeps the machine code on disk; the first call
 of a fresh installation takes some seconds.
 
-`NUMBA_DISABLE_JIT=1` runs the same text as plain Python, for a debugger or a measurement of coverage.
+`NUMBA_DISABLE_JIT=1` runs the same code as plain Python, for a debugger or a measurement of coverage. Next:
+`planning/search/loops.py` and `memory/order_search.py`, the largest users.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any, TypeVar
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
-# For each module the loops that are not compiled yet, and for each loop that is its compiled form.
-_noted: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
+# The loops of each module that are not compiled yet, and the compiled form of each other loop.
+_registered: defaultdict[str, list[Callable[..., Any]]] = defaultdict(list)
 _compiled: dict[Callable[..., Any], Callable[..., Any]] = {}
 _lock = Lock()
 
@@ -30,11 +31,11 @@ def hot(loop: Loop) -> Loop:
 
     Its arguments are numbers, numpy arrays and NamedTuples of these. It may call other hot loops of its own module.
     """
-    _noted[loop.__module__].append(loop)
+    _registered[loop.__module__].append(loop)
 
     @wraps(loop)
     def call(*arguments: Any) -> Any:
-        # Other modules may have imported this function before it was replaced, so it works afterwards, too.
+        # Another module may have imported this function before it was replaced, so it must still work afterwards.
         if loop not in _compiled:
             _compile(loop.__module__)
         return _compiled[loop](*arguments)
@@ -43,19 +44,20 @@ def hot(loop: Loop) -> Loop:
 
 
 def _compile(module: str) -> None:
+    """Replace every registered loop of a module by its compiled form."""
     from numba import njit
 
     with _lock:
-        for loop in _noted.pop(module, []):
+        for loop in _registered.pop(module, []):
             function = njit(cache=True, nogil=True)(loop)
             _drop_unreadable(function)
             _compiled[loop] = loop.__globals__[loop.__name__] = function
 
 
 def _drop_unreadable(function: Any) -> None:
-    """Clear what numba keeps on disk of a function where it names a NamedTuple that this version does not have.
+    """Clear the cache of a function on disk if it names a NamedTuple that this version does not have.
 
-    numba does not take that for an old cache but fails (0.68).
+    numba (0.68) does not recognise such a cache as outdated; it fails.
     """
     if hasattr(function, "_cache"):  # it has none where NUMBA_DISABLE_JIT is set
         try:

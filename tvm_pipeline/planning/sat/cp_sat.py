@@ -1,4 +1,4 @@
-"""The general exact planner: CP-SAT over all stage assignments, for graphs with too many ideals to list.
+"""The general exact planner: CP-SAT over all stage assignments, for graphs with too many downsets to list.
 
 A plan is a chain of nested downsets (not only prefixes of one order) with a device for each stage. The solver proves
 the optimum, or gives a lower bound when its time is over. Other schedulers are faster where they apply; this one
@@ -19,31 +19,30 @@ from tvm_pipeline.planning.sat.least_seconds import least_seconds
 
 
 def cp_sat(problem: Problem, hint: tuple[Stage, ...] | None = None) -> Plan:
-    """The best plan with one device a stage, proven where time allows.
+    """Return the best plan with one device for each stage, with a proof if time allows.
 
-    The space: `s_u <= s_v` on every edge u -> v, exactly `problem.stages` stages, each with operators. Where
-    `problem.stages` is None:
+    The space of plans has `s_u <= s_v` on every edge u -> v, and exactly `problem.stages` stages, each with operators.
+    If `problem.stages` is None:
 
     - throughput: any number of stages; each device serves at most one.
-    - latency and energy: up to `min(operators, 2 * D)` stages, D being the most devices that can work at the same
-      time. A device may come again in stages that are not consecutive, unless what it holds is limited
-      (`memory_bytes`, or a model with `cached_bytes`); with all devices limited so, up to D stages.
-    - objectives of bytes: D stages (or one an operator, if those are fewer; with `children_together` as many as are
-      possible): stage b on the b-th of the devices.
+    - latency and energy: up to `min(operators, 2 * D)` stages, where D is the largest number of devices that can work
+      at the same time. A device may serve several stages that are not consecutive, unless it has a `memory_bytes` or a
+      model with `cached_bytes`. If all devices have one of these, up to D stages.
+    - objectives of bytes: D stages (or one for each operator, if there are fewer; with `children_together` as many as
+      are possible), stage b on the b-th device.
 
-    Seconds and joules are rounded to whole units of about 1e-10 of a frame. The plan is `optimal` where CP-SAT
-    proved its bound and the judge's figure agrees with that within 1e-6.
+    Seconds and joules are rounded to whole units of about 1e-10 of a frame. The plan is `optimal` if CP-SAT proved its
+    bound and the value by `evaluate` agrees with the bound within 1e-6.
 
     Args:
-        problem: with `time_limit_s` for the whole search; without, the search ends with the proof.
-        hint: a plan to begin with, and to return when time is over and nothing better was found. One that is not in
-            the space is not used.
+        problem: its `time_limit_s` is for the whole search; without a limit, the search ends with the proof.
+        hint: a plan to start from. It is the answer if nothing better is found in time. A plan outside of the space is
+            not used.
 
     Raises:
         InfeasibleError: there is no plan, or none was found in time.
-        OptionError: ortools is missing; or the objective asks for `dram` where the devices state no cache, or
-            different ones.
-        ProfileError: the objective is energy and nothing is known of a device's power.
+        OptionError: ortools is missing; or the objective counts overflow, and `equal_cache_bytes` refuses the devices.
+        ProfileError: the objective is energy, and the power of a device is unknown.
 
     The lexicographic problem is that of Yin et al., SEC 2022; its stage variables are ours (see `staging.py`).
     """

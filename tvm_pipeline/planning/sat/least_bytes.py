@@ -1,9 +1,9 @@
 """Memory, DRAM overflow and communication in lexicographic order, by CP-SAT.
 
-The problem of Yin et al., "Exact Memory- and Communication-aware Scheduling of DNNs on Pipelined Edge TPUs", SEC 2022,
-objectives (1) to (3), solved one part after another: the optimum of a part becomes a limit of the next. What is known
-of the memory of a stage leaves each operator a window of stages, which is most of the speed. Communication is counted
-as `handed_on_bytes` counts it, which is not how the paper's equations 9 and 10 do.
+The problem is that of Yin et al., "Exact Memory- and Communication-aware Scheduling of DNNs on Pipelined Edge TPUs",
+SEC 2022, objectives (1) to (3). The parts are solved one after another: the optimum of a part becomes a limit of the
+next. An upper bound of the bytes of a stage leaves each operator a window of stages, which is most of the speed.
+Communication is counted as `handed_on_bytes` counts it, and not as the paper's equations 9 and 10 do.
 
 Next: `cp_sat.py`, which calls this, and `staging.py`, the booleans.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def least_bytes(problem: Problem, hint: tuple[Stage, ...] | None, deadline: float) -> Plan:
-    """The lexicographic optimum over all downset cuts into k stages; see `cp_sat` for parameters and errors."""
+    """Return the lexicographic optimum over all chains of k downsets; see `cp_sat` for parameters and errors."""
     line = max(disjoint_sets(problem.platform.devices), key=len)
     if problem.stages is not None:
         return _Bytes(problem, line, problem.stages, hint, deadline).plan()
@@ -41,7 +41,7 @@ def least_bytes(problem: Problem, hint: tuple[Stage, ...] | None, deadline: floa
         try:
             return _Bytes(problem, line, stages, hint, deadline).plan()
         except NoPlanError:
-            # Operators that must stay together may leave too few places to cut.
+            # Operators that must stay together may leave too few cuts.
             if not problem.children_together:
                 raise
     return _Bytes(problem, line, 1, hint, deadline).plan()
@@ -76,7 +76,7 @@ class _Bytes:
             yield even
 
     def _take(self, groups: list[tuple[str, ...]]) -> None:
-        """Keeps the plan if it is legal and better than the best so far."""
+        """Keep the plan if it is legal and better than the best so far."""
         stages = tuple(Stage((device.name,), group) for device, group in zip(self.devices, groups, strict=True))
         try:
             figures = evaluate(self.problem, stages).predicted
@@ -89,6 +89,7 @@ class _Bytes:
         return tuple(getattr(figures, f"{part}_bytes") for part in self.problem.objective.split(","))
 
     def plan(self) -> Plan:
+        """Minimise one part after another, and return the best plan with its bound."""
         parts = self.problem.objective.split(",")
         bound: list[int] = []
         for part in parts:
@@ -96,7 +97,7 @@ class _Bytes:
             if self.best is None or getattr(self.figures, f"{part}_bytes") > floor:
                 proven = self._improve(part, floor)
                 if proven is not None:
-                    # The rest of the parts can only be bounded as if this one were reached.
+                    # This part is not proven, so the later parts only have the bounds that need no search.
                     bound += [proven, *map(self._floor, parts[len(bound) + 1 :])]
                     break
             self.known[part] = getattr(self.figures, f"{part}_bytes")
@@ -111,31 +112,31 @@ class _Bytes:
         return Plan(problem.graph.name, "cp-sat", problem.objective, self.best, self.figures, status, tuple(bound))
 
     def _floor(self, part: str) -> int:
-        """A lower bound that needs no search."""
+        """Return a lower bound of a part that needs no search."""
         if part == "memory":
             return max(max(self.dag.param_bytes), -(-self.total // self.stages))
         return max(0, self.total - self.stages * self.cache) if part == "dram" else 0
 
     def _improve(self, part: str, floor: int) -> int | None:
-        """Minimizes a part under the optima of those before it; a lower bound where the time ended the search."""
+        """Minimise a part under the optima of the parts before it; return a lower bound if time ended the search."""
         most = self._most_bytes(part)
         model = library().CpModel()
         staging = Staging(model, self.dag, self.stages, self.dag.windows(self.stages, most))
         for stage in range(self.stages):
             staging.fill(stage)
-        held = self._held(staging, most)
+        param_bytes = self._param_bytes(staging, most)
         self._forbid_unsupported(staging)
         match part:
             case "memory":
                 goal = model.new_int_var(min(floor, most), most, "")
-                for size in held:
+                for size in param_bytes:
                     model.add(size <= goal)
             case "dram":
-                goal = self._overflow(staging, held, most)
+                goal = self._overflow(staging, param_bytes, most)
             case _:
                 goal = self._communication(staging)
         if part != "dram" and "dram" in self.known:
-            model.add(self._overflow(staging, held, most) <= self.known["dram"])
+            model.add(self._overflow(staging, param_bytes, most) <= self.known["dram"])
         model.minimize(goal)
         if self.best is not None:
             staging.hint(stage_of(self.problem.graph, self.best))
@@ -149,7 +150,7 @@ class _Bytes:
         return None if answer.proven else max(floor, math.ceil(max(answer.bound, 0) - 1e-6))
 
     def _most_bytes(self, part: str) -> int:
-        """What a stage may hold in any plan that is at least as good as the best so far."""
+        """Return the most parameter bytes that a stage has in a plan that is at least as good as the best so far."""
         most = self.known.get("memory", self.total)
         if self.best is not None and part == "memory":
             most = min(most, self.figures.memory_bytes or 0)
@@ -157,8 +158,8 @@ class _Bytes:
             most = min(most, self.cache + (self.figures.dram_bytes or 0))
         return most
 
-    def _held(self, staging: Staging, most: int) -> list[Expression]:
-        """Parameter bytes of each stage, as differences of prefixes; every limit on them is stated."""
+    def _param_bytes(self, staging: Staging, most: int) -> list[Expression]:
+        """Return the parameter bytes of each stage, as differences of prefixes, and add every limit on them."""
         limits = [device.memory_bytes for device in self.devices]
         prefixes: list[Expression] = [0]
         for boundary in range(1, self.stages):
@@ -166,22 +167,22 @@ class _Bytes:
             prefix = staging.model.new_int_var(least, min(self.total, boundary * most), "")
             staging.model.add(prefix == staging.prefix(boundary, self.dag.param_bytes))
             prefixes.append(prefix)
-        held = [after - before for before, after in pairwise([*prefixes, self.total])]
-        for size, limit in zip(held, limits, strict=True):
+        param_bytes = [after - before for before, after in pairwise([*prefixes, self.total])]
+        for size, limit in zip(param_bytes, limits, strict=True):
             if self.stages > 1 or limit is not None:
                 staging.model.add(size <= (most if limit is None else min(most, limit)))
-        return held
+        return param_bytes
 
-    def _overflow(self, staging: Staging, held: list[Expression], most: int) -> Expression:
-        """Objective (2): the sum of what each stage holds beyond the cache."""
-        beyond = [staging.model.new_int_var(0, max(0, most - self.cache), "") for _ in held]
-        for size, over in zip(held, beyond, strict=True):
+    def _overflow(self, staging: Staging, param_bytes: list[Expression], most: int) -> Expression:
+        """Return objective (2): the sum over stages of the parameter bytes beyond the cache."""
+        beyond = [staging.model.new_int_var(0, max(0, most - self.cache), "") for _ in param_bytes]
+        for size, over in zip(param_bytes, beyond, strict=True):
             staging.model.add(over >= size - self.cache)
         total: Expression = library().LinearExpr.sum(beyond)
         return total
 
     def _communication(self, staging: Staging) -> cp_model.IntVar:
-        """Objective (3): the most bytes that operators hand on across a boundary."""
+        """Return objective (3): the most bytes that operators hand on across a boundary."""
         flows = [replace(flow, kept=False) for flow in self.dag.flows if flow.writer is not None and flow.readers]
         widest = staging.model.new_int_var(0, sum(flow.bytes for flow in flows), "")
         for boundary in range(1, self.stages):
@@ -197,9 +198,9 @@ class _Bytes:
 
 
 def even_prefixes(problem: Problem, stages: int) -> list[tuple[str, ...]] | None:
-    """Return the graph's own order in `stages` consecutive groups, the largest with as few parameters as possible.
+    """Split the graph's own order into consecutive groups whose largest has as few parameter bytes as possible.
 
-    None if `children_together` leaves too few cuts.
+    Return None if `children_together` leaves too few cuts.
     """
     graph = problem.graph
     sums = list(accumulate((operator.param_bytes for operator in graph.operators), initial=0))
@@ -212,7 +213,7 @@ def even_prefixes(problem: Problem, stages: int) -> list[tuple[str, ...]] | None
 
 
 def _legal_cuts(problem: Problem) -> list[int]:
-    """Return where the order may be cut: with `children_together` not between readers of one operator."""
+    """Return the legal cuts of the order: with `children_together`, those that split no readers of one operator."""
     count = len(problem.graph)
     split = [0] * (count + 1)
     if problem.children_together:

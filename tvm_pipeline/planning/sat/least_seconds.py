@@ -1,6 +1,6 @@
 """Throughput, latency and energy on unequal devices, by CP-SAT.
 
-Next: `cp_sat.py`, which calls this, and `placement.py`, what the model says of devices.
+Next: `cp_sat.py`, which calls this, and `placement.py`, the variables of devices.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 def least_seconds(problem: Problem, hint: tuple[Stage, ...] | None, deadline: float) -> Plan:
-    """The best pipeline for throughput, latency or energy; see `cp_sat` for parameters and errors."""
+    """Return the best pipeline for throughput, latency or energy; see `cp_sat` for parameters and errors."""
     if problem.objective == "energy":
         require_energy(problem)
     return _Seconds(problem, hint, deadline).plan()
 
 
 class _Seconds:
-    """One solve. Costs are those of a frame, less is better: for throughput the seconds between two frames."""
+    """One solve; its cost, of which less is better, is that of a frame: for throughput the seconds between frames."""
 
     def __init__(self, problem: Problem, hint: tuple[Stage, ...] | None, deadline: float) -> None:
         self.problem, self.deadline = problem, deadline
@@ -59,6 +59,7 @@ class _Seconds:
                 self._take(hint)
 
     def _in_space(self, stages: tuple[Stage, ...]) -> bool:
+        """Return whether a plan is one of those that the model can express."""
         names = [name for stage in stages for name in stage.devices]
         again = self.problem.objective != "throughput"
         once = {device.name for device in self.devices if cost_of(self.problem, device).serves_once or not again}
@@ -80,7 +81,7 @@ class _Seconds:
         return min(len(self.dag), widest if once else 2 * widest)
 
     def _take(self, stages: tuple[Stage, ...]) -> None:
-        """Judges a plan and keeps it if it is the best; raises PlanError where a limit forbids it."""
+        """Evaluate a plan and keep it if it is the best; raise PlanError if a limit forbids it."""
         predicted = evaluate(self.problem, stages).predicted
         match self.problem.objective:
             case "throughput":
@@ -93,12 +94,13 @@ class _Seconds:
             self.best, self.figures, self.cost = stages, predicted, cost
 
     def plan(self) -> Plan:
+        """Solve a model for each number of stages that needs its own, and return the best plan with its bound."""
         problem, most = self.problem, self._most_stages()
         if problem.objective != "throughput":
             bound = self._solve(most, self.deadline)
         else:
-            # How much devices slow each other down depends on how many work: each number of stages is a model of
-            # its own. The most stages first, whose plan is a limit for the others; the time is shared evenly.
+            # The number of working devices decides how much they slow each other down, so each number of stages is a
+            # model of its own. The largest number is first, and its plan limits the others. They share the time evenly.
             counts = [most] if problem.stages is not None else range(most, 0, -1)
             bound = math.inf
             for done, count in enumerate(counts):
@@ -106,15 +108,15 @@ class _Seconds:
                 bound = min(bound, self._solve(count, time.monotonic() + share))
         if self.best is None:
             if bound == math.inf:
-                asked = "" if problem.stages is None else f" of {problem.stages} stages"
+                requested = "" if problem.stages is None else f" of {problem.stages} stages"
                 raise InfeasibleError(
-                    f"no plan{asked} of {problem.graph.name} on platform {problem.platform.name} meets the limits of "
+                    f"no plan{requested} of {problem.graph.name} on platform {problem.platform.name} meets the limits of "
                     "the problem"
                 )
             raise SearchTimeError(f"no plan found within {problem.time_limit_s} s; give more `time_limit_s`")
         proven = bound >= self.cost * (1 - 1e-6)
         cost = self.cost if proven else max(bound, 0.0)
-        # Seconds a frame are to be read as frames a second, as `evaluate` does.
+        # The bound is a value of the objective: frames a second for throughput.
         figure = 1 / max(cost, 1e-12) if problem.objective == "throughput" else cost
         value = objective_value(self.figures, problem.objective)
         return Plan(
@@ -128,9 +130,9 @@ class _Seconds:
         )
 
     def _solve(self, stages: int, deadline: float) -> float:
-        """Searches plans of (up to) so many stages; returns what none of them costs less than, inf for none at all."""
-        # A limit is at first as wide as the rounding to whole units could need, so that the bound is one. Where the
-        # judge refuses the plan for that, the limit is taken as narrow.
+        """Search plans of (up to) so many stages; return a lower bound of their cost, infinite if there is none."""
+        # Costs are rounded to whole units. At first a limit is relaxed by the most that rounding can add, so that the
+        # bound is valid. If `evaluate` then refuses the plan, the limit is tightened by as much instead.
         bound = math.inf
         for slack in (1, -1):
             placement, answer = self._search(stages, deadline, slack)
@@ -186,7 +188,7 @@ class _Seconds:
         return sum(Loads(placement, self.unit, self.watts, figures=self.joules).device)
 
     def _keep_pace(self, placement: Placement, alone: Loads, most_s: float, slack: int) -> None:
-        """No device and no bus takes longer than `most_s` while all that are used work."""
+        """Demand that no device and no bus takes longer than `most_s` while all devices of the plan work."""
         model = placement.model
         for load in alone.bus.values():
             model.add(load <= self._limit(most_s, slack))
@@ -199,7 +201,8 @@ class _Seconds:
                 model.add(load <= self._limit(most_s / factor, slack)).only_enforce_if(literal)
 
     def _limit(self, seconds: float, slack: int) -> int:
-        # The judge allows a relative error of 1e-9; every operator and every hop may be rounded by half a unit.
+        # `evaluate` allows a relative error of 1e-9. Every operator and every transfer is rounded by half a unit at
+        # most.
         return math.floor(seconds * (1 + 5e-10) / self.unit_s) + slack * (len(self.dag) + 2 * len(self.devices))
 
 

@@ -1,10 +1,10 @@
-"""Which device runs which stage, and the seconds or joules that this costs: what CP-SAT is told of a platform.
+"""The device of every stage, as booleans for CP-SAT, and the seconds or joules that follow from them.
 
-`at[d][b]` says that device d runs stage b, `on[d][v]` that it runs operator v. What adds up over operators is then
-linear in `on`; what depends on neighbouring stages (links, inputs and outputs) is stated under the condition that
-these devices stand there. The costs are those of `evaluate.py`, which judges what comes out.
+`at[d][b]` says that device d runs stage b, and `on[d][v]` that it runs operator v. Costs that add up over operators are
+linear in `on`. Costs that depend on neighbouring stages (links, inputs and outputs) are stated under the condition that
+certain devices run these stages. The costs are those of `cost/evaluate.py`, which judges the plans.
 
-Next: `least_seconds.py` (one model on a platform) and `deployment.py` (several).
+Next: `least_seconds.py` (one model on a platform) and `planning/deployment.py` (several models).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Placement:
     """The booleans of devices for one staging, and the rules between them.
 
     Args:
-        optional: whether stages may be left empty from some stage on; else every one has operators.
-        again: whether a device may serve several stages, not consecutive ones, unless it serves once by its costs.
+        optional: whether all stages from some stage on may be empty; else every stage has operators.
+        again: whether a device may serve several stages that are not consecutive, unless its costs say `serves_once`.
     """
 
     def __init__(self, staging: Staging, problem: Problem, *, optional: bool, again: bool) -> None:
@@ -63,18 +63,20 @@ class Placement:
                 model.add(weighted(self.weights(d, staging.dag.param_bytes)) <= device.memory_bytes)
 
     def _may_run(self, costs: DeviceCosts, index: int) -> cp_model.IntVar:
+        """Return a literal that says whether the device runs the operator; false if it cannot."""
         if costs.can_run(self.problem.graph.operators[index]):
             return self.model.new_bool_var("")
         return self.staging.false
 
     def _fill_stages(self, optional: bool) -> None:
+        """Give every stage one device and some operators; an optional stage may have neither."""
         staging, model = self.staging, self.model
         columns = [[row[stage] for row in self.at] for stage in range(staging.stages)]
         for stage, column in enumerate(columns):
             if optional and stage:
                 is_open = model.new_bool_var("")
                 model.add(sum(column) == is_open)
-                # A stage that is left empty comes behind all operators, and so do the stages after it.
+                # All operators are in front of an empty stage, and the stages behind it are empty, too.
                 for row in staging.before:
                     model.add_bool_or(is_open, row[stage])
                 for later in columns[stage + 1] if stage + 1 < len(columns) else ():
@@ -85,31 +87,31 @@ class Placement:
                 staging.fill(stage)
 
     def _join(self) -> None:
-        """An operator is on the device that its stage is at."""
-        for place, row in enumerate(self.staging.before):
-            self.model.add_exactly_one([on[place] for on in self.on])
+        """Demand that every operator is on the device of its stage."""
+        for index, row in enumerate(self.staging.before):
+            self.model.add_exactly_one([on[index] for on in self.on])
             for on, at, used in zip(self.on, self.at, self.used, strict=True):
-                self.model.add_implication(on[place], used)
+                self.model.add_implication(on[index], used)
                 for stage, literal in enumerate(at):
-                    self.model.add_bool_or(~row[stage + 1], row[stage], ~literal, on[place])
+                    self.model.add_bool_or(~row[stage + 1], row[stage], ~literal, on[index])
 
     def weights(self, device: int, weights: Sequence[int]) -> Terms:
-        """The operators that the device runs, with their weights."""
+        """Return the literals of the operators on the device, with their weights."""
         return [(literal, w) for literal, w in zip(self.on[device], weights, strict=True) if w]
 
     def hint(self, stages: Sequence[Stage], stage_of: Sequence[int]) -> None:
-        """Begins the search at this plan."""
+        """Start the search at this plan."""
         self.staging.hint(stage_of)
         for device, at, on in zip(self.devices, self.at, self.on, strict=True):
             here = [index < len(stages) and stages[index].devices[0] == device.name for index in range(len(at))]
             for literal, value in zip(at, here, strict=True):
                 self.model.add_hint(literal, value)
-            for place, literal in enumerate(on):
+            for index, literal in enumerate(on):
                 if literal is not self.staging.false:
-                    self.model.add_hint(literal, here[stage_of[place]])
+                    self.model.add_hint(literal, here[stage_of[index]])
 
     def stages(self, solver: cp_model.CpSolver) -> tuple[Stage, ...]:
-        """The plan of a solution."""
+        """Return the stages of a solution."""
         found = []
         for index, group in enumerate(self.staging.groups(solver)):
             names = [d.name for d, row in zip(self.devices, self.at, strict=True) if solver.boolean_value(row[index])]
@@ -119,20 +121,20 @@ class Placement:
 
 
 class Loads:
-    """What a frame costs each device and each bus, as integer expressions in multiples of `unit`.
+    """The cost of a frame on each device and each bus, as integer expressions in multiples of `unit`.
 
-    Every expression may be more than the true cost, never less: they are there to be minimized or limited.
+    A value of an expression may exceed the true cost but is never less: the expressions are minimised or limited.
 
     Args:
-        factors: what the seconds of a device are multiplied by: its busy factor, its watts, a rate.
-        bus_factor: the same for all buses.
-        figures: measured joules of a device's operators in the graph's order; they replace its seconds of computing
+        factors: by device, the factor of its seconds: its busy factor, its watts, or a rate.
+        bus_factor: the factor of the seconds of all buses.
+        figures: by device, measured joules of its operators in the graph's order; they replace its seconds of computing
             and are not multiplied.
 
     Attributes:
-        device: in the platform's order.
-        bus: by name.
-        spilled: for modelled devices with a cache, by place: what a frame waits for parameters beyond it.
+        device: the loads of the devices, in the platform's order.
+        bus: the loads of the buses, by name.
+        spilled: by index, for modelled devices with a cache: the cost of fetching parameters beyond the cache.
     """
 
     def __init__(
@@ -163,13 +165,17 @@ class Loads:
         return weighted(self.placement.weights(d, [self._units((figure or 0.0) * factor) for figure in figures]))
 
     def _at_least(self, *floors: tuple[Expression, Sequence[cp_model.IntVar], int]) -> Expression:
-        """A variable that is no less than each expression whose literals all hold; the third figure is its most."""
+        """Return a variable that is no less than each expression whose literals all hold.
+
+        Args:
+            floors: expressions, their literals, and an upper bound of each expression.
+        """
         most = max((most for _, _, most in floors), default=0)
         if most <= 0:
             return 0
         value = self.model.new_int_var(0, most, "")
         for floor, literals, own in floors:
-            # As one sum: constraints with two enforcement literals are where ortools 9.15 went wrong most.
+            # This is one sum, since ortools 9.15 had most of its errors in constraints with two enforcement literals.
             self.model.add(value + own * len(literals) - own * sum(literals) >= floor)
         return value
 
@@ -188,7 +194,7 @@ class Loads:
         return call + added + work
 
     def fetch(self, d: int, factor: float) -> tuple[Terms, int]:
-        """Return what a device's operators take to fetch their parameters, and how much of that its cache saves."""
+        """Return the costs of fetching the parameters of a device's operators, and the cost that its cache saves."""
         costs = self.placement.costs[d]
         price = costs.spill_s_per_byte * factor
         sizes = [operator.param_bytes for operator in self.problem.graph.operators]
@@ -196,14 +202,14 @@ class Loads:
         return terms, self._units(costs.cached_bytes * price) if price else 0
 
     def _spill(self, d: int, factor: float) -> tuple[Expression, int]:
-        """Return a variable no less than the seconds for parameters beyond the cache of a device, and its most."""
+        """Return a variable no less than the cost of parameters beyond the cache of a device, and its upper bound."""
         terms, saved = self.fetch(d, factor)
         most = sum(weight for _, weight in terms)
-        # The device serves once, so that all it runs is one stage.
+        # The device serves once, so its operators are one stage.
         return self._at_least((weighted(terms) - saved, (), most)), most
 
     def _transfers(self, d: int, factor: float) -> Expression:
-        """Return what all stages of a device receive over links, receive into the device and send from it."""
+        """Return the cost of all transfers of a device: over links, into the device and out of it."""
         costs, stages = self.placement.costs[d], self.staging.stages
         fixed_s = costs.receive.latency_s + costs.send.latency_s
         links = self._incoming(d)
@@ -219,7 +225,7 @@ class Loads:
         return total
 
     def _incoming(self, d: int) -> Callable[[int], list[tuple[Link, list[cp_model.IntVar]]]]:
-        """For each stage, what device d may be sent over if it runs it, with the literals under which it is."""
+        """Return a function of a stage: the links over which device d may receive it, each with its literals."""
         at, name = self.placement.at, self.placement.devices[d].name
         links = {p: self.problem.link(o.name, name) for p, o in enumerate(self.placement.devices) if p != d}
         costs = {(link.latency_s, link.bandwidth_bytes_per_s) for link in links.values()}
@@ -234,7 +240,7 @@ class Loads:
         return of
 
     def _sends(self, boundary: int, seconds_per_byte: float) -> tuple[Expression, int]:
-        """What the tensors that cross a boundary take at this price, and its most."""
+        """Return the cost of the tensors that cross a boundary at this price, and its upper bound."""
         weights = [
             (literal, self._units(size * seconds_per_byte)) for literal, size in self.placement.crossing[boundary]
         ]
@@ -245,7 +251,7 @@ class Loads:
         return self._sent[key], most
 
     def _buses(self, factor: float) -> dict[str, Expression]:
-        """`evaluate._bus_seconds`: links that name a bus, and what devices that do fetch again and again."""
+        """Return the load of each bus, as `evaluate` counts it: links over it, and parameters fetched in every frame."""
         needs: dict[str, Expression] = defaultdict(int)
         for d, device in enumerate(self.placement.devices):
             bus = self.placement.costs[d].shared_bus
@@ -268,23 +274,23 @@ class Loads:
 
 
 def unit_of(rows: Sequence[Sequence[float | None]], other: float) -> float:
-    """A power of ten that makes whole numbers of figures: about ten digits for a frame.
+    """Return a power of ten as the unit of integer costs, such that a frame costs a number of about ten digits.
 
-    Measured figures are often round decimals, which then stay exact.
+    Measured figures are often round decimals, which such a unit represents exactly.
 
     Args:
-        rows: for each device what each operator costs.
-        other: the most that anything else may cost; it counts where operators cost nothing, and limits the digits.
+        rows: for each device the cost of each operator.
+        other: an upper bound of all other costs; it counts if the operators cost nothing, and limits the digits.
     """
-    each = [[figure for figure in column if figure is not None] for column in zip(*rows, strict=True)]
-    typical = sum(min(column, default=0.0) for column in each) or other or 1.0
-    worst = sum(max(column, default=0.0) for column in each) + other
-    # CP-SAT needs every sum to stay far below 2^63, and slows down, past its time limit even, well before that.
+    columns = [[figure for figure in column if figure is not None] for column in zip(*rows, strict=True)]
+    typical = sum(min(column, default=0.0) for column in columns) or other or 1.0
+    worst = sum(max(column, default=0.0) for column in columns) + other
+    # CP-SAT needs every sum to stay far below 2^63. Well below that it becomes slow, and even exceeds its time limit.
     return 10.0 ** max(math.floor(math.log10(typical)) - 10, math.ceil(math.log10(max(worst, typical))) - 13)
 
 
 def second_rows(problem: Problem) -> tuple[list[list[float | None]], float]:
-    """Return seconds of each operator on each idle device, and the most that transfers, calls and spills may add."""
+    """Return seconds of each operator on each idle device, and an upper bound of transfers, calls and spills."""
     operators, platform = problem.graph.operators, problem.platform
     tensor_bytes = sum(tensor.bytes for tensor in problem.graph.tensors.values())
     param_bytes = sum(operator.param_bytes for operator in operators)
@@ -302,7 +308,7 @@ def second_rows(problem: Problem) -> tuple[list[list[float | None]], float]:
 
 
 def break_symmetry(placements: Sequence[Placement]) -> None:
-    """Of devices that can be exchanged for one another, the first comes first in the stages of all models in turn."""
+    """Demand that of interchangeable devices the first one serves before the others, over all models in turn."""
     devices = placements[0].devices
     groups: list[list[int]] = []
     for d, device in enumerate(devices):
@@ -322,7 +328,7 @@ def break_symmetry(placements: Sequence[Placement]) -> None:
 
 
 def _alike(problem: Problem, one: Device, two: Device) -> bool:
-    """Whether exchanging the two devices changes no plan's cost."""
+    """Return whether an exchange of the two devices changes the cost of no plan."""
 
     def cost(source: Device, destination: Device) -> tuple[object, ...]:
         link = problem.link(source.name, destination.name)

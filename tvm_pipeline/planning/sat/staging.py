@@ -1,6 +1,6 @@
 """The stage of every operator, as booleans for CP-SAT: the part that all exact models share.
 
-`before[v][b]` says that operator v stands in a stage in front of boundary b. It rises with b, and on an edge u -> v
+`before[v][b]` says that operator v is in a stage in front of boundary b. It rises with b, and on an edge u -> v
 `before[v][b]` implies `before[u][b]`. So the first stages are always downsets, and every chain of nested downsets is in
 the search space. (Integer stage variables, as in the published model, were measured 10 to 100 times slower.)
 
@@ -39,8 +39,8 @@ class Flow:
 
     Attributes:
         writer: index of the operator that writes them; None for inputs of the model.
-        readers: the operators that read them; one that comes before another reader is left out if that is known.
-        kept: whether they are outputs of the model, which live to the end.
+        readers: the operators that read them, without those known to come before another reader.
+        kept: whether they are outputs of the model, which are alive to the end.
     """
 
     writer: int | None
@@ -51,13 +51,13 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dag:
-    """A graph of operator indices, with what is known of it before any search.
+    """A graph of operator indices, and figures of it that need no search.
 
     Attributes:
-        sources: for each operator those that it reads from.
+        sources: for each operator the operators that it reads from.
         leader: operators with the same leader must share a stage (the rule `children_together`).
-        upstream_bytes, downstream_bytes: parameters of an operator and all that it needs, and of an operator and all
-            that need it; a lower bound of them for very large graphs.
+        upstream_bytes, downstream_bytes: parameter bytes of an operator and of all operators that it needs, and of an
+            operator and of all operators that need it; for very large graphs a lower bound of these.
     """
 
     graph: OperatorGraph
@@ -83,9 +83,9 @@ class Dag:
 
 
 def dag_of(graph: OperatorGraph, children_together: bool) -> Dag:
-    """Return what the models need of a graph.
+    """Return the Dag of a graph.
 
-    It takes O(V^2) bits of memory for up to MOST_FOR_ANCESTORS operators, else O(V+E).
+    It takes O(V^2) bytes of memory for up to MOST_FOR_ANCESTORS operators, else O(V+E).
     """
     sources = graph.edges.before
     param_bytes = [operator.param_bytes for operator in graph.operators]
@@ -109,6 +109,7 @@ def _ancestors(sources: Neighbours) -> npt.NDArray[np.bool_]:
 
 
 def _heaviest_paths(sources: Neighbours, param_bytes: list[int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the parameter bytes of the heaviest path that ends, and that starts, at each operator."""
     up, down = np.array(param_bytes, np.int64), np.array(param_bytes, np.int64)
     for index, found in enumerate(sources):
         up[index] += max((up[source] for source in found), default=0)
@@ -189,7 +190,7 @@ class Staging:
         self.model.add(inside >= 1).only_enforce_if(*only_if)
 
     def crossing(self, boundary: int, flows: Sequence[Flow]) -> Terms:
-        """Return a literal for each flow that may cross the boundary, with its bytes: true if it crosses.
+        """Return a literal for each flow that may cross the boundary, with its bytes. It is true if the flow crosses.
 
         The literal of a flow that does not cross may be true, too; an objective or a limit makes it false.
         """

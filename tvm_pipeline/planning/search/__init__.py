@@ -1,6 +1,6 @@
 """Exact searches by dynamic programming over the cuts of a graph.
 
-cuts.py                 where a graph may be cut: its downsets, or the prefixes of one order
+cuts.py                 the cuts of a graph: its downsets, or the prefixes of one order
 even_split.py           consecutive groups whose largest is as small as possible
 space.py                the pipelines that a search considers
 cost_tables.py          the costs of stages as arrays over cuts
@@ -9,8 +9,8 @@ pipelines.py            the search for the least bottleneck and for the least su
 states.py               its states, and the stages that lead from one to the next
 loops.py                its compiled loops
 relaxation.py           its lower bound, and the windows of cuts that can matter
-lexicographic.py        the search for objectives of bytes
+lexicographic.py        the search for the objectives of bytes
 revisits.py             pipelines whose devices serve several stages
 pareto.py               throughput against latency and energy
-with_activations.py     stages whose activations must fit the memory of their device, too
+with_activations.py     pipelines whose stages also fit the memory of their devices with their activations
 """

@@ -1,14 +1,15 @@
-"""The figures of a problem as arrays over cuts: what one stage between two cuts costs on one device.
+"""The costs of a problem as arrays over cuts: the cost of a stage between two cuts on one device.
 
-Every search asks one question, "what do the operators between cut i and cut j cost on device d, received from p?",
-and gets it from sums that are made once:
+Every search needs the cost of the operators between cut i and cut j on device d, which receives cut i from device p.
+It follows from sums that are computed once:
 
     call[d] + add[d, j] - add[d, i] + max(work[d, j] - work[d, i], spill[d] * (bytes between - cached[d]))
     + enter[p, d, i] + leave[d, j]
 
 These are the terms of `cost/device_costs.py`. For a measured device only `add`, `enter` and `leave` are not zero, and
-costs are additive; for a modelled one (an Edge TPU with its parameter cache) the maximum makes them not so. Costs that
-only a call can tell are in `baselines/segments.py`.
+costs are additive. For a modelled device (an Edge TPU with its parameter cache) they are not, because of the maximum.
+Next: `dynamic_programming.py`, whose searches read these arrays; `planning/baselines/segments.py`, for costs that only
+a call returns.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 
-Places = Integers | int
+CutIndices = Integers | int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,9 +35,9 @@ class StageCosts:
     Attributes:
         call, spill, cached: D.
         add, work, leave: D x M.
-        enter: (D+1) x D x M, what device d pays to receive cut i from device p; row D is the world outside.
-        least, least_added: M, cumulative; each operator at its cheapest, and of that what `add` alone says.
-        impossible: a cost that no stage reaches but one with an operator that its device cannot run.
+        enter: (D+1) x D x M; what device d pays to receive cut i from device p. Row D is the source of the frames.
+        least, least_added: M; cumulative costs of each operator on its cheapest device, in all and by `add` alone.
+        impossible: a cost that a stage only reaches if its device cannot run one of its operators.
     """
 
     call: Floats
@@ -52,12 +53,12 @@ class StageCosts:
 
     @property
     def adds_up(self) -> bool:
-        """Whether a stage costs the sum of its operators, and its transfers where it begins."""
+        """Return whether a stage costs the sum of its operators and of the transfers at its first cut."""
         return not (self.call.any() or self.work.any() or self.spill.any() or self.leave.any())
 
-    def stage(self, held: Floats, device: int, source: int, start: Places, end: Places) -> Floats:
-        """The cost of one stage, or of many at once; `held` are the cuts' parameter bytes."""
-        spilled = self.spill[device] * np.maximum(0.0, held[end] - held[start] - self.cached[device])
+    def stage(self, param_bytes: Floats, device: int, source: int, start: CutIndices, end: CutIndices) -> Floats:
+        """Return the cost of one stage, or of many stages in one call; `param_bytes` are those of the cuts."""
+        spilled = self.spill[device] * np.maximum(0.0, param_bytes[end] - param_bytes[start] - self.cached[device])
         work = np.maximum(self.work[device, end] - self.work[device, start], spilled)
         added = self.add[device, end] - self.add[device, start]
         total: Floats = self.call[device] + added + work + self.enter[source, device, start] + self.leave[device, end]
@@ -65,22 +66,25 @@ class StageCosts:
 
 
 def capacities(devices: Sequence[Device]) -> Floats:
-    """Parameter bytes that fit each device, or infinity."""
+    """Return the parameter bytes that fit each device; infinite where there is no limit."""
     return np.array([np.inf if device.memory_bytes is None else device.memory_bytes for device in devices], dtype=float)
 
 
 def stage_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], working: int = 1) -> StageCosts:
-    """Seconds while `working` devices of the platform work at the same time."""
+    """Return the seconds of stages while `working` devices of the platform work at the same time."""
     return _costs(problem, cuts, devices, [busy_factor(problem, device.name, working) for device in devices])
 
 
 def stage_joules(problem: Problem, cuts: Cuts, devices: Sequence[Device]) -> StageCosts:
-    """Return joules of a frame: as measured, else active power times seconds; a transfer draws the receiver's power."""
+    """Return the joules of stages a frame: as measured, else active power times seconds.
+
+    A transfer draws the active power of the receiver.
+    """
     return _costs(problem, cuts, devices, [device.active_w or 0.0 for device in devices], joules=True)
 
 
 def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: str, working: int = 1) -> StageCosts:
-    """Return the seconds that a stage needs of one bus, for parameters beyond caches and for transfers over links."""
+    """Return the seconds for which a stage occupies one bus: parameters beyond caches, and transfers over links."""
     every = stage_seconds(problem, cuts, devices, working)
     own = np.array([cost_of(problem, device).shared_bus == bus for device in devices])
     return StageCosts(
@@ -98,9 +102,9 @@ def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: st
 
 
 def least_bus_seconds(problem: Problem, devices: Sequence[Device], bus: str, most_devices: int) -> float:
-    """Return a lower bound of the seconds of a bus that any pipeline of at most so many of the devices needs.
+    """Return a lower bound of the seconds for which a pipeline of at most `most_devices` devices occupies a bus.
 
-    Parameters that all caches together cannot hold are fetched over it.
+    The parameters that all caches together cannot hold are fetched over the bus.
     """
     costs = [cost_of(problem, device) for device in devices]
     if any(cost.shared_bus != bus for cost in costs):
@@ -122,7 +126,10 @@ def buses(problem: Problem, devices: Sequence[Device]) -> list[str]:
 def _costs(
     problem: Problem, cuts: Cuts, devices: Sequence[Device], scale: list[float], *, joules: bool = False
 ) -> StageCosts:
-    """Return the seconds of each device times its entry of `scale`; measured joules instead, where there are some."""
+    """Return the seconds of each device times its entry of `scale`.
+
+    With `joules`, the measured joules of a device replace the seconds of its operators, if a sensor measured them.
+    """
     count, operators = len(cuts), problem.graph.operators
     size = len(devices)
     call, spill, cached = np.zeros(size), np.zeros(size), np.full(size, np.inf)
@@ -145,7 +152,7 @@ def _costs(
         cached[index] = costs.cached_bytes
         enter[:, index] += (costs.receive.latency_s + cuts.crossing_bytes * costs.receive.s_per_byte) * factor
         leave[index] = (costs.send.latency_s + cuts.crossing_bytes * costs.send.s_per_byte) * factor
-    # Above every stage that can be, yet not so far that sums of it lose the digits of the others.
+    # This is above the cost of every possible stage, but small enough that sums with it keep the digits of other terms.
     impossible = 1.0 + 4.0 * float(
         figures.sum(axis=1).max() + (call + work[:, -1]).max() + enter.max() + leave.max()
         + (spill * cuts.param_bytes[-1]).max()
@@ -159,7 +166,7 @@ def _costs(
 def _links(
     problem: Problem, cuts: Cuts, devices: Sequence[Device], scale: list[float], bus: str | None = None
 ) -> Floats:
-    """(D+1) x D x M: the links, or those of one bus."""
+    """Return (D+1) x D x M costs of transfers over all links, or over the links of one bus."""
     enter = np.zeros((len(devices) + 1, len(devices), len(cuts)))
     for p, source in enumerate(devices):
         for d, (device, factor) in enumerate(zip(devices, scale, strict=True)):

@@ -1,10 +1,10 @@
-"""Where a graph may be cut: its downsets (also called ideals), or only the prefixes of one order.
+"""The cuts of a graph: all its downsets (the scheduler `ideals` is named after another word for them), or one order's.
 
-A downset is a set of operators that contains everything its operators need. The first stages of a pipeline hold a
-downset, so a pipeline of k stages is a chain of k+1 nested downsets, from the empty one to the whole graph. Neural
-networks are narrow, so their downsets can be listed: ResNet50 has 242, InceptionResNetV2 6603. Operators that are
-comparable to all others (separators) split the graph into zones. A downset of a later zone contains all downsets of
-the earlier ones, so sets need to be compared only within a zone.
+A downset is a set of operators that contains every operator that one of them needs. The first stages of a pipeline
+hold a downset, so a pipeline of k stages is a chain of k+1 nested downsets, from the empty set to the whole graph.
+Neural networks are narrow, so their downsets can be listed: ResNet50 has 242, InceptionResNetV2 6603. Operators that
+are comparable to all others (separators) split the graph into zones. A downset of a later zone contains all downsets
+of the earlier zones, so sets are compared only within a zone. Of one order of the operators, the cuts are its prefixes.
 
 Next: `lexicographic.py` and `pipelines.py`, which search chains of cuts.
 """
@@ -32,18 +32,18 @@ MOST_PAIRS = 600_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cuts:
-    """M cuts of a graph, the smaller ones first: sorted by zone, then parameter bytes, then number of operators.
+    """M cuts of a graph, the smaller cuts first: sorted by zone, then parameter bytes, then number of operators.
 
     Attributes:
         complete: whether these are all downsets of the graph, or only some.
-        zone: M; if two cuts are of different zones, the later contains the earlier.
-        members: M x W words of 64 bits; cut i of a zone lies in cut j of the same one if `members[i] & ~members[j]` is
-            0.
-        parent, added: M; a cut is its parent (a cut that is listed before it) and one operator; -1 for the empty cut.
-        param_bytes: M; parameters of all operators in the cut.
-        crossing_bytes: M; bytes of all tensors that are alive at the cut, which a receiver is sent.
-        handed_on_bytes: M; bytes of those of them that an operator wrote and another will read.
-        together: M; whether no operator has readers on both sides.
+        zone: M; of two cuts in different zones, the cut in the later zone contains the other.
+        members: M x W words of 64 bits; cut i contains no operator that cut j of the same zone lacks if
+            `members[i] & ~members[j]` is 0.
+        parent, added: M; a cut consists of its parent (an earlier cut) and the added operator; -1 for the empty cut.
+        param_bytes: M; parameter bytes of all operators in the cut.
+        crossing_bytes: M; bytes of all tensors that are alive at the cut, which the next device receives.
+        handed_on_bytes: M; the part of the crossing bytes that one operator wrote and another will read.
+        together: M; whether all readers of every operator are on one side of the cut.
     """
 
     graph: OperatorGraph
@@ -67,11 +67,11 @@ class Cuts:
         return total
 
     def inside(self, inner: Integers | int, outer: Integers | int) -> npt.NDArray[np.bool_]:
-        """Return whether cuts lie in later ones: many `inner` in one `outer`, or one in many."""
+        """Return whether later cuts contain earlier ones: one `outer` many `inner`, or many `outer` one `inner`."""
         same = self.zone[inner] == self.zone[outer]
         outside: npt.NDArray[np.bool_] = np.any(self.members[inner] & ~self.members[outer], axis=-1)
-        lies: npt.NDArray[np.bool_] = ~(same & outside)
-        return lies
+        contained: npt.NDArray[np.bool_] = ~(same & outside)
+        return contained
 
     def stages(self, chosen: Sequence[int]) -> list[tuple[str, ...]]:
         """Return the operators between consecutive cuts, in the graph's order; `chosen` ascends to the whole graph."""
@@ -185,9 +185,10 @@ class _Traffic:
                 handed_on -= passed
         split = 0
         for first, last, masks in self.sources[index]:
-            was = first < group or mask & masks[group] != 0
-            left = last > group or masks[group] & ~new != 0
-            split += left - was
+            # With its first reader an operator gets readers on both sides; with its last one it has none outside.
+            was_split = first < group or mask & masks[group] != 0
+            is_split = last > group or masks[group] & ~new != 0
+            split += is_split - was_split
         return crossing, handed_on, split
 
 
@@ -198,6 +199,7 @@ def _listed(
     complete: bool,
     most_pairs: int,
 ) -> Cuts | None:
+    """Return the downsets of all zones, one zone after another; None if a zone has too many pairs of them."""
     group, bit = [0] * len(graph), [0] * len(graph)
     for number, (free, separator) in enumerate(zones):
         for position, index in enumerate(free):
@@ -248,36 +250,40 @@ def _zone(
     param_bytes: list[int],
     most_pairs: int,
 ) -> list[_Row] | None:
-    """Return all downsets of one zone, sorted; `start` is the one that has no operator of it."""
+    """Return all downsets of one zone, sorted; None if they have too many pairs.
+
+    Args:
+        start: the row of the downset that contains no operator of the zone.
+    """
     if not free:
         return [start]
     before, after = traffic.graph.edges.before, traffic.graph.edges.after
     inside = set(free)
     index_of = {bit[index]: index for index in free}
     needs = {index: sum(bit[source] for source in before[index] if source in inside) for index in free}
-    opens = {index: [reader for reader in after[index] if reader in inside] for index in free}
+    readers = {index: [reader for reader in after[index] if reader in inside] for index in free}
     at_start = sum(bit[index] for index in free if needs[index] == 0)
     # For each set of members: its row, and the operators that may join next.
     found: dict[int, tuple[_Row, int]] = {0: (start, at_start)}
     queue = [0]
     for mask in queue:
         row, ready = found[mask]
-        left = ready
-        while left:
-            one = left & -left
-            left ^= one
+        untried = ready
+        while untried:
+            one = untried & -untried
+            untried ^= one
             new = mask | one
             if new in found:
                 continue
             index = index_of[one]
             crossing, handed_on, split = traffic.joins(index, mask)
-            opened = ready ^ one
-            for reader in opens[index]:
+            ready_then = ready ^ one
+            for reader in readers[index]:
                 if needs[reader] & ~new == 0:
-                    opened |= bit[reader]
+                    ready_then |= bit[reader]
             found[new] = (
                 (new, mask, index, row[3] + param_bytes[index], row[4] + crossing, row[5] + handed_on, row[6] + split),
-                opened,
+                ready_then,
             )
             queue.append(new)
         if len(queue) ** 2 > most_pairs:

@@ -1,8 +1,8 @@
-"""The exact planner by dynamic programming: which pipelines are searched for, and what a search proves.
+"""The exact planner by dynamic programming: the schedulers `chain`, `ideals` and `hybrid`.
 
-`chain` cuts the graph's own order, `ideals` cuts the graph anywhere, `hybrid` lets stages be replicated besides. All
-three turn a problem into searches of `pipelines.py` (or, for objectives of bytes, of `lexicographic.py`), take the best
-plan of all and say what is proven of it.
+`chain` cuts the graph's own order, `ideals` cuts the graph anywhere, and `hybrid` also replicates stages. All three
+turn a problem into searches of `pipelines.py` (or, for objectives of bytes, of `lexicographic.py`), take the best plan
+of all searches, and state its bound. Next: `pipelines.py`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ ROUNDING = 1e-9
 
 
 def chain(problem: Problem) -> Plan:
-    """The best pipeline of consecutive operators in the graph's own order, each stage on one device.
+    """Return the best pipeline of consecutive operators in the graph's own order, each stage on one device.
 
-    For throughput and under a limit each device serves one stage; for latency and energy it may come again, unless it
-    has a memory limit or a parameter cache. Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) is its case of
-    two stages (`two_stage.py` says what differs); they treat k stages by enumeration.
+    For throughput and under a limit of throughput each device serves one stage. For latency and energy a device may
+    serve several stages, unless it has a memory limit or a parameter cache. Algorithm 1 of Velasco-Montero et al. (IEEE
+    Access 2023) is the case of two stages (`two_stage.py` says what differs); they enumerate the cuts for k stages.
 
     Raises:
-        InfeasibleError: there is none; the message says what is in conflict.
+        InfeasibleError: there is no such pipeline; the message names the limits that are in conflict.
     """
     plan = plan_over(replace(problem, activations=False), prefixes(problem.graph), single_units, "chain")
     if not problem.counts_activations:
@@ -70,24 +70,24 @@ def chain(problem: Problem) -> Plan:
 
 
 def ideals(problem: Problem) -> Plan:
-    """The best pipeline of all ways to cut the graph, as `chain` otherwise.
+    """Return the best pipeline over all downsets of the graph; in all else it is like `chain`.
 
     Raises:
-        InfeasibleError: there is none; the message says what is in conflict.
-        OptionError: the graph has too many ideals to list.
+        InfeasibleError: there is no such pipeline; the message names the limits that are in conflict.
+        OptionError: the graph has too many downsets to list.
     """
     return plan_over(problem, _listed(problem), single_units, "ideals")
 
 
 def hybrid(problem: Problem) -> Plan:
-    """The best of all pipelines whose stages run on one device or on several, which take frames in turns.
+    """Return the best pipeline whose stages run on one device or on several replicas, which take frames in turns.
 
-    One device, the whole model on every device, and the plain pipeline are points of this space. The graph is cut
-    anywhere where its ideals can be listed, else in its own order.
-    Where replicas pay unequal transfers the search counts the cheapest, so that its bound may lie above its plan.
+    One device, the whole model on every device, and the plain pipeline are points of this space. The cuts are all
+    downsets of the graph if these can be listed, else the prefixes of its own order. If replicas pay unequal transfers,
+    the search counts the cheapest transfer, so its bound may be better than every plan.
 
     Raises:
-        InfeasibleError: there is none; the message says what is in conflict.
+        InfeasibleError: there is no such pipeline; the message names the limits that are in conflict.
         OptionError: the objective is one of bytes, which replicas do not change.
     """
     return plan_over(problem, all_ideals(problem.graph) or prefixes(problem.graph), replica_units, "hybrid")
@@ -96,7 +96,7 @@ def hybrid(problem: Problem) -> Plan:
 def _listed(problem: Problem) -> Cuts:
     cuts = all_ideals(problem.graph)
     if cuts is None:
-        raise OptionError(f"{problem.graph.name} has too many ideals to list; use `scheduler` cp-sat, or chain")
+        raise OptionError(f"{problem.graph.name} has too many downsets to list; use `scheduler` cp-sat, or chain")
     return cuts
 
 
@@ -107,9 +107,11 @@ def plan_over(
     name: str,
     known: Plan | None = None,
 ) -> Plan:
-    """The best pipeline of the units of each set of devices that can work together, cut at `cuts`, as from `name`.
+    """Return the best pipeline over `cuts` of the units of every set of devices that can work together.
 
-    A plan that is `known` is given back, with what is now proven of it, where there is none better.
+    Args:
+        name: the scheduler that the plan names.
+        known: a plan of this problem; if no pipeline is better, it is the answer, with the bound proven here.
     """
     if problem.is_lexicographic:
         return lexicographic(problem, cuts, name)
@@ -125,7 +127,7 @@ def plan_over(
 
 
 def least_period(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> float:
-    """Seconds between frames that no pipeline of these units is below, by the relaxation and the buses alone."""
+    """Return a lower bound of the seconds between frames of these units' pipelines, by the relaxation and the buses."""
     bounds = [math.inf]
     for space in _spaces(problem, cuts, units_of):
         busy = stage_seconds(problem, cuts, space.devices, space.working or 1)
@@ -143,7 +145,7 @@ def _found(
     name: str,
     at_most: float = math.inf,
 ) -> tuple[tuple[float, tuple[Stage, ...]] | None, float]:
-    """The best value below `at_most` and its stages, and what no plan is below: infinite where there is none."""
+    """Return the best value below `at_most` with its stages, and a lower bound: infinite if there is no plan."""
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     best: tuple[float, tuple[Stage, ...]] | None = None
     bound = math.inf
@@ -162,17 +164,17 @@ def _found(
 
 
 def _period_or_sum(plan: Plan) -> float:
-    """What the searches make small: seconds between frames, or the figure itself."""
+    """Return the value that the searches minimise: seconds between frames for throughput, else the plan's value."""
     value = plan.value[0] if plan.value else math.inf
     return 1 / value if plan.objective == "throughput" else value
 
 
 def _proven(problem: Problem, stages: tuple[Stage, ...], least: float, name: str) -> Plan:
-    """A plan with its bound; `least` is what no plan is below, in seconds or joules."""
+    """Return the plan of the stages, with its bound and status; `least` is a lower bound in seconds or joules."""
     try:
         predicted = evaluate(problem, stages).predicted
     except PlanError as error:
-        # A bus, unequal transfers to replicas or activations made the plan miss a limit that the search does not count.
+        # The search does not count buses, unequal transfers to replicas or activations; one of them breaks a limit.
         raise LimitMissedError(f"scheduler {name} found no plan that keeps the limit ({error}); try best") from error
     plan = Plan(problem.graph.name, name, problem.objective, stages, predicted)
     if plan.value is None:
@@ -200,11 +202,11 @@ def _at_hand(problem: Problem) -> Plan:
 
 
 def _spaces(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> Iterator[Space]:
-    """Sets of devices that can work together and, where it matters how many of them do, that number."""
+    """Yield a space for each set of devices that can work together, and for each number of them if they slow down."""
     apart = problem.objective == "throughput" or problem.min_throughput_fps is not None
     for devices in disjoint_sets(problem.platform.devices):
         once = frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
-        # A frame pays for the mean of replicas, or the worst: without a pace, one of them alone is never worse.
+        # A frame costs the mean of its replicas, or the worst. Without a limit of throughput one device is never worse.
         units = units_of(devices) if apart else single_units(devices)
         space = Space(cuts, devices, units, once, problem.stages, together=problem.children_together)
         steady = all(
@@ -220,6 +222,7 @@ def _spaces(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]
 
 
 def _search(problem: Problem, space: Space, at_most: float, deadline: float | None) -> Search:
+    """Search one space for the problem's objective, under its limits of throughput and latency."""
     cuts, devices = space.cuts, space.devices
     busy = stage_seconds(problem, cuts, devices, space.working or 1)
     if problem.objective != "throughput":
@@ -231,7 +234,7 @@ def _search(problem: Problem, space: Space, at_most: float, deadline: float | No
         cap = (1 + ROUNDING / 2) / problem.min_throughput_fps
         search = least_sum(space, costs, busy, cap, deadline, slowest=slowest)
         if search.found and _links_matter(space, busy):
-            # Where the frames of a replica come from is not in its state; what one path costs least is a bound.
+            # A state does not say which replica sent a frame. The least cost of a path of single devices is a bound.
             alone = replace(space, units=single_units(devices), working=None, slowdown=())
             return replace(search, bound=least_sum(alone, costs, None, math.inf, deadline).bound)
         return search
@@ -253,7 +256,7 @@ def _search(problem: Problem, space: Space, at_most: float, deadline: float | No
 
 
 def _links_matter(space: Space, seconds: StageCosts) -> bool:
-    """Whether there are replicas, and a device pays more to receive from one of the others than from another."""
+    """Return whether there are replicas, and a device whose cost of receiving depends on the sender."""
     if all(len(unit) == 1 for unit in space.units):
         return False
     devices = range(len(space.devices))
@@ -272,11 +275,16 @@ def _tighten(
     least: float = 0.0,
     slowest: bool = False,
 ) -> Search:
-    """The best period where a sum of costs matters besides the slowest stage.
+    """Return the best period if a sum of costs counts in addition to the slowest stage.
 
-    Bisection over a cap on the stages. Under each cap the pipeline with the least sum is found; `judge` makes a period
-    of its slowest stage and its sum, infinite where that breaks a limit. A cap whose pipeline misses the cap proves
-    that all under it do. `free` is the search without the sum, and `least` a bound of the sum alone.
+    The cap on the seconds of a stage is bisected. Under each cap the pipeline with the least sum is found. If its
+    period exceeds the cap, then no pipeline has a period up to the cap, since none has a smaller sum.
+
+    Args:
+        free: the result of the search without the sum.
+        judge: returns the period of a slowest stage and a sum; infinite if the sum breaks a limit.
+        least: a lower bound of the sum alone.
+        slowest: whether replicas cost the sum as much as the most expensive of them does.
     """
     if free.found is None:
         return free
@@ -286,7 +294,7 @@ def _tighten(
     while high > low * (1 + ROUNDING):
         attempt = least_sum(space, costs, busy, cap, deadline, slowest=slowest)
         if attempt.found is None and not math.isinf(attempt.bound):
-            return Search(replace(best, value=high) if math.isfinite(high) else None, low)  # the deadline ended it
+            return Search(replace(best, value=high) if math.isfinite(high) else None, low)  # the deadline passed
         period = math.inf
         if attempt.found:
             period = judge(*_figures(space, busy, costs, attempt.found, slowest))
@@ -296,7 +304,7 @@ def _tighten(
             return Search(None, math.inf)
         if period > cap:
             low = max(low, cap)
-        # The bound is often reached; after it any plan will do, and then what is left is halved.
+        # The first cap is the bound itself, which is often reached. Each later cap halves the open interval.
         cap = (low + high) / 2
         if math.isfinite(cap) and not low < cap < high:
             break
@@ -304,12 +312,12 @@ def _tighten(
 
 
 def _figures(space: Space, busy: StageCosts, costs: StageCosts, found: Found, slowest: bool) -> tuple[float, float]:
-    """The seconds of the slowest stage and the sum of the costs, counted as the search counts them."""
-    start, longest, total, held = 0, 0.0, 0.0, space.param_bytes
+    """Return the seconds of the slowest stage and the sum of the costs, as the search counts them."""
+    start, longest, total, param_bytes = 0, 0.0, 0.0, space.param_bytes
     before: tuple[int, ...] = (len(space.devices),)
     for unit, end in zip(found.units, found.cuts, strict=True):
-        seconds = [min(float(busy.stage(held, d, p, start, end)) for p in before) for d in unit]
-        cost = [min(float(costs.stage(held, d, p, start, end)) for p in before) for d in unit]
+        seconds = [min(float(busy.stage(param_bytes, d, p, start, end)) for p in before) for d in unit]
+        cost = [min(float(costs.stage(param_bytes, d, p, start, end)) for p in before) for d in unit]
         rates = [1 / max(s, 1e-12) for s in seconds]
         longest = max(longest, 1 / sum(rates))
         total += max(cost) if slowest else sum(c * rate / sum(rates) for c, rate in zip(cost, rates, strict=True))

@@ -1,4 +1,4 @@
-"""A sequence in consecutive groups whose largest is as small as possible: a good first plan, found in milliseconds.
+"""Split a sequence into consecutive groups whose largest is as small as possible: a good first plan in milliseconds.
 
 Next: `lexicographic.py` and `planning/sat/least_bytes.py`, which start from it.
 """
@@ -12,12 +12,12 @@ from collections.abc import Sequence
 def even_split(sums: Sequence[int], groups: int) -> list[int]:
     """Return the positions in `sums` at which consecutive groups end, so that the largest group is the least possible.
 
-    The least size is found by bisection; for each size, every group takes as much as it may, but leaves at least one
-    item for each later group. It takes O(groups log(len(sums)) log(sums[-1])) time.
+    Bisection finds the least size. For a given size, every group takes as many items as fit, but leaves at least one
+    item for each later group. The function takes O(groups log(len(sums)) log(sums[-1])) time.
 
     Args:
-        sums: ascending prefix sums of the items' sizes; `sums[0]` is that of no items.
-        groups: their number; each has at least one item.
+        sums: ascending prefix sums of the items' sizes; `sums[0]` is the sum of no items.
+        groups: the number of groups; each has at least one item.
 
     Returns:
         `groups` positions, the last one `len(sums) - 1`; empty if there are fewer items than groups.
@@ -42,7 +42,7 @@ def even_split(sums: Sequence[int], groups: int) -> list[int]:
 
 
 def _filled(sums: Sequence[int], groups: int, most: int) -> list[int]:
-    """Return the ends of groups of at most `most` each, filled one after another; empty if they do not suffice."""
+    """Fill one group after another up to the size `most`, and return their ends; empty if items are left over."""
     ends: list[int] = []
     start = 0
     for group in range(1, groups + 1):

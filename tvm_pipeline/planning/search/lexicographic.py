@@ -5,18 +5,20 @@ stages on equal devices, where
 
 - memory M is the peak of the parameter bytes of a stage,
 - dram D is the sum over stages of the parameter bytes beyond the device's cache,
-- communication C is the bytes handed on across the widest boundary, a tensor once however many read it. The paper's
-  equations 9 and 10 count each edge once, at the boundary in front of its reader's stage: see `handed_on_bytes`.
+- communication C is the bytes handed on across the widest boundary; a tensor counts once, however many operators read
+  it. The paper's equations 9 and 10 count each edge once, at the boundary in front of its reader's stage: see
+  `handed_on_bytes`.
 
-A lexicographic (sum, then max) is found in one pass, since a prefix that is worse in its sum can never catch up. A
-lexicographic (max, then max) is not: there the first optimum becomes a cap of the second pass. So
+One pass finds the optimum of (sum, then max), since a prefix with a worse sum can never become better. It does not find
+the optimum of (max, then max), so there the first optimum becomes a cap of a second pass:
 
     memory, communication           M* = least M;            then least C under the cap M*
     memory, dram, communication     M* = least M;            then least (D, C) under the cap M*
     dram, memory, communication     (D*, M*) = least (D, M); then least (D, C) under the cap M*;
-                                    or as the line above, where its D is max(0, P - k caches) already
+                                    or as the line above, if its D is max(0, P - k caches), the least possible
 
-Windows make this fast: with no stage above U, a cut after j of k stages holds between P - (k-j) U and j U bytes.
+P is the parameter bytes of the graph. Windows make this fast: if no stage holds more than U bytes, a cut after j of k
+stages holds between P - (k-j) U and j U bytes. Next: `cuts.py`, `even_split.py`.
 """
 
 from __future__ import annotations
@@ -43,12 +45,13 @@ NEVER = np.iinfo(np.int64).max // 4
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The ideas that keep the search small; without any of them it finds a chain of the same value.
+    """The ideas that keep the search small; with any of them switched off it finds a chain of the same value.
 
     Attributes:
-        known: an even chain along one order of nested cuts is made first, and no stage may hold more than its peak.
-        windows: a cut after j stages is only tried where the stages before it and behind it can hold what they must.
-        stop: with the cuts before a stage tried from near to far, the trial ends once the stage alone is the peak.
+        known: an even chain along one order of nested cuts is made first, and its peak limits the bytes of every stage.
+        windows: a cut after j of k stages is only tried if j stages can hold its bytes, and k-j stages the other bytes.
+        stop: the first cut of a stage is tried from near to far, and the trial ends once the stage itself is as large
+            as the peak of a chain already found.
     """
 
     known: bool = True
@@ -76,15 +79,15 @@ def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
 def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning | None = None) -> Plan:
     """Return the best chain of `cuts` for a lexicographic objective.
 
-    It has as many stages as there are devices, or as can be.
+    If the problem does not say how many stages it has, it has as many as there are devices, or as are possible.
 
     Args:
-        pruning: all of it unless a test says otherwise.
+        pruning: tests switch ideas off; by default all are on.
 
     Raises:
-        InfeasibleError: no such chain has so many stages, and the message says how many are possible; or none fits the
-            devices' `memory_bytes`.
-        OptionError: the platform does not say what the objective needs.
+        InfeasibleError: no chain has so many stages (the message says how many are possible), or none fits the
+            `memory_bytes` of the devices.
+        OptionError: `equal_cache_bytes` refuses the devices.
     """
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     most = max(map(len, disjoint_sets(problem.platform.devices)))
@@ -110,9 +113,15 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Space:
-    """The cuts that may be used, as arrays, and how many stages there are to be; `index` leads back to the cuts.
+    """The usable cuts as arrays, and the limits of their stages.
 
-    `capacity` has the parameter bytes that fit the device of each stage.
+    Attributes:
+        index: the index of each usable cut among all cuts.
+        zone, members, param_bytes, handed_on: as in `Cuts`.
+        stages: the number of stages.
+        cache: the parameter cache of every device, in bytes.
+        heaviest: the parameter bytes of the largest operator.
+        capacity: the parameter bytes that fit the device of each stage.
     """
 
     index: Integers
@@ -144,27 +153,29 @@ class _Space:
         )
 
     def longest_chain(self) -> int:
-        """How many stages can be told apart."""
+        """Return the largest number of stages that a chain of usable cuts can have."""
         longest = np.zeros(len(self.index), np.int64)
         _longest(self.zone, self.members, longest)
         return int(longest[-1])
 
     @property
     def total(self) -> int:
+        """Return the parameter bytes of the graph."""
         return int(self.param_bytes[-1])
 
     @property
     def least_memory(self) -> int:
-        """No stage split can be better than the even one, nor than the largest operator."""
+        """Return a lower bound of the peak: an even share of the bytes, or the largest operator."""
         return max(ceil(self.total / self.stages), self.heaviest)
 
     @property
     def least_dram(self) -> int:
+        """Return a lower bound of the overflow: the bytes that all caches together do not hold."""
         return max(0, self.total - self.stages * self.cache)
 
 
 def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[int], tuple[float, ...] | None]:
-    """The chosen cuts, and the bound where the search was ended before it could prove them best."""
+    """Return the chosen cuts, and a bound if the deadline ended the search before it proved that they are the best."""
     overflow_matters = "dram" in objective
     chosen = _even_prefixes(space) if space.pruning.known else []
     if chosen and np.any(_stage_bytes(space, chosen) > space.capacity):
@@ -187,7 +198,8 @@ def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[
     final = _chain(space, under, add_overflow=overflow_matters, balance=False)
     if objective.startswith("memory") or final.first == space.least_dram:
         return final.cuts, None
-    # Less overflow may be had above the least memory. No stage holds more than its cache and all that is known to do.
+    # A peak above the least one may overflow less. No stage of it holds more than its cache and the overflow found so
+    # far, since a larger stage would overflow more by itself.
     most = min(space.total, space.cache + final.first)
     found = _chain(space, most, add_overflow=True, balance=True)
     if ended():
@@ -196,10 +208,7 @@ def _solve(space: _Space, objective: str, deadline: float | None) -> tuple[list[
 
 
 def _even_prefixes(space: _Space) -> list[int]:
-    """Return a good chain without a search.
-
-    Bisection on the peak; stages are filled greedily along one order of nested cuts.
-    """
+    """Return a good chain without a search: the even split of one order of nested cuts; empty if it has too few."""
     order = [0]
     last = len(space.index) - 1
     # The last cut of each zone is nested in all of the next; a graph of one zone offers only a path of parents.
@@ -216,7 +225,7 @@ def _even_prefixes(space: _Space) -> list[int]:
 
 
 def _path(space: _Space, start: int, end: int) -> list[int]:
-    """Nested cuts from `start` to `end` of one zone, each the next in order that holds the one before."""
+    """Return nested cuts from `start` to `end` of one zone; each is the next one that contains the cut before."""
     path, at = [], start
     for cut in range(start + 1, end + 1):
         if not np.any(space.members[at] & ~space.members[cut]):
@@ -241,15 +250,19 @@ def _overflow(space: _Space, chosen: list[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
+    """A chain by the cuts at which its stages end, and the two figures by which chains are compared."""
+
     first: int
     second: int
     cuts: list[int]
 
 
 def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _Chain:
-    """Return the best chain of exactly k stages, none above `most`.
+    """Return the best chain of exactly k stages that hold at most `most` bytes.
 
-    Chains are compared by the sum of the overflow, if it is added, and then by their peak, or by the widest boundary.
+    Args:
+        add_overflow: compare chains by the sum of their overflow first.
+        balance: compare chains by their peak next, else by their widest boundary.
     """
     count, k, pruning = len(space.index), space.stages, space.pruning
     cuts = _Cuts(space.zone, space.members, space.param_bytes, space.handed_on)
@@ -258,7 +271,7 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
     for stage in range(1, k + 1):
         low, high = 1, count
         if pruning.windows:
-            # The stages to come hold at most `most` each, and so do those up to here.
+            # The stages behind this cut hold at most `most` bytes each, and so do the stages in front of it.
             least = space.total - (k - stage) * most
             low = max(int(np.searchsorted(space.param_bytes, least, side="left")), 1)
             high = int(np.searchsorted(space.param_bytes, stage * most, side="right"))
@@ -280,6 +293,7 @@ def _chain(space: _Space, most: int, *, add_overflow: bool, balance: bool) -> _C
 
 
 def _nothing(count: int) -> tuple[Integers, Integers, Integers]:
+    """Return the arrays of a layer without chains."""
     return np.full(count, NEVER), np.full(count, NEVER), np.full(count, -1)
 
 
@@ -303,9 +317,9 @@ class _Layer(NamedTuple):
     """The best chains of so many stages, by the cut at which they end.
 
     Attributes:
-        first, second: their two figures, the sum and the greatest; NEVER where there is no chain.
+        first, second: the sum and the maximum by which they are compared; NEVER where there is no chain.
         choice: the cut before their last stage.
-        low, high: chains end at the cuts low..high-1 only.
+        low, high: all chains end at one of the cuts low..high-1.
     """
 
     first: Any
@@ -316,14 +330,14 @@ class _Layer(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """What a stage may hold, and what is compared.
+    """The limits of a stage, and the figures by which chains are compared.
 
     Attributes:
-        most: parameter bytes that no stage exceeds.
-        cache: parameter bytes beyond which a stage overflows.
+        most: the parameter bytes that no stage exceeds.
+        cache: the parameter bytes beyond which a stage overflows.
         add_overflow: whether the sum of the overflow is compared first.
         balance: whether the peak of the parameter bytes is compared next, else the widest boundary.
-        stop: whether to stop at the first stage that holds more than the peak of a chain already found.
+        stop: whether to stop at the first stage that holds at least the peak of a chain already found.
     """
 
     most: int

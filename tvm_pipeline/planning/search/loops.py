@@ -1,12 +1,12 @@
 """The compiled loops of `pipelines.py`: `advance` for every graph and cost, `advance_chain` for the common case.
 
 Both fill, cut by cut, the value of every state, with the cut and the state that it came from. The arrays come in
-NamedTuples, which numba takes as arguments. Where a stage costs both seconds, which a limit bounds, and something that
-is added up, each has a `Costs` of its own. Shapes use these letters:
+NamedTuples, which numba takes as arguments. A stage may cost seconds, which a limit bounds, and a second figure, which
+is added up; each of them has a `Costs` of its own. Shapes use these letters:
 
     M  cuts; cut 0 holds no operator, cut M - 1 all of them
     N  states; state 0 is the empty pipeline
-    S  stages, each a way from one state to another
+    S  stages; each leads from one state to another
     D  devices; U  units, of at most W devices each
 """
 
@@ -52,14 +52,14 @@ class CutArrays(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What stages cost, in seconds or in what is added up; see `cost_tables.StageCosts`.
+    """The costs of stages, in seconds or in the figure that is added up; see `cost_tables.StageCosts`.
 
     Attributes:
         call, spill, cached: D.
         add, work, leave: D x M.
-        enter: distinct rows x M; what it costs to receive each cut.
+        enter: R x M, with R distinct rows; the cost of receiving each cut.
         which: S x W; the row of `enter` for each stage and member of its unit.
-        impossible: a cost that only a stage reaches which its device cannot run.
+        impossible: a cost that a stage only reaches if its device cannot run one of its operators.
     """
 
     call: Any
@@ -74,7 +74,7 @@ class Costs(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Where states can be at all; see `relaxation.Windows`.
+    """The cuts at which states are possible; see `relaxation.Windows`.
 
     Attributes:
         low, high: N; the first and the last cut of each state.
@@ -87,21 +87,22 @@ class Window(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What is looked for.
+    """The objective and the limits of a search.
 
     Attributes:
-        adds: whether the sum of the second costs counts, else the slowest stage.
-        dearest: whether a unit's second cost is that of its dearest device; else devices share it as they share frames.
-        skip_beaten: whether a state that is no better than the best way known to the target is passed over.
-        cap: seconds that no stage may exceed.
-        limit: a sum that no pipeline may exceed.
-        to_come: N x M, or N x 1; what a state at a cut still adds to the sum at least.
+        adds: whether the sum of the second costs is minimised, else the slowest stage.
+        worst_member: whether a unit's second cost is that of its most expensive device; else its devices pay in
+            proportion to the frames that they take.
+        skip_beaten: see `pipelines.Pruning.beaten`.
+        cap: the seconds that no stage may exceed.
+        limit: the sum that no pipeline may exceed.
+        to_come: N x M, or N x 1; a lower bound of what a pipeline adds to the sum after it is in a state at a cut.
         capacity: D; parameter bytes that fit the device.
         slowdown: D; how many times slower the device is than it would be alone.
     """
 
     adds: bool
-    dearest: bool
+    worst_member: bool
     skip_beaten: bool
     cap: float
     limit: float
@@ -111,12 +112,12 @@ class Goal(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What the loops fill.
+    """The results that the loops fill in.
 
     Attributes:
-        value: N x M; the best slowest stage, or sum, of all pipelines that lead there.
+        value: N x M; the least slowest stage, or sum, of all pipelines that are in a state at a cut; else infinite.
         origin, leader: N x M; the cut and the state before the last stage of that pipeline.
-        alive_from, alive_to: N; the first and the last cut with a value.
+        alive_from, alive_to: N; the first and the last cut with a finite value.
     """
 
     value: Any
@@ -127,13 +128,13 @@ class Table(NamedTuple):
 
 
 class Queue(NamedTuple):
-    """For each state the beginnings of a stage that may still be best, in `[head, tail)` of its row.
+    """A queue for each state: the starts of its last stage that may still be the best, in `[head, tail)` of its row.
 
     Attributes:
-        value: N x (M + 1); what a beginning costs, apart from the operators up to the cut where the stage ends.
+        value: N x (M + 1); the cost of a start, without the operators up to the cut where the stage ends.
         until: N x (M + 1); the last cut at which the stage can end. It rises along the row, and so does the value.
-        cut, state: N x (M + 1); where the stage begins, and the state before it.
-        head, tail: N.
+        cut, state: N x (M + 1); the cut at which the stage starts, and the state before it.
+        head, tail: N; the first entry of the queue, and the end of its entries.
     """
 
     value: Any
@@ -146,7 +147,7 @@ class Queue(NamedTuple):
 
 @hot
 def device_cost(costs: Costs, row: int, d: int, i: int, j: int, param_bytes: float) -> Any:
-    """Return what device d pays for the operators between cuts i and j, received by this row of `enter`."""
+    """Return the cost of the operators between cuts i and j on device d, with the given row of `enter`."""
     busy = max(costs.work[d, j] - costs.work[d, i], costs.spill[d] * max(0.0, param_bytes - costs.cached[d]))
     return costs.call[d] + costs.add[d, j] - costs.add[d, i] + busy + costs.leave[d, j] + costs.enter[row, i]
 
@@ -155,9 +156,10 @@ def device_cost(costs: Costs, row: int, d: int, i: int, j: int, param_bytes: flo
 def unit_seconds(
     lattice: Lattice, seconds: Costs, goal: Goal, stage: int, unit: int, i: int, j: int, param_bytes: float
 ) -> Any:
-    """Return the seconds a frame of a unit and its rate while alone; the seconds are inf where it cannot run this.
+    """Return the seconds of a unit for a frame, and its rate while no other device works.
 
-    A unit of several devices takes 1 / sum(1 / seconds) a frame.
+    A unit of several devices takes 1 / sum(1 / seconds) for a frame. The seconds are infinite if the unit cannot run
+    the operators between cuts i and j.
     """
     taken, rate, idle_rate = 0.0, 0.0, 0.0
     for m in range(lattice.sizes[unit]):
@@ -175,9 +177,10 @@ def unit_cost(
     lattice: Lattice, seconds: Costs, added: Costs, goal: Goal, stage: int, unit: int, i: int, j: int,
     param_bytes: float, idle_rate: float,
 ) -> Any:  # fmt: skip
-    """Return what a unit adds to the sum; inf where it cannot run this.
+    """Return what a unit adds to the sum; infinite if it cannot run the operators between cuts i and j.
 
-    Its devices take frames in the shares of their rates while alone, or, if the goal says so, the dearest counts.
+    Its devices take frames in proportion to their rates while alone. If `worst_member` is set, the cost of the most
+    expensive device counts instead.
     """
     total = 0.0
     for m in range(lattice.sizes[unit]):
@@ -185,7 +188,7 @@ def unit_cost(
         cost = device_cost(added, added.which[stage, m], d, i, j, param_bytes)
         if cost >= added.impossible:
             return inf
-        if goal.dearest:
+        if goal.worst_member:
             total = max(total, cost)
         elif lattice.sizes[unit] == 1:
             total = cost
@@ -210,7 +213,7 @@ def advance(
     lattice: Lattice, cuts: CutArrays, window: Window, seconds: Costs, added: Costs, goal: Goal, table: Table,
     begin: int, end: int,
 ) -> None:  # fmt: skip
-    """Fill the values of all states at the cuts begin..end-1 from those of smaller cuts; every earlier cut is tried."""
+    """Fill the values of all states at the cuts begin..end-1 from the values at smaller cuts, all of which are tried."""
     for j in range(begin, end):
         if not cuts.usable[j]:
             continue
@@ -248,9 +251,9 @@ def advance(
 
 @hot
 def last_end(cuts: CutArrays, seconds: Costs, goal: Goal, stage: int, d: int, i: int) -> Any:
-    """Return the last cut at which a stage from cut i is not too slow, too large or impossible; i where there is none.
+    """Return the last cut at which a stage from cut i is possible and within the limits; i if there is none.
 
-    It is found by bisection, since both seconds and bytes only grow.
+    Bisection finds it, since seconds and bytes never fall along the cuts.
     """
     slack = min(goal.cap, seconds.impossible) + seconds.add[d, i] - seconds.enter[seconds.which[stage, 0], i]
     near, far = i, len(cuts.param_bytes) - 1
@@ -274,9 +277,9 @@ def move(queue: Queue, b: int, source: int, target: int) -> None:
 
 @hot
 def insert(queue: Queue, b: int, value: float, until: int, cut: int, state: int) -> None:
-    """Put a beginning into the queue of state b, in the order of the last cuts, unless another is at least as good.
+    """Insert a start into the queue of state b, by its last cut, unless an entry is at least as good.
 
-    It replaces all that cost no less and end no later.
+    It replaces all entries that cost no less and end no later.
     """
     left, right = queue.head[b], queue.tail[b]
     while left < right:
@@ -292,7 +295,8 @@ def insert(queue: Queue, b: int, value: float, until: int, cut: int, state: int)
         keep -= 1
     if left < queue.tail[b] and queue.until[b, left] == until:
         left += 1
-    # The entries keep..left-1 are beaten; the new one takes the position of one of them, or the neighbours move apart.
+    # The entries keep..left-1 are beaten. The new entry takes the position of one of them; if there is none, its
+    # neighbours move apart.
     removed = left - keep
     if removed == 0 and queue.head[b] > 0:
         for k in range(queue.head[b], keep):
@@ -318,14 +322,14 @@ def advance_chain(
     lattice: Lattice, into: Any, cuts: CutArrays, window: Window, seconds: Costs, added: Costs, goal: Goal,
     queue: Queue, table: Table, begin: int, end: int,
 ) -> None:  # fmt: skip
-    """Do the same for prefixes, single devices and additive costs, in O(log M) a state and stage instead of O(M).
+    """Fill the same values for prefixes, single devices and additive costs, in O(log M) per stage instead of O(M).
 
-    A stage from cut i can end at a last cut; until then it costs what the operators up to its end cost, plus something
-    that only depends on i. So each state keeps the beginnings that no other beats in both that cost and the last cut.
-    Among them the cheapest is the first to expire, and stands in front.
+    A stage from cut i can end at any cut up to a last one. Its cost is that of the operators up to its end, plus a term
+    that only depends on i. So each state keeps the starts that no other start beats in both this term and the last cut.
+    The cheapest of them is the first to expire, and it is the first in the queue.
 
     Args:
-        into: N + 1; the stages, which are sorted by target, into[b]..into[b+1]-1 lead to state b.
+        into: N + 1; the stages are sorted by target, and the stages into[b]..into[b+1]-1 lead to state b.
     """
     for j in range(begin, end):
         i = j - 1

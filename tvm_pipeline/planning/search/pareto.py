@@ -1,8 +1,8 @@
-"""The Pareto front: every pipeline that no other beats in throughput, latency and energy at once.
+"""The Pareto front: the pipelines that no other pipeline beats in throughput, latency and energy together.
 
-Dynamic programming with labels: for each state (cut, devices used, last device) all combinations of slowest stage,
-latency and energy that no other of the state beats in all three. Each device serves one stage, so that a label that is
-beaten can never win: what follows costs both the same.
+Dynamic programming with labels: a state (cut, devices used, last device) keeps all combinations of slowest stage,
+latency and energy that no other combination of the state beats in all three. Each device serves one stage, so a beaten
+label can never win: every continuation costs it as much as the label that beats it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tvm_pipeline.planning.search.cost_tables import StageCosts, buses, capaciti
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.solvers.hot import hot
 
-# The work grows with the square of the cuts; of more, so many spread over the graph are used.
+# The work grows with the square of the number of cuts. If there are more, this many are used, spread over the graph.
 MOST_CUTS = 256
 
 
 def pareto(problem: Problem) -> list[Plan]:
-    """The front, fastest first; energy takes part where it is known of every plan.
+    """Return the front, fastest first; energy counts if it is known of every plan.
 
-    All ways to cut the graph are tried where it has at most MOST_CUTS downsets (`optimal`), else MOST_CUTS cuts of its
-    own order, spread evenly over the seconds (`feasible`: the front of those). A bus is judged, not searched for, so
-    that with one the front is `feasible`, too. Limits of the problem hold; its objective only names the plans.
+    If the graph has at most MOST_CUTS downsets, all of them are cuts, and the front is `optimal`. Else MOST_CUTS cuts
+    of its own order are used, spread evenly over the seconds, and the front of these is `feasible`. The search does not
+    count buses, so the front is `feasible` if there is one. The plans keep the problem's limits and name its objective.
 
     Raises:
-        InfeasibleError: there is no plan at all.
+        InfeasibleError: no plan keeps the limits.
     """
     cuts = ideals(problem.graph)
     if cuts is None or len(cuts) > MOST_CUTS:
@@ -46,7 +46,7 @@ def pareto(problem: Problem) -> list[Plan]:
         usable &= _spread(problem, cuts, usable)
     found: dict[tuple[Stage, ...], Prediction] = {}
     for devices in disjoint_sets(problem.platform.devices):
-        # How many devices work decides how busy each is: each number has a front of its own.
+        # The number of working devices decides how much they slow each other down, so each number has its own front.
         for working in range(1, len(devices) + 1):
             for stages in _front(problem, cuts, usable, devices, working):
                 try:
@@ -68,7 +68,7 @@ def pareto(problem: Problem) -> list[Plan]:
 
 
 def _figures(predictions: list[Prediction]) -> Floats:
-    """A row for each plan, less is better; what differs in the rounding of a sum is equal."""
+    """Return a row of figures for each plan, of which less is better; they are rounded, so that sums compare equal."""
     powered = all(predicted.energy_j is not None for predicted in predictions)
     rows = [
         (-(p.throughput_fps or 0.0), p.latency_s or 0.0, (p.energy_j or 0.0) if powered else 0.0) for p in predictions
@@ -77,7 +77,7 @@ def _figures(predictions: list[Prediction]) -> Floats:
 
 
 def _spread(problem: Problem, cuts: Cuts, usable: Any) -> Any:
-    """MOST_CUTS of the usable cuts, evenly over the seconds of the fastest device for each operator."""
+    """Return MOST_CUTS of the usable cuts, spread evenly over the seconds of each operator on its fastest device."""
     costs = stage_seconds(problem, cuts, problem.platform.devices)
     done = np.min(costs.add + costs.work, axis=0)
     positions = np.flatnonzero(usable)
@@ -90,7 +90,13 @@ def _spread(problem: Problem, cuts: Cuts, usable: Any) -> Any:
 
 @dataclass(slots=True, eq=False)
 class _Labels:
-    """The labels of a state at all cuts so far: figures (n x 3), their cut, and which label they came from."""
+    """The labels of a state at all cuts so far.
+
+    Attributes:
+        figures: n x 3; slowest stage, latency and energy.
+        cut: n; the cut at which the pipeline of a label ends.
+        before: n; the state and the position of the label before the last stage.
+    """
 
     figures: Floats
     cut: Integers
@@ -100,7 +106,7 @@ class _Labels:
 def _front(
     problem: Problem, cuts: Cuts, usable: Any, devices: Sequence[Device], working: int
 ) -> list[tuple[Stage, ...]]:
-    """The front of the pipelines that use exactly `working` of the devices, each once."""
+    """Return the front of the pipelines that use exactly `working` of the devices, each device once."""
     busy = stage_seconds(problem, cuts, devices, working)
     idle = stage_seconds(problem, cuts, devices)
     joules = stage_joules(problem, cuts, devices)
@@ -153,11 +159,13 @@ def _front(
 
 
 def _possible(which: Integers, start: Integers, seconds: Floats, busy: StageCosts) -> tuple[Integers, Integers, Floats]:
+    """Return the entries whose device can run every operator of the stage."""
     fine = seconds < busy.impossible
     return which[fine], start[fine], seconds[fine]
 
 
 def _admit(known: _Labels, groups: list[tuple[Floats, Integers, int]], end: int) -> None:
+    """Add to a state's labels those of the groups that no other of them beats; all end at the cut `end`."""
     figures = np.concatenate([group[0] for group in groups])
     which = np.concatenate([group[1] for group in groups])
     state = np.concatenate([np.full(len(group[1]), group[2]) for group in groups])
@@ -169,7 +177,11 @@ def _admit(known: _Labels, groups: list[tuple[Floats, Integers, int]], end: int)
 
 
 def _not_beaten(figures: Floats) -> Integers:
-    """Of rows in lexicographic order, the positions of those that no earlier one equals or beats in all figures."""
+    """Return the positions of the rows that no earlier row equals or beats in all figures.
+
+    Args:
+        figures: rows in lexicographic order.
+    """
     kept = np.zeros(len(figures), np.bool_)
     _sift(figures, kept, np.zeros(len(figures), np.int64))
     return np.flatnonzero(kept)
@@ -177,6 +189,7 @@ def _not_beaten(figures: Floats) -> Integers:
 
 @hot
 def _sift(figures: Any, kept: Any, front: Any) -> None:
+    """Mark in `kept` the rows that no earlier row beats; `front` is space for their positions."""
     count = 0
     for i in range(len(figures)):
         beaten = False
@@ -199,6 +212,7 @@ def _trace(
     state: int,
     label: int,
 ) -> tuple[Stage, ...]:
+    """Return the stages of the pipeline that leads to a label."""
     ends, names = [], []
     while state > 0:
         ends.append(int(labels[state].cut[label]))

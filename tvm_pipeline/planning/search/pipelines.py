@@ -1,14 +1,14 @@
 """The exact search for pipelines over unequal devices: dynamic programming over (cut, devices used, last unit).
 
-A unit is what runs a stage: one device, or several replicas. A state is the set of devices used so far and the unit of
-the last stage. Its value at a cut is the least slowest stage, or the least sum, of all pipelines that lead there.
+A unit is one device or several replicas that run a stage. A state is the set of devices used so far and the unit of
+the last stage. Its value at a cut is the least slowest stage, or the least sum, of all pipelines that end there.
 `Pruning` lists the ideas that keep the search small.
 
-The search deepens: it first admits stages, or sums, that are only a little above a lower bound, and more when it finds
-nothing. What it finds is optimal, since everything better was admitted, too.
+The search deepens: it first admits only stages, or sums, that are a little above a lower bound. If it finds no
+pipeline, it admits more. A pipeline that it finds is optimal, since every better one was admitted, too.
 
-Next: `dynamic_programming.py`, which asks for pipelines; `states.py`; `relaxation.py`, which gives the bound and the
-windows; `loops.py`, the inner loops.
+Next: `dynamic_programming.py`, which calls these searches; `states.py`; `relaxation.py`, for the bound and the windows;
+`loops.py`, the inner loops.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from tvm_pipeline.planning.search.relaxation import Windows, relaxed_bottleneck,
 from tvm_pipeline.planning.search.space import Space
 from tvm_pipeline.planning.search.states import States, elders_of, first_free_units, reachable
 
-# How far beyond the proven bound the slowest stage, or the sum, may lie, try by try; the last admits everything.
+# By how much the slowest stage, or the sum, may exceed the proven bound in each pass; the last pass admits everything.
 DEEPENING = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The ideas that keep the search small; without any of them it finds a pipeline of the same value.
+    """The ideas that keep the search small; with any of them switched off it finds a pipeline of the same value.
 
     Attributes:
-        bound: a lower bound of the slowest stage, or of the sum, lets the search deepen instead of admitting all.
-        known: nothing slower than a pipeline that is known already is admitted.
-        windows: a state is only tried at the cuts where a pipeline of fast enough stages can be in it.
-        to_come: a sum is dropped where what it still costs at least would bring it above what is admitted.
-        equal_devices: of devices that are equal in all things the first free one is taken.
-        beaten: a state that is no better than the best way known to the target is passed over before costs are counted.
-        alive: of each state only the cuts between the first and the last with a value are looked at.
-        queue: along an order of nested cuts, with costs that add up, a queue of the beginnings that can still be best
-            replaces the trial of every earlier cut.
+        bound: a lower bound of the slowest stage, or of the sum, is computed first, and the search deepens from there.
+        known: a stage slower than a pipeline that the caller already has is not admitted.
+        windows: a state is only tried at the cuts that it can have if all stages are fast enough.
+        to_come: a sum is dropped if a lower bound of its remaining stages brings it above the admitted sum.
+        equal_devices: of devices with equal costs and limits the first free one is used.
+        beaten: a predecessor is skipped if its own value is no better than the best value found for the target.
+        alive: a predecessor is only tried at the cuts from its first to its last finite value.
+        queue: if the cuts are nested and the costs additive, a queue of the starts of a stage that can still be the
+            best replaces the trial of every earlier cut.
     """
 
     bound: bool = True
@@ -59,7 +59,7 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A pipeline: the unit (indices of devices) of each stage and the cut behind it; `value` as the search saw it."""
+    """A pipeline: the unit (indices of devices) of each stage, the cut behind each stage, and the value in the search."""
 
     value: float
     units: tuple[tuple[int, ...], ...]
@@ -68,7 +68,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The result of a search: the best pipeline if any, and a value that no pipeline is better than."""
+    """The result of a search: the best pipeline, None if there is none, and a lower bound of the value of all."""
 
     found: Found | None
     bound: float
@@ -77,14 +77,14 @@ class Search:
 def least_bottleneck(
     space: Space, seconds: StageCosts, at_most: float, deadline: float | None, pruning: Pruning | None = None
 ) -> Search:
-    """Return the pipeline whose slowest stage is fastest, of those not slower than `at_most`.
+    """Return the pipeline with the least slowest stage, if that is at most `at_most` seconds.
 
     Args:
         deadline: of `time.monotonic`; None for no limit.
-        pruning: all of it unless a test says otherwise.
+        pruning: tests switch ideas off; by default all are on.
 
     Raises:
-        TooManyError: too many states for memory.
+        TooManyError: the states would not fit into memory.
     """
     pruning = pruning or Pruning()
     elders, space = _without_equals(space, [seconds], pruning)
@@ -106,7 +106,7 @@ def least_bottleneck(
 
 
 def relaxed_bound(space: Space, seconds: StageCosts) -> float:
-    """Return seconds that no pipeline's slowest stage is below, without a search."""
+    """Return a lower bound of the seconds of every pipeline's slowest stage, without a search."""
     elders, space = _without_equals(space, [seconds], Pruning())
     return relaxed_bottleneck(space, elders, seconds, np.inf)
 
@@ -121,16 +121,15 @@ def least_sum(
     slowest: bool = False,
     pruning: Pruning | None = None,
 ) -> Search:
-    """Return the pipeline with the least sum of costs; no stage of it takes more than `cap` by `seconds`.
-
-    Replicas cost what they do in the shares in which they take frames or, if `slowest`, what the dearest does.
+    """Return the pipeline with the least sum of `costs` whose stages take at most `cap` by `seconds`.
 
     Args:
         deadline: of `time.monotonic`; None for no limit.
-        pruning: all of it unless a test says otherwise.
+        slowest: whether replicas cost what the most expensive one costs; else each pays for the frames that it takes.
+        pruning: tests switch ideas off; by default all are on.
 
     Raises:
-        TooManyError: too many states for memory.
+        TooManyError: the states would not fit into memory.
     """
     pruning = pruning or Pruning()
     elders, space = _without_equals(space, [costs] if seconds is None else [seconds, costs], pruning)
@@ -145,7 +144,7 @@ def least_sum(
 
 
 def _without_equals(space: Space, tables: Sequence[StageCosts], pruning: Pruning) -> tuple[list[int], Space]:
-    """Return the elder of each device, or -1, and the space without the units that pass over one."""
+    """Return the elder of each device, or -1, and the space without the units that pass over an elder."""
     elders = elders_of(space, tables) if pruning.equal_devices else [-1] * len(space.devices)
     return elders, replace(space, units=first_free_units(space.units, elders))
 
@@ -281,10 +280,10 @@ def _costs(space: Space, states: States, costs: StageCosts) -> loops.Costs:
 
 
 def _to_come(space: Space, costs: StageCosts, masks: Sequence[int]) -> Floats:
-    """Return for each set of used devices and each cut a cost that no continuation is below.
+    """Return a lower bound of the remaining cost, for each set of used devices and each cut.
 
-    Every operator costs at least what it does where it is cheapest. Where every device has a cache and serves once, the
-    overflow costs something, too: that is what the caches of the devices left cannot hold.
+    Every operator costs at least as much as on its cheapest device. If every device has a cache and serves once, the
+    bytes that the caches of the unused devices cannot hold cost something, too.
     """
     least: Floats = np.tile(costs.least[-1] - costs.least, (len(masks), 1))
     if len(space.once) < len(space.devices) or not costs.spill.all():
@@ -301,7 +300,7 @@ def _to_come(space: Space, costs: StageCosts, masks: Sequence[int]) -> Floats:
 def _entering(space: Space, states: States, costs: StageCosts) -> tuple[Integers, Floats]:
     """Return for each stage and member of its unit a row of transfer costs, and the distinct rows.
 
-    From several replicas the cheapest link counts: no frame comes cheaper, so that the search stays a bound.
+    If several replicas send, the cheapest link counts. No frame costs less, so the value of the search stays a bound.
     """
     rows: dict[bytes, int] = {}
     table: list[Floats] = []
@@ -323,7 +322,7 @@ def _entering(space: Space, states: States, costs: StageCosts) -> tuple[Integers
 
 
 def _best(space: Space, states: States, table: Any) -> Found | None:
-    """Return the best pipeline that leads to the last cut and uses as many stages and devices as prescribed."""
+    """Return the best pipeline that ends at the last cut and has the prescribed numbers of stages and devices."""
     full = table.value[:, -1].copy()
     if space.stages is not None:
         full[states.count != space.stages] = np.inf

@@ -1,9 +1,9 @@
-"""A relaxation of pipelines: a bound of the slowest stage, and the cuts at which each state can be at all.
+"""A relaxation of pipelines: a bound of the slowest stage, and the cuts at which each state is possible.
 
-Transfers between devices are left out, and cuts are taken in their order, without asking whether one contains another.
-Then a stage that reaches further is never worse. So the furthest cut that a set of devices can reach with stages of at
-most T seconds is found set by set, from the smaller sets to the larger ones, in O(units log M) each. The same from the
-far end gives the earliest cut from which a set of devices can still reach the end.
+The relaxation leaves out transfers, and takes cuts in their order, even if one does not contain the one before. Then a
+stage that ends further on is never worse. So the furthest cut that a set of devices can reach with stages of at most T
+seconds is found set by set, from the smaller sets to the larger ones, in O(units log M) each. The same computation from
+the last cut gives the earliest cut from which a set of devices can still reach the end.
 
 Next: `pipelines.py`, which searches inside these windows.
 """
@@ -25,7 +25,7 @@ from tvm_pipeline.solvers.hot import hot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Windows:
-    """Where a pipeline of fast enough stages can be.
+    """The cuts at which a pipeline of fast enough stages can be in each state.
 
     Attributes:
         low, high: for each state the first and the last cut at which a pipeline can be in it.
@@ -38,7 +38,7 @@ class Windows:
 
 
 def relaxed_bottleneck(space: Space, elders: list[int], seconds: StageCosts, at_most: float) -> float:
-    """Return seconds that no pipeline's slowest stage is below; infinite where none is as fast as `at_most`."""
+    """Return a lower bound of the seconds of every pipeline's slowest stage; infinite if it exceeds `at_most`."""
     relaxed = _Relaxed(space, elders, seconds)
     high = min(at_most, seconds.impossible)
     if not relaxed.possible(high):
@@ -96,9 +96,10 @@ def _best_subsets(relaxed: _Relaxed, earliest: Integers, most: int) -> list[list
 
 
 class _Relaxed:
-    """The problem with costs that only grow along the order of the cuts.
+    """The relaxed problem, whose costs never fall along the order of the cuts.
 
-    Of a set of devices only the number of each kind matters: `sets` has one of each, the smaller ones first.
+    Equal devices are of one kind, and only the number of devices of each kind matters. So `sets` has one set for each
+    combination of numbers, the smaller sets first.
     """
 
     def __init__(self, space: Space, elders: list[int], seconds: StageCosts) -> None:
@@ -133,6 +134,7 @@ class _Relaxed:
         )
 
     def _rest(self, space: Space) -> Integers:
+        """Return sets x units: the index of the set without the unit, or -1 if the set does not contain the unit."""
         rest = np.full((len(self.sets), len(space.units)), -1)
         needed = [self._counts(sum(1 << device for device in unit)) for unit in space.units]
         for index, counts in enumerate(map(self._counts, self.sets)):
@@ -143,24 +145,26 @@ class _Relaxed:
         return rest
 
     def _counts(self, mask: int) -> list[int]:
+        """Return how many devices of each kind a set has."""
         return [sum(mask >> device & 1 for device in kind) for kind in self.kinds]
 
     def _first(self, counts: Sequence[int]) -> int:
-        """Return the set of so many devices of each kind, the eldest."""
+        """Return the set of the first so many devices of each kind."""
         return sum(1 << device for kind, count in zip(self.kinds, counts, strict=True) for device in kind[:count])
 
     def index_of(self, mask: int) -> int:
-        """Return the index in `sets` of the set that is equal to this one."""
+        """Return the index in `sets` of the set with as many devices of each kind as this set."""
         return self.index[self._first(self._counts(mask))]
 
     def reach(self, cap: float) -> tuple[Integers, Integers]:
-        """Return for each set the furthest cut it reaches from the start, and the earliest from which it can end."""
+        """Return for each set the furthest cut that it reaches, and the earliest cut from which it reaches the end."""
         furthest = np.zeros(len(self.sets), np.int64)
         earliest = np.full(len(self.sets), self.last)
         _reach(self.arrays, float(cap), furthest, earliest)
         return furthest, earliest
 
     def possible(self, cap: float) -> bool:
+        """Return whether some allowed set reaches the last cut with stages of at most `cap` seconds."""
         return bool(self.reach(cap)[0][self.allowed].max() == self.last)
 
 
@@ -176,7 +180,7 @@ class _Arrays(NamedTuple):
     Attributes:
         members: U x W; the devices of each unit, filled up with -1.
         sizes: U; how many devices a unit has.
-        rest: sets x U; the set that is left of a set without the unit, or -1 where the unit is not in it.
+        rest: sets x U; the index of the set without the unit, or -1 if the set does not contain the unit.
         param_bytes: M; parameter bytes of the operators before each cut.
         capacity, call, spill, cached: D; see `cost_tables.StageCosts`.
         most_add, most_work: D x M; the greatest of the cumulative costs up to a cut.
@@ -215,7 +219,7 @@ def _is_fast(arrays: _Arrays, unit: int, i: int, j: int, cap: float) -> Any:
 
 @hot
 def _reach(arrays: _Arrays, cap: float, furthest: Any, earliest: Any) -> None:
-    """Fill the furthest and the earliest cut of each set, which are those of the empty set at first."""
+    """Fill the furthest and the earliest cut of each set; on entry all have those of the empty set."""
     last = len(arrays.param_bytes) - 1
     for used in range(1, len(furthest)):
         for unit in range(len(arrays.sizes)):

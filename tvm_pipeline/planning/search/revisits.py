@@ -1,12 +1,13 @@
-"""Devices that serve two of three or four stages, as CPU -> GPU -> CPU: the k-stage case of the IEEE Access paper.
+"""Pipelines of three or four stages in which a device serves two stages, as in CPU -> GPU -> CPU.
 
-A device's load is the sum of its stages, so that a plan is as fast as its most loaded device. With any number of
-stages this is weakly NP-hard even for two devices; for at most four it is polynomial, by meeting in the middle:
+Velasco-Montero et al. (IEEE Access 2023) consider such pipelines. The load of a device is the sum of its stages, so a
+plan is as fast as its most loaded device. For any number of stages the problem is weakly NP-hard even with two devices;
+for at most four stages it is polynomial, by meeting in the middle:
 
-For a sequence of devices and a middle cut, the first two stages have one free cut and the last two another. On either
-side only the choices count that no other beats in both loads (a Pareto staircase). Along two staircases the load of one
-device rises while the other falls, so that the best partner of each choice is found by bisection: O(M^2 log M) a
-sequence, where trying all cuts takes O(M^3).
+For a sequence of devices and a middle cut, one cut is free among the first two stages, and another one among the last
+two. On either side only those cuts count that no other beats in both loads (a Pareto staircase). Along a staircase the
+load of one device rises while the load of the other falls, so bisection finds the best partner of each cut. This takes
+O(M^2 log M) for a sequence, while trying all cuts takes O(M^3).
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, sta
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.solvers.hot import hot
 
-# Beyond so many downsets only the graph's own order is cut.
+# If there are more downsets, the cuts are the prefixes of the graph's own order.
 MOST_CUTS = 1500
 
 
 def revisits(problem: Problem) -> Plan:
-    """The fastest pipeline of three or four stages in which at least one device serves two of them.
+    """Return the fastest pipeline of three or four stages in which at least one device serves two of them.
 
-    Devices with a memory limit or a parameter cache serve one stage. All ways to cut the graph are tried where it has
-    at most MOST_CUTS downsets, else all of its own order.
+    A device with a memory limit or a parameter cache serves one stage. The cuts are all downsets of the graph if there
+    are at most MOST_CUTS, else the prefixes of its own order.
 
     Raises:
-        InfeasibleError: no device can come again, or the graph is too short.
+        InfeasibleError: no device can serve two stages, or the graph is too short.
         OptionError: the objective is not throughput, or there is a limit of latency.
     """
     listed = ideals(problem.graph)
@@ -64,20 +65,22 @@ def revisits(problem: Problem) -> Plan:
     plan = Plan(problem.graph.name, "revisits", problem.objective, stages, predicted, "optimal")
     plan = replace(plan, bound=plan.value)
     if plan.value and 1 / plan.value[0] > best.value * (1 + 1e-9):
-        # A bus, which the search does not count, is slower than every device.
+        # The search does not count buses, and one of them is slower than every device.
         return replace(plan, status="feasible", bound=(1 / best.value,))
     return plan
 
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
+    """The seconds between frames of a pipeline, the devices of its stages, and the cuts at which they end."""
+
     value: float
     devices: tuple[str, ...]
     ends: tuple[int, ...]
 
 
 def _sequences(problem: Problem, devices: tuple[Device, ...], count: int) -> Iterator[tuple[int, ...]]:
-    """Devices of the stages: never the same twice in a row, and at least one comes again."""
+    """Yield sequences of devices: no device serves consecutive stages, and at least one serves two stages."""
     again = [not cost_of(problem, device).serves_once for device in devices]
     for sequence in product(range(len(devices)), repeat=count):
         repeated = [device for device in set(sequence) if sequence.count(device) > 1]
@@ -94,7 +97,7 @@ def _cut(
     sequence: tuple[int, ...],
     at_most: float,
 ) -> _Choice | None:
-    """The best cuts for one sequence of devices, if any makes a period below `at_most`."""
+    """Return the best cuts for one sequence of devices; None if no period is below `at_most`."""
     param_bytes = cuts.param_bytes.astype(np.float64)
     capacity = capacities(devices)
     last, world = len(cuts) - 1, len(devices)
@@ -128,7 +131,8 @@ def _cut(
             continue
         early, x1, x2 = early[fits], x1[fits], x2[fits]
         late, y1, y2 = late[suits], y1[suits], y2[suits]
-        # u is the load of the device that comes again; w that of the other, which adds up if it comes again, too.
+        # u is the load of a device that serves two stages. w is the load of the other device of the first two stages;
+        # it is added to z if that device serves two stages, too.
         u, w = (x1, x2) if first in sequence[2:] else (x2, x1)
         repeated = first if first in sequence[2:] else second
         v, z = (y1, y2) if third == repeated else (y2, y1)
@@ -144,7 +148,7 @@ def _cut(
 
 
 def _staircase(u: Floats, w: Floats) -> Integers:
-    """The positions that no other beats in both figures, by rising u and so by falling w."""
+    """Return the positions that no other position beats in both figures, by rising u and therefore by falling w."""
     order = np.lexsort((w, u))
     lowest = np.minimum.accumulate(w[order])
     keep = np.insert(w[order][1:] < lowest[:-1], 0, True)
@@ -154,7 +158,7 @@ def _staircase(u: Floats, w: Floats) -> Integers:
 
 @hot
 def _meet(u: Any, w: Any, v: Any, z: Any, adds: bool, at_most: float) -> Any:
-    """The pair of steps with the least max(u + v, w + z), or max(u + v, w, z) where w and z are of two devices."""
+    """Return the least max(u + v, w + z), or max(u + v, w, z) unless it `adds` w and z, and the steps that give it."""
     best, best_f, best_b = at_most, -1, -1
     for f in range(len(u)):
         near, far = 0, len(v) - 1
@@ -165,7 +169,7 @@ def _meet(u: Any, w: Any, v: Any, z: Any, adds: bool, at_most: float) -> Any:
                 far = middle
             else:
                 near = middle + 1
-        # The loads cross at `near`: it or the step before is best.
+        # The loads cross at `near`, so this step or the one before is best.
         for b in range(max(near - 1, 0), near + 1):
             other = w[f] + z[b] if adds else max(w[f], z[b])
             load = max(u[f] + v[b], other)

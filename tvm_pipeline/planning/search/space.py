@@ -1,4 +1,7 @@
-"""Where pipelines are looked for: which cuts, which devices, and what may run a stage."""
+"""The space of pipelines that a search considers: its cuts, its devices, and the units that may run a stage.
+
+Next: `states.py`, which lists the states of a space.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.planning.search.cost_tables import capacities
 from tvm_pipeline.planning.search.cuts import Cuts, Floats
 
-# What runs a stage: devices by their index, one or several replicas.
+# A unit runs a stage: one device or several replicas, by their indices.
 Units = list[tuple[int, ...]]
 
 
@@ -21,12 +24,13 @@ class Space:
     """Pipelines of `units` between `cuts`.
 
     Attributes:
-        devices: those that may be used; all of them can work at the same time.
-        once: devices that serve at most one stage; the others may come again, though not in consecutive stages.
-        stages: exactly so many, or None.
-        working: exactly so many devices are used, or None.
-        slowdown: how many times slower each device is while that many work; empty for 1.
-        together: whether only cuts count that leave all readers of an operator in one stage.
+        devices: the devices that may be used; all of them can work at the same time.
+        once: indices of the devices that serve at most one stage; another device may serve several stages, but not
+            consecutive ones.
+        stages: the exact number of stages; None for any.
+        working: the exact number of devices that are used; None for any.
+        slowdown: how many times slower each device is while `working` devices work; empty for 1.
+        together: whether all readers of an operator must be in one stage.
     """
 
     cuts: Cuts
@@ -40,27 +44,27 @@ class Space:
 
     @property
     def param_bytes(self) -> Floats:
-        """Parameter bytes of each cut."""
+        """Return the parameter bytes of each cut."""
         return self.cuts.param_bytes.astype(np.float64)
 
     @property
     def capacity(self) -> Floats:
-        """Parameter bytes that fit each device, or infinity."""
+        """Return the parameter bytes that fit each device; infinite where there is no limit."""
         return capacities(self.devices)
 
     @property
     def most_devices(self) -> int:
-        """No pipeline of the space uses more."""
+        """Return the largest number of devices that a pipeline of the space uses."""
         single = all(len(unit) == 1 for unit in self.units)
         limits = (self.working, self.stages if single else None, len(self.devices))
         return min(limit for limit in limits if limit is not None)
 
 
 def single_units(devices: Sequence[Device]) -> Units:
-    """Every device alone."""
+    """Return every device as a unit of its own."""
     return [(index,) for index in range(len(devices))]
 
 
 def replica_units(devices: Sequence[Device]) -> Units:
-    """Every set of devices."""
+    """Return every set of devices as a unit of replicas."""
     return [unit for size in range(1, len(devices) + 1) for unit in combinations(range(len(devices)), size)]

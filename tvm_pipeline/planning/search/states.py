@@ -1,9 +1,10 @@
 """The states of the search for pipelines, and the stages that lead from one to the next.
 
-A state is the set of devices used so far and the unit that runs the last stage, and the number of stages where that is
-prescribed. Of equal devices the first free one is always taken, so that six Edge TPUs are six states and not 64 sets.
+A state is the set of devices used so far and the unit that runs the last stage. If the number of stages is prescribed,
+the number of stages so far belongs to it, too. Of equal devices the first free one is always taken, so that six Edge
+TPUs make six sets of used devices and not 64.
 
-Next: `pipelines.py`, which searches among them.
+Next: `pipelines.py`, which searches among these states.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from tvm_pipeline.planning.search.space import Space, Units
 
 # Values and choices of all states at all cuts must fit the memory of a small board.
 MOST_CELLS = 60_000_000
-# And its steps a few minutes: single stages of 11 unequal devices, or replicas of 7.
+# The search must take a few minutes at most: this many stages suffice for 11 unequal devices, or replicas of 7.
 MOST_STAGES = 60_000
 
 
 class TooManyError(Exception):
-    """The states of a search would not fit into memory."""
+    """Say that the states of a search would not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +35,7 @@ class States:
     Attributes:
         mask: N; the devices used so far, as bits.
         unit: N; the unit that runs the last stage; -1 for state 0, the empty pipeline.
-        count: N; the number of stages, or 0 where any number will do.
+        count: N; the number of stages; 0 if it is not prescribed.
         source, target: S; the state before a stage and the state behind it.
     """
 
@@ -52,7 +53,7 @@ def reachable(space: Space, elders: list[int]) -> States:
         elders: what `elders_of` returns.
 
     Raises:
-        TooManyError: too many states for memory.
+        TooManyError: the states would not fit into memory.
     """
     single_use = sum(1 << device for device in space.once)
     masks = [sum(1 << device for device in unit) for unit in space.units]
@@ -85,7 +86,7 @@ def reachable(space: Space, elders: list[int]) -> States:
 
 
 def elders_of(space: Space, tables: Sequence[StageCosts]) -> list[int]:
-    """Return for each device its elder, which is the last device before it that is equal in all things, or -1."""
+    """Return for each device its elder, the last device before it whose costs and limits are equal, or -1."""
     size = len(space.devices)
 
     def equal(a: int, b: int) -> bool:
@@ -101,17 +102,17 @@ def elders_of(space: Space, tables: Sequence[StageCosts]) -> list[int]:
 
     found = []
     for device in range(size):
-        # A device that may come again is not used up: its equal must not wait for it.
+        # A device that may serve several stages is never used up, so an equal device must not wait for it.
         elders = [e for e in reversed(range(device)) if device in space.once and equal(e, device)]
         found.append(elders[0] if elders else -1)
     return found
 
 
 def first_free_units(units: Units, elders: list[int]) -> Units:
-    """Return the units that pass over no elder: of equal devices the next free ones are taken."""
+    """Return the units that can be the first free ones of equal devices, because they pass over no elder."""
 
     def passes_over(unit: tuple[int, ...]) -> bool:
-        # Of equal devices in the unit only the first may have its elder outside.
+        # Among equal devices of a unit, only the first may have its elder outside the unit.
         return any(
             elders[d] >= 0 and elders[d] not in unit and any(_is_elder(elders, e, elders[d]) for e in unit)
             for d in unit

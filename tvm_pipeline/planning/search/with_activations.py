@@ -1,15 +1,16 @@
-"""Plans whose stages fit into their devices' memory with their activations, and not with their parameters alone.
+"""Pipelines whose stages fit the memory of their devices with their activations, and not only with their parameters.
 
-What activations need at their fullest, in the best order, is no sum over operators, nor does it grow with the stage: a
-larger one may end where less is alive. So the searches count parameters alone, which is a relaxation: where its best
-plan fits with activations, too, its proof stands; and its bound is one in any case. Where the plan does not fit, the
-graph's own order is cut anew here, by dynamic programming over (last device, devices used) with costs of every segment.
+The peak of a stage's activations in the best order is no sum over operators, and does not grow with the stage: a larger
+stage may end at a cut where fewer bytes are alive. So the searches count parameters alone, which is a relaxation. Its
+bound holds in any case, and if its best plan fits with activations, too, this plan is optimal. If it does not fit, this
+module cuts the graph's own order by dynamic programming over (last device, devices used) with a cost of every segment.
 
-The memory of a segment is believed to be a cheap lower bound of it (`least_needs`) until the best pipeline contains it;
-it is then searched for, and the pipeline with it where it turns out too large. What is left at the end is the best: to
-check only what lies on the best path is LazySP (Dellin and Srinivasa, ICAPS 2016), as in `corrected.py`.
+A segment first counts with a cheap lower bound of its memory (`least_needs`). Only when the best pipeline contains the
+segment, its best order is searched; if the segment is too large, the best pipeline is searched again. The pipeline at
+the end is the best one. LazySP (Dellin and Srinivasa, ICAPS 2016) checks only the edges of the best path in the same
+way, as does `planning/baselines/corrected.py`.
 
-Next: `memory/stage_memory.py`, what a stage needs.
+Next: `tvm_pipeline/memory/stage_memory.py`, the memory that a stage needs.
 """
 
 from __future__ import annotations
@@ -33,24 +34,25 @@ from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, sta
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
-# Of more devices only the platform's order is tried: every order of six takes seconds for a graph of 700 operators.
+# If there are more devices, only their order in the platform is tried: all orders of six devices take seconds for a
+# graph of 700 operators.
 MOST_REORDERED = 5
-# How long pipelines are proposed and checked where no limit is given; nearly all end within a second.
+# The seconds for which pipelines are proposed and checked if no limit is given; nearly all searches end within one.
 SEARCH_S = 30.0
 
 
 def fitting_chain(problem: Problem, refused: str) -> Plan:
-    """The best pipeline of consecutive operators, in the graph's own order, whose stages fit with their activations.
+    """Return the best pipeline of consecutive operators, in the graph's own order, that fits with its activations.
 
-    As `exact.chain`, but that of lexicographic objectives only the first part is searched for, that a limit of
-    latency and buses are judged at the end, and that more than MOST_REORDERED devices come in the platform's order.
-    Nothing is proven of the plan here: it has no bound.
+    It is like `dynamic_programming.chain` with three differences. Of a lexicographic objective only the first part is
+    minimised. A limit of latency and the buses are only judged at the end. More than MOST_REORDERED devices serve in
+    the order of the platform. The plan has no bound.
 
     Args:
-        refused: why the best pipeline by parameters alone does not fit, for the message where no other does.
+        refused: why the best pipeline by parameters alone does not fit; the message says so if no other one fits.
 
     Raises:
-        InfeasibleError: an operator fits nowhere.
+        InfeasibleError: an operator fits no device.
         LimitMissedError: no such pipeline was found.
     """
     _check_operators(problem)
@@ -85,27 +87,27 @@ def fitting_chain(problem: Problem, refused: str) -> Plan:
 
 
 def _check_operators(problem: Problem) -> None:
-    """Raises InfeasibleError where an operator by itself fits on no device."""
+    """Raise InfeasibleError if an operator by itself fits no device."""
     devices = problem.platform.devices
-    roomiest = max(devices, key=lambda device: math.inf if device.memory_bytes is None else device.memory_bytes)
-    if roomiest.memory_bytes is None:
+    largest = max(devices, key=lambda device: math.inf if device.memory_bytes is None else device.memory_bytes)
+    if largest.memory_bytes is None:
         return
     tensors = problem.graph.tensors
     for operator in problem.graph.operators:
         touched = sum(tensors[read].bytes for read in dict.fromkeys(operator.inputs)) + operator.output_bytes
-        if operator.param_bytes + touched > roomiest.memory_bytes:
+        if operator.param_bytes + touched > largest.memory_bytes:
             raise InfeasibleError(
                 f"operator {operator.name} needs {operator.param_bytes} bytes of parameters and {touched} of tensors "
-                f"that it reads and writes; device {roomiest.name}, which has the most memory, has "
-                f"{roomiest.memory_bytes}; give it more, or choose a smaller input"
+                f"that it reads and writes; device {largest.name}, which has the most memory, has "
+                f"{largest.memory_bytes}; give it more, or choose a smaller input"
             )
 
 
 def least_needs(graph: OperatorGraph) -> Floats:
-    """Return an N+1 x N+1 matrix: bytes of activations that operators i to j-1 need in every order.
+    """Return an N+1 x N+1 matrix: a lower bound of the activations, in bytes, that operators i to j-1 need.
 
-    A segment needs all its inputs, and with them at least its outputs, and at least what any one of its operators reads
-    and writes. Entries with i >= j are infinite.
+    A segment needs all its inputs together with its outputs, and all its inputs together with the tensors of any one of
+    its operators. Entries with i >= j are infinite.
     """
     count, tensors = len(graph), graph.tensors
     writer, readers = graph.edges.writer, graph.edges.readers
@@ -115,22 +117,23 @@ def least_needs(graph: OperatorGraph) -> Floats:
     kept = set(graph.outputs)
     need = np.full((count + 1, count + 1), np.inf)
     alive: list[str] = [tensor.name for tensor in graph.inputs]
-    written = np.zeros(count + 1)  # for each cut: bytes alive there that were written after the cut i
+    written = np.zeros(count + 1)  # for each cut: bytes alive there that were written after cut i, `start` below
     for name, index in writer.items():
         last = count if name in kept else max(readers[name], default=index)
         written[index + 1 : last + 1] += tensors[name].bytes
     for start in range(count):
-        received, besides, leaving = np.zeros(count + 1), own.copy(), written.copy()
+        # `other` has the bytes of each operator's tensors that are no inputs of the segment.
+        received, other, leaving = np.zeros(count + 1), own.copy(), written.copy()
         for name in alive:
             size = tensors[name].bytes
             later = [reader for reader in readers[name] if reader >= start]
             if later:
                 received[later[0] + 1 :] += size
-                besides[later] -= size
+                other[later] -= size
             if name in writer:
                 last = count if name in kept else max(readers[name], default=writer[name])
                 leaving[start : last + 1] -= size
-        most = np.maximum.accumulate(besides[start:])
+        most = np.maximum.accumulate(other[start:])
         need[start, start + 1 :] = received[start + 1 :] + np.maximum(most, leaving[start + 1 :])
         alive = [name for name in alive if name in kept or any(reader > start for reader in readers[name])]
         alive += [
@@ -140,31 +143,35 @@ def least_needs(graph: OperatorGraph) -> Floats:
 
 
 class _Needs:
-    """N+1 x N+1 `bytes` of parameters and activations that segments need: at least, and once one was too large, all."""
+    """The bytes of parameters and activations that segments need.
+
+    Attributes:
+        bytes: N+1 x N+1; a lower bound, or the exact bytes of a segment that `fit` found too large.
+    """
 
     def __init__(self, graph: OperatorGraph, cuts: Cuts) -> None:
-        self.graph, self.held = graph, cuts.param_bytes
-        self.bytes = least_needs(graph) + (self.held - self.held[:, None])
+        self.graph, self.param_bytes = graph, cuts.param_bytes
+        self.bytes = least_needs(graph) + (self.param_bytes - self.param_bytes[:, None])
 
     def fit(self, device: Device, start: int, end: int) -> bool:
-        """Whether the operators start to end-1 fit on the device."""
+        """Return whether the operators start to end-1 fit the device."""
         if device.memory_bytes is None:
             return True
         names = [operator.name for operator in self.graph.operators[start:end]]
-        params = int(self.held[end] - self.held[start])
+        params = int(self.param_bytes[end] - self.param_bytes[start])
         needed = params + memory.activation_bytes(self.graph, names, device.memory_bytes - params)
         if needed > device.memory_bytes:
             self.bytes[start, end] = needed
         return needed <= device.memory_bytes
 
 
-# The device of a stage, and the cuts before and behind it.
+# A segment is the device of a stage, and the cuts before and behind the stage.
 _Segment = tuple[Any, int, int]
 
 
 def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
-    """A search for each set of devices that work together and, where it matters how many do, for each number."""
-    # As in `dynamic_programming.py`: without a pace, devices may come again that nothing fills up.
+    """Yield a search for each set of devices that work together, and for each number of them if they slow down."""
+    # As in `dynamic_programming.py`: only if no throughput is required, a device may serve several stages.
     apart = problem.objective == "throughput" or problem.min_throughput_fps is not None or problem.is_lexicographic
     for devices in disjoint_sets(problem.platform.devices):
         once = frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
@@ -181,7 +188,13 @@ def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
 
 
 class _Reached(NamedTuple):
-    """By the cut it ends at, the best pipeline of a layer: its value, its last cut before, and its state before."""
+    """The best pipelines of a layer, by the cut at which they end.
+
+    Attributes:
+        value: N+1; their values.
+        origin: N+1; the cut before the last stage.
+        leader: N+1; the number of the state before the last stage.
+    """
 
     value: Floats
     origin: Integers
@@ -189,9 +202,15 @@ class _Reached(NamedTuple):
 
 
 class _Search:
-    """Pipelines along a chain of M cuts on `devices`, of which `once` serve one stage; of `stages` stages, if given.
+    """A search for pipelines along a chain of M cuts.
 
-    `tables` has for each device M x M costs of a stage that receives nothing; `enter` what receiving a cut adds.
+    Attributes:
+        devices, once, stages: as in `space.Space`.
+        usable: M; whether a stage may end at the cut.
+        capacity: the bytes of memory of each device; infinite where there is no limit.
+        adds: whether the values of stages are added, else their maximum counts.
+        tables: for each device, M x M costs of a stage without receiving.
+        enter: (D+1) x D x M; the cost of receiving a cut, as in `StageCosts`.
     """
 
     def __init__(
@@ -205,11 +224,11 @@ class _Search:
     ) -> None:
         self.devices, self.once, self.stages = devices, once, stages
         self.usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
-        held, self.capacity = cuts.param_bytes.astype(float), capacities(devices)
+        param_bytes, self.capacity = cuts.param_bytes.astype(float), capacities(devices)
         self.adds = problem.objective not in ("throughput", "memory,communication", "memory,dram,communication")
         if problem.is_lexicographic:
             beyond = [device.cache_bytes or 0 if self.adds else 0 for device in devices]
-            between = held - held[:, None]
+            between = param_bytes - param_bytes[:, None]
             self.tables = [np.maximum(between - cache, 0.0) for cache in beyond]
             self.enter = np.zeros((len(devices) + 1, len(devices), len(cuts)))
             return
@@ -217,15 +236,23 @@ class _Search:
         costs = busy
         if self.adds:
             costs = (stage_joules if problem.objective == "energy" else stage_seconds)(problem, cuts, devices)
-        self.tables, self.enter = _tables(costs, held), costs.enter
+        self.tables, self.enter = _tables(costs, param_bytes), costs.enter
         if problem.min_throughput_fps is not None:
-            # The pace counts what is received from whoever sends it cheapest; `evaluate` has the last word.
-            for table, seconds, received in zip(self.tables, _tables(busy, held), busy.enter.min(axis=0), strict=True):
-                table[seconds + received[:, None] > (1 + 1e-9) / problem.min_throughput_fps] = np.inf
+            # Here the cheapest sender counts; `evaluate` judges the plan at the end.
+            busy_tables, received = _tables(busy, param_bytes), busy.enter.min(axis=0)
+            for table, seconds, received_s in zip(self.tables, busy_tables, received, strict=True):
+                table[seconds + received_s[:, None] > (1 + 1e-9) / problem.min_throughput_fps] = np.inf
 
     def best(self, needs: Floats, below: float) -> tuple[float, list[_Segment]]:
-        """The pipeline of least value below `below`, whose segments fit by `needs`; infinite and empty without one."""
-        fitting = [np.where(needs <= room, t, np.inf) for t, room in zip(self.tables, self.capacity, strict=True)]
+        """Return the pipeline of least value below `below` whose segments fit; infinite and empty if there is none.
+
+        Args:
+            needs: N+1 x N+1; the bytes that each segment needs.
+        """
+        fitting = [
+            np.where(needs <= capacity, table, np.inf)
+            for table, capacity in zip(self.tables, self.capacity, strict=True)
+        ]
         count = len(self.usable)
         start = _Reached(np.where(np.arange(count) > 0, np.inf, 0.0), np.zeros(count, int), np.zeros(count, int))
         layers: list[dict[tuple[int, int], _Reached]] = [{(0, -1): start}]
@@ -245,15 +272,16 @@ class _Search:
                 if np.isinf(reached.value).all():
                     del following[key]
             layers.append(following)
-        return _way([layer if self.stages in (None, place) else {} for place, layer in enumerate(layers)], layers)
+        return _traced([layer if self.stages in (None, stages) else {} for stages, layer in enumerate(layers)], layers)
 
     def next_devices(self, used: int, last: int) -> list[int]:
+        """Return the devices that may serve the next stage."""
         if len(self.devices) > MOST_REORDERED:
             return list(range(last + 1, len(self.devices)))
         return [device for device in range(len(self.devices)) if device != last and not used >> device & 1]
 
     def extended(self, before: _Reached, number: int, table: Floats, enter: Floats) -> _Reached:
-        """The pipelines of state `number` with one more stage."""
+        """Return the pipelines of state `number` with one more stage."""
         alive = np.flatnonzero(np.isfinite(before.value))
         costs = table[alive] + enter[alive, None]
         values = before.value[alive, None]
@@ -262,35 +290,39 @@ class _Search:
         return _Reached(values[chosen, np.arange(len(chosen))], alive[chosen], np.full(len(chosen), number))
 
 
-def _tables(costs: StageCosts, held: Floats) -> list[Floats]:
-    ends = np.arange(len(held))
+def _tables(costs: StageCosts, param_bytes: Floats) -> list[Floats]:
+    """Return, for each device, M x M costs of the stage between two cuts, without receiving; else infinite."""
+    ends = np.arange(len(param_bytes))
     starts = ends[:, None]
     tables = []
     for device in range(len(costs.call)):
-        taken = costs.stage(held, device, len(costs.call), starts, ends) - costs.enter[-1, device][:, None]
+        taken = costs.stage(param_bytes, device, len(costs.call), starts, ends) - costs.enter[-1, device][:, None]
         tables.append(np.where((starts < ends) & (taken < costs.impossible), taken, np.inf))
     return tables
 
 
 def _better(one: _Reached, other: _Reached) -> _Reached:
+    """Return the better of two pipelines at every cut."""
     wins = other.value < one.value
     return _Reached(*(np.where(wins, theirs, own) for own, theirs in zip(one, other, strict=True)))
 
 
-def _way(
+def _traced(
     ends: list[dict[tuple[int, int], _Reached]], layers: list[dict[tuple[int, int], _Reached]]
 ) -> tuple[float, list[_Segment]]:
-    """The value and the segments of the best pipeline that ends in one of `ends` at the last cut."""
+    """Return the value and the segments of the best pipeline that ends in one of `ends` at the last cut."""
     finished = [
-        (r.value[-1], place, number) for place, layer in enumerate(ends) for number, r in enumerate(layer.values())
+        (reached.value[-1], stages, number)
+        for stages, layer in enumerate(ends)
+        for number, reached in enumerate(layer.values())
     ]
-    value, place, number = min(finished, default=(math.inf, 0, 0))
+    value, stages, number = min(finished, default=(math.inf, 0, 0))
     if math.isinf(value):
         return math.inf, []
     cut, segments = -1, []
-    while place:
-        (_, device), reached = list(layers[place].items())[number]
+    while stages:
+        (_, device), reached = list(layers[stages].items())[number]
         end = cut % len(reached.value)
-        cut, number, place = int(reached.origin[end]), int(reached.leader[end]), place - 1
+        cut, number, stages = int(reached.origin[end]), int(reached.leader[end]), stages - 1
         segments.append((device, cut, end))
     return float(value), segments[::-1]
