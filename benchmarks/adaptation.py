@@ -1,12 +1,11 @@
-"""A pipeline under loads that come while it runs: does re-planning reach what the best plan for the load would?
+"""Measure whether a pipeline that re-plans under a changing load reaches the speed of the best plan for the load.
 
 There are five loads: nothing; a program that computes, pinned to one core; one that streams memory; a video being
-decoded; a load that comes and goes. For each load: the best
-single device and the best plan of the idle machine, the pipeline that climbs (begun with the idle machine's best chain
-of two stages, for it only moves a cut), the one that re-plans (begun with the idle machine's plan), and the oracle, the
-best of all candidate plans measured under the load. They take turns, several rounds. What is counted begins once the
-load has settled; a change of plan is timed from the onset, in seconds and in frames that came out before the first that
-took the new plan. Asked: re-planning reaches 0.95 of the oracle, changes within a second of the onset and in fewer
+decoded; a load that comes and goes. Five pipelines take turns under each load for several rounds: the best single
+device and the best plan of the idle machine; the pipeline that climbs (it starts from the idle machine's best chain of
+two stages, since it only moves a cut); the one that re-plans (it starts from the idle machine's plan); and the oracle,
+the best of all candidate plans measured under the load. Counting begins once the load has settled. A change of plan is
+timed from the onset, in seconds and in frames that came out before the first that took the new plan. Required: re-planning reaches 0.95 of the oracle, changes within a second of the onset and in fewer
 frames than the climb needs to its last move, and no frame is lost, repeated or out of order.
 
 This is not Table 5 of Velasco-Montero et al. (IEEE Access 2023), although the question is the same. Table 5 runs
@@ -71,7 +70,7 @@ def come_and_go(core: int) -> None:
 
 
 def decode_video(core: int) -> None:
-    """A video of noise, encoded once and decoded again and again."""
+    """Return a video of noise, encoded once and decoded again and again."""
     import av
 
     os.sched_setaffinity(0, {core})
@@ -105,7 +104,7 @@ class Run:
 
 
 def run(pipeline: FrameStream, frame: dict, what: Callable[[int], None] | None, core: int, arguments) -> Run:
-    """A saturated pipeline: half a second of nothing, then the load; what comes out once that has settled counts."""
+    """Run a saturated pipeline for half a second without and then under the load; count once the load has settled."""
     begin, seconds = time.perf_counter(), arguments.seconds
     end = begin + QUIET_S + arguments.settling + seconds
     process = multiprocessing.get_context("fork").Process(target=what, args=(core,), daemon=True) if what else None
@@ -135,7 +134,7 @@ def run(pipeline: FrameStream, frame: dict, what: Callable[[int], None] | None, 
 
 
 def shown(changes: Iterable[tuple[float, int] | None]) -> str:
-    """Median seconds and frames."""
+    """Return median seconds and frames."""
     known = [change for change in changes if change is not None]
     if not known:
         return "no change"
@@ -143,7 +142,7 @@ def shown(changes: Iterable[tuple[float, int] | None]) -> str:
 
 
 def measured(compiled: CompiledModel, problem: Problem, frame: dict, core: int, what, arguments) -> list[str]:
-    """One row: every candidate of the idle machine, the climb and re-planning, in turns."""
+    """Return one row: every candidate of the idle machine, the climb and re-planning, measured in turns."""
     decision, chain = planning.plan(problem), two_stage(problem)
     plans = {plan.stages: plan for plan in decision.candidates}
     makers: dict[object, Callable[[], FrameStream]] = {

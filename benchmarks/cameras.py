@@ -1,12 +1,13 @@
-"""Eight cameras through one pipeline: is each served alike, how old are the frames, and is every one accounted for?
+"""Measure the rates, the ages and the drops of frames of eight cameras that share one pipeline.
 
     python benchmarks/cameras.py          # two minutes
     python benchmarks/cameras.py --short  # a few seconds, for CI
 
-The cameras film at 10 frames a second, begun at different moments; the policy is `latest`, and squeezenet runs on small
-pictures by the plan that is best for this machine. Then the same with cameras that together film twice as much as the
-plan promises. Asked: the rates of the cameras within 5 % of their mean, ages bounded, drops explained: what a camera
-gave was delivered, dropped for a reason, or waits. Ends with 1 where a frame is not accounted for, or a result lacks.
+The cameras film at 10 frames a second and start at different moments; the policy is `latest`, and squeezenet runs on small
+pictures by the plan that is best for this machine. A second run has cameras that together film twice as much
+as the plan promises. Required: the rates of the cameras are within 5 % of their mean, ages are bounded, and every frame
+of a camera was delivered, was dropped for a reason, or waits. The exit status is 1 if a frame is not accounted for, or
+a result is missing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ CONSOLE = Console(width=120)
 
 
 def camera(fps: float, begin_s: float) -> Callable[[str], Source]:
-    """A camera that films a few pictures again and again, each when it is due and no sooner."""
+    """Return a camera that films a few pictures again and again, each when it is due and no sooner."""
     with open_source("synthetic:160x120@30:30") as source:
         images = [frame.image for frame in source]
 
@@ -53,7 +54,7 @@ def camera(fps: float, begin_s: float) -> Callable[[str], Source]:
 
 
 def watched(rig: Rig, fps: float, seconds: float) -> tuple[list[object], bool]:
-    """One row: what came of cameras of this rate, and whether every frame is accounted for."""
+    """Return one row: the figures of cameras of this rate, and whether every frame is accounted for."""
     plan = planning.plan(rig.problem).plan
     done: Counter[str] = Counter()
     ages: list[float] = []
@@ -123,7 +124,7 @@ def main() -> None:
 
 
 def overload(promised_fps: float) -> float:
-    """The rate of cameras that together film twice what the plan promises."""
+    """Return the rate of cameras that together film twice what the plan promises."""
     return 2 * promised_fps / SOURCES
 
 

@@ -57,7 +57,7 @@ AFFINE = {"BatchNormalization", "CustomScaleLayer"}
 
 
 def as_tflite(graph: OperatorGraph) -> OperatorGraph:
-    """The operators that TFLite's converter makes of Keras layers; parameters and work stay what they are in all.
+    """Return the operators that TFLite's converter makes of Keras layers; the sums of parameters and work stay.
 
     conv -> BatchNormalization -> relu becomes conv, add -> relu becomes add, a BatchNormalization that follows
     something else becomes mul -> add, and what brings the picture is no operator but the input of the graph. Folded
@@ -90,7 +90,7 @@ def as_tflite(graph: OperatorGraph) -> OperatorGraph:
 
 
 def enlarged(graph: OperatorGraph, side: int) -> OperatorGraph:
-    """The network for pictures of another side: feature maps and work grow, parameters do not.
+    """Return the network for pictures of another side: feature maps and work grow, parameters do not.
 
     A map of 112 of 224 becomes ceil(112 * 299 / 224) = 150 of 299, as strides that round up make it.
     """
@@ -108,19 +108,19 @@ def enlarged(graph: OperatorGraph, side: int) -> OperatorGraph:
 
 
 def published(name: str) -> dict[str, Any]:
-    """A file of `profiles/published`: its title, source, and rows."""
+    """Return a file of `profiles/published`: its title, source, and rows."""
     table: dict[str, Any] = json.loads((PROFILES / "published" / f"{name}.json").read_text())
     return table
 
 
 def hub(devices: int, *, bus: bool = True) -> Platform:
-    """So many Edge TPUs on a USB hub, or each on a path of its own."""
+    """Return so many Edge TPUs on a USB hub, or each on a path of its own."""
     platform = read_platform(PROFILES / "platforms/coral-usb-8.toml")
     return replace(platform, devices=tuple(d if bus else replace(d, bus="") for d in platform.devices[:devices]))
 
 
 def modelled_ms(graph: OperatorGraph, stages: int, *, bus: bool = True, scheduler: str = "ideals") -> float:
-    """What `evaluate` says of a plan; of `ideals` it has the least overflow, then memory, then communication."""
+    """Return the milliseconds that `evaluate` gives a plan; `ideals` minimises overflow, then memory, then traffic."""
     platform = hub(stages, bus=bus)
     problem = Problem(graph, platform, unmeasured(graph), "dram,memory,communication", stages)
     return frame_ms(problem, planning.plan(problem, scheduler).plan.stages)
@@ -141,7 +141,7 @@ def mean_and_median(errors: Sequence[float]) -> str:
 
 
 def compare_rows(name: str, asked: dict[str, str]) -> list[tuple[str, int, str, str]]:
-    """Prints every row of a published table; returns what the summary says of it."""
+    """Print every row of a published table; return the rows of the summary."""
     table = published(name)
     known = [row for row in table["rows"] if row["network"]]
     ways = ["one device", "layers not folded"]
@@ -171,7 +171,7 @@ def compare_rows(name: str, asked: dict[str, str]) -> list[tuple[str, int, str, 
 
 
 def compare_range(name: str) -> list[tuple[str, int, str, str]]:
-    """Prints a table whose cuts are known in part: those rows, the best plan, and plans a block away from it."""
+    """Print a table whose cuts are known in part: its rows, the best plan, and plans one block away from it."""
     table = published(name)
     rows = table["rows"]
     graph, stages = graph_of(rows[0]), rows[0]["stages"]

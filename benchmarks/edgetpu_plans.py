@@ -73,7 +73,7 @@ class Found:
 
     @property
     def least_over(self) -> float:
-        """What must not be below 1: ours over the best baseline, and the free plan over ours."""
+        """Return the ratios that must not be below 1: ours over the best baseline, and the free plan over ours."""
         return min(self.ours / max(self.baselines.values()), self.free / self.ours)
 
 
@@ -82,8 +82,8 @@ def fps(problem: Problem, stages: tuple[Stage, ...], jitter: float = 0.0) -> flo
 
 
 def chosen(problem: Problem, decision: Decision) -> tuple[Stage, ...]:
-    """What `tvm-pipeline plan` would choose: by simulation, where devices share a bus."""
-    return (rehearsed(problem, decision, proposed) if shares_a_bus(problem) else decision).plan.stages
+    """Return the plan that `tvm-pipeline plan` chooses: by simulation, if devices share a bus."""
+    return (rehearsed(problem, decision) if shares_a_bus(problem) else decision).plan.stages
 
 
 def compare(graph: OperatorGraph, kind: str, devices: int) -> Found:

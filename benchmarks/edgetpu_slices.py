@@ -1,12 +1,12 @@
-"""A .tflite cut for Edge TPUs: are slices exact, how fast are they made, how much larger are they than the file?
+"""Measure whether slices of a .tflite for Edge TPUs are exact, how fast they are made, and how much larger they are.
 
     python benchmarks/edgetpu_slices.py           # four networks of 8 bits, 224 cuts, some minutes; needs TensorFlow
     python benchmarks/edgetpu_slices.py --short   # MobileNetV2 only, for CI
 
 Random legal assignments of operators to two to eight stages: a random order in which the operators can run, cut at
-random places. Each slice is fed, by name, with what those before it gave, and every tensor that crosses a cut or leaves
+random positions. Each slice reads, by name, the outputs of those before it, and every tensor that crosses a cut or leaves
 the model is compared bit for bit with the whole file on the same kernels: TFLite's own and, apart, XNNPACK's, which
-differ among themselves. Exits with 1 where one differs. Asked: none of at least 200 cuts, slicing in less than 0.5 s,
+differ among themselves. The exit status is 1 if one differs. Required: none of at least 200 cuts, slicing in less than 0.5 s,
 less than 0.5 % of overhead. ResNet50 and InceptionV3 have random weights (`int8_models.py`).
 """
 
@@ -45,7 +45,7 @@ STAGES = range(2, 9)
 
 
 def random_stages(graph: OperatorGraph, draw: random.Random, count: int) -> list[Stage]:
-    """Every legal assignment can come out, also of operators that do not stand together in the file."""
+    """Return a random legal assignment, also of operators that are not neighbours in the file."""
     made = {tensor.name for tensor in graph.inputs}
     left, order = list(graph.operators), []
     while left:
@@ -58,7 +58,7 @@ def random_stages(graph: OperatorGraph, draw: random.Random, count: int) -> list
 
 
 def exposing(model: TfliteModel) -> bytes:
-    """The whole file with every tensor among its outputs: a delegate such as XNNPACK keeps no others."""
+    """Return the file with every tensor among its outputs, since a delegate such as XNNPACK keeps no others."""
     parsed, subgraph = copy(model.parsed), copy(model.parsed.subgraphs[0])
     written = [index for operator in subgraph.operators for index in indices(operator.outputs)]
     subgraph.outputs = list(dict.fromkeys([*indices(subgraph.outputs), *written]))
@@ -69,7 +69,7 @@ def exposing(model: TfliteModel) -> bytes:
 
 
 def run(content: bytes, feeds: Arrays, kernels: OpResolverType) -> dict[str, np.ndarray]:
-    """The outputs of a file, by name."""
+    """Return the outputs of a file, by name."""
     interpreter = Interpreter(model_content=content, num_threads=1, experimental_op_resolver_type=kernels)
     interpreter.allocate_tensors()
     for detail in interpreter.get_input_details():
@@ -79,7 +79,7 @@ def run(content: bytes, feeds: Arrays, kernels: OpResolverType) -> dict[str, np.
 
 
 def duplicated_bytes(model: TfliteModel, stages: list[Stage]) -> int:
-    """Constants that several stages read lie in the slice of each."""
+    """Return the bytes of constants that several stages read, which are in the slice of each."""
     subgraph = model.parsed.subgraphs[0]
     reads = {
         described.name: {subgraph.tensors[index].buffer for index in indices(operator.inputs) if index != -1}
@@ -93,13 +93,13 @@ def duplicated_bytes(model: TfliteModel, stages: list[Stage]) -> int:
 
 
 def is_scattered(graph: OperatorGraph, stage: Stage) -> bool:
-    """Whether operators of other stages stand between those of this one in the file."""
+    """Return whether operators of other stages are between those of this one in the file."""
     places = [place for place, operator in enumerate(graph.operators) if operator.name in set(stage.operators)]
     return places[-1] - places[0] >= len(places)
 
 
 def noise(graph: OperatorGraph, frames: int) -> list[dict[str, np.ndarray]]:
-    """Inputs of the model: noise over the whole range of their types."""
+    """Return inputs of the model: noise over the whole range of their types."""
     rng = np.random.default_rng(0)
     return [
         {t.name: rng.integers(0, 256, t.shape).astype(np.uint8).view(t.dtype) for t in graph.inputs}
@@ -108,12 +108,12 @@ def noise(graph: OperatorGraph, frames: int) -> list[dict[str, np.ndarray]]:
 
 
 def differing(content: bytes, exposed: Arrays, feeds: Arrays, kernels: OpResolverType) -> int:
-    """Outputs of the file as it is that differ from those of the file with every tensor exposed."""
+    """Return the outputs of the file that differ from those of the file with every tensor exposed."""
     return sum(not np.array_equal(value, exposed[name]) for name, value in run(content, feeds, kernels).items())
 
 
 def measure(name: str, cuts: int, frames: int) -> Row:
-    """All figures of one network: exactness over `cuts` random cuts, seconds, sizes."""
+    """Return all figures of one network: exactness over `cuts` random cuts, seconds, sizes."""
     file = int8_model(name)
     begin = time.perf_counter()
     model = read_model(file)

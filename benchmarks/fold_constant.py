@@ -1,4 +1,4 @@
-"""How long `relay.build` takes with Relay's FoldConstant and with ours, in the same run.
+"""Time `relay.build` with Relay's FoldConstant and with ours, in the same run.
 
     python benchmarks/fold_constant.py                               # five networks, about seven minutes
     python benchmarks/fold_constant.py --models mobilenet a.tflite   # some of them, or a TFLite file

@@ -6,7 +6,7 @@ MobileNetV2 is in the repository and EfficientNet-Lite0 is what `examples/edge_t
 weights. ResNet50, InceptionV3 and NASNetMobile (for `memory_real.py`, in float as well) are those of
 `keras.applications` with **seeded random weights**, quantised on noise: they have the operators, shapes and sizes of
 the real ones, and say nothing about accuracy. All but the first need TensorFlow, which is installed once into an
-environment of its own, and stay in the cache folder; delete one there to have it made anew.
+environment of its own, and stay in the cache folder; delete one there to make it again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SAMPLES = 8  # of noise, to calibrate with
 
 
 def int8_model(name: str) -> Path:
-    """The file of one of NAMES or RANDOM; SystemExit where it cannot be made."""
+    """Return the file of one of NAMES or RANDOM; SystemExit where it cannot be made."""
     from build import build
 
     if name == "mobilenet_v2":
@@ -48,7 +48,7 @@ def int8_model(name: str) -> Path:
 
 
 def random_model(name: str, kind: str) -> Path:
-    """The file of one of RANDOM, `kind` int8 or float; SystemExit where it cannot be made."""
+    """Return the file of one of RANDOM, `kind` int8 or float; SystemExit where it cannot be made."""
     from tvm_pipeline.files import replacing
 
     path = _in_cache(f"{name}_{kind}.tflite")
@@ -67,7 +67,7 @@ def _in_cache(name: str) -> Path:
 
 
 def random_network(name: str) -> tuple[Any, Any]:
-    """A network of `keras.applications` with random weights, and the noise that its statistics were taken from.
+    """Return a network of `keras.applications` with random weights, and the noise that its statistics were taken from.
 
     It gives out logits: of random weights the softmax is the same for every picture.
     """
@@ -91,7 +91,7 @@ def random_network(name: str) -> tuple[Any, Any]:
 
 
 def in_float(network: Any) -> bytes:
-    """The network as a .tflite in float, its batch of 1."""
+    """Return the network as a .tflite in float, its batch of 1."""
     import tensorflow as tf
 
     with redirect_stdout(StringIO()):  # else hundreds of lines about the network

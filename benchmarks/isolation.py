@@ -1,8 +1,8 @@
-"""What it costs to run stages in processes of their own, against the same stages in threads of one process.
+"""Measure the cost of stages in processes of their own, against the same stages in threads of one process.
 
-Three ways to meet the cost, each run in both forms, in turns: the stage that does least, one operator, where nearly all
-is overhead; the whole network as one stage; and two halves as a pipeline that is kept full. Asked: the same bits, and
-microseconds a stage and frame, beside stages of milliseconds. Also told: how long a process takes to start.
+Three cases run in both forms, in turns: the stage that does least, one operator, where nearly all
+is overhead; the whole network as one stage; and two halves as a pipeline that is kept full. Required: the same bits, and
+microseconds a stage and frame, beside stages of milliseconds. It also prints how long a process takes to start.
 
     python benchmarks/isolation.py           # about a minute
     python benchmarks/isolation.py --short   # for CI
@@ -38,7 +38,7 @@ Way = Callable[[int], tuple[float, list[Array]]]
 
 @contextmanager
 def stage_alone(compiled: CompiledModel, operators: Sequence[str], device: Device) -> Iterator[Way]:
-    """A stage, run again and again in a thread of its own."""
+    """Run a stage again and again in a thread of its own."""
     runner = compiled.stage(operators, device)
     inputs, outputs = [noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs]
 
@@ -55,7 +55,7 @@ def stage_alone(compiled: CompiledModel, operators: Sequence[str], device: Devic
 
 @contextmanager
 def full_pipeline(compiled: CompiledModel, plan: Plan, platform: Platform) -> Iterator[Way]:
-    """A plan that runs, kept full."""
+    """Run a plan, and keep its pipeline full."""
     frame = {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in compiled.graph.inputs}
 
     def run(frames: int) -> tuple[float, list[Array]]:
@@ -72,7 +72,7 @@ def full_pipeline(compiled: CompiledModel, plan: Plan, platform: Platform) -> It
 
 
 def compared(threads: Way, processes: Way, rounds: int, frames: int) -> tuple[list[list[float]], bool]:
-    """Seconds a frame of both forms in each round, and whether both gave the same bits."""
+    """Return seconds a frame of both forms in each round, and whether both gave the same bits."""
     equal, seconds = True, []
     for way in (threads, processes):  # once, not counted: kernels and memory are touched for the first time
         way(DEPTH)

@@ -1,19 +1,19 @@
-"""A pipeline that is exchanged, broken and watched while it runs: what that costs, and that no frame pays for it.
+"""Measure what switching, breaking and watching a running pipeline costs, and check that no frame is lost or wrong.
 
     python benchmarks/live.py                 # all five parts, about 25 minutes
     python benchmarks/live.py --only switches # one of gaps, switches, failures, watching, calm
     python benchmarks/live.py --short         # a little of each, for CI
 
 1. gaps: the longest time between two results around a switch, over the frame period of the slower of the two plans.
-   Asked: 1.5 at most. Beside it, the same of as many results at random moments without a switch: other programs and
+   Required: 1.5 at most. Beside it, the same of as many results at random moments without a switch: other programs and
    guests of the machine make gaps too, and replicas give their results in pairs; only what is more is the switch's.
-2. switches: 1000 at random moments. Asked: no frame lost, repeated, out of order, or different in a bit.
+2. switches: 1000 at random moments. Required: no frame lost, repeated, out of order, or different in a bit.
 3. failures: 200 at random moments: a stage raises, a device is gone for a while, a stage hangs past its watchdog.
-   Asked: every run goes on, and no frame is lost.
-4. watching and adaptation, each on against off, in turns (off on on off). Asked: less than 1 % of throughput.
-5. calm: switches that nothing called for, in ten minutes. Asked: none.
+   Required: every run goes on, and no frame is lost.
+4. watching and adaptation, each on against off, in turns (off on on off). Required: less than 1 % of throughput.
+5. calm: switches without a cause in ten minutes. Required: none.
 
-2 and 3 use a small picture, for many rounds. It ends with 1 where a frame is lost or wrong, or a run does not go on.
+2 and 3 use a small picture, for many rounds. The exit status is 1 if a frame is lost or wrong, or a run does not go on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def show(title: str, columns: tuple[str, ...], *rows: tuple[object, ...]) -> Non
 
 
 def held(run: Run) -> bool:
-    """Whether the run went on to its end and every frame came out right; says so where not."""
+    """Return whether the run went on to its end and every frame was right; print what was not."""
     for mistake in [*run.mistakes[:3], *([f"it ended: {run.failure}"] if run.failure else [])]:
         CONSOLE.print(f"[red]{mistake}")
     return not (run.lost or run.mistakes or run.failure)
@@ -176,7 +176,7 @@ def wait_for(true: Callable[[], bool], limit_s: float) -> bool:
 
 
 def scrape(orders: Connection) -> None:
-    """Asks once a second for metrics and state, as Prometheus and a page would; told where, or None to be silent."""
+    """Ask once a second for metrics and state, as Prometheus and a page would."""
     url = None
     while True:
         if orders.poll(1.0 if url else None):
@@ -198,7 +198,7 @@ def scraped(live: LivePipeline, orders: Connection) -> Iterator[None]:
 
 
 def rate(run: Run, seconds: float) -> float:
-    """Results a second, from one result to another."""
+    """Return results a second, from one result to another."""
     first = len(run.done_s)
     time.sleep(seconds)
     last = len(run.done_s)
@@ -206,7 +206,7 @@ def rate(run: Run, seconds: float) -> float:
 
 
 def ratios(off: Callable[[], float], on: Callable[[], float], rounds: int) -> list[float]:
-    """On over off, from `rounds` of off, on, on, off: what drifts evenly falls out."""
+    """Return on over off, from `rounds` of off, on, on, off, in which an even drift cancels out."""
     found = []
     for _ in range(rounds):
         before, first, second, after = off(), on(), on(), off()

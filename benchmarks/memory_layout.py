@@ -1,11 +1,11 @@
-"""Arenas: greedy by size against the exact layout, for four orders of every network.
+"""Compare arenas laid out greedily by size with the exact layout, for four orders of every network.
 
     python benchmarks/memory_layout.py
     python benchmarks/memory_layout.py --short   # the cells only, for CI
 
-What is asked is the table. `alive` is the most bytes that an order has alive at once, which no arena can beat; CP-SAT
-is asked only where the greedy arena is larger. Every layout is checked tensor against tensor; one that overlaps, or
-that is larger than the greedy one, ends the run with 1.
+The result is a table. `alive` is the peak of the bytes alive in an order, a lower bound of every arena; CP-SAT runs
+only if the greedy arena is larger. Every layout is checked tensor against tensor. The exit status is 1 if one overlaps,
+or is larger than the greedy one.
 """
 
 from __future__ import annotations

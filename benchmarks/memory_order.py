@@ -1,13 +1,13 @@
-"""Exact minimum-peak orders: are they right, how soon are they proven, and how much less memory do they need?
+"""Check exact minimum-peak orders, time their proofs, and measure how much memory they save.
 
     python benchmarks/memory_order.py                   # all three parts, about six minutes
     python benchmarks/memory_order.py --only networks   # one of agreement, proofs, networks
     python benchmarks/memory_order.py --short           # a little of each, for CI
 
 1. agreement: the exact search and SERENITY's scheduler against every order of 5000 random DAGs of up to 8 operators,
-   with and without operators in place, buffers of several producers, workspace and what is pinned. Asked: no mismatch.
+   with and without operators in place, buffers of several producers, workspace and pinned buffers. Required: no mismatch.
 2. proofs: seconds of one processor to the proven optimum, with the loops compiled; an asterisk marks what is slower
-   than asked: 0.2 s for NASNetMobile, NASNetLarge and RandWire WS(32); 1 s for WS(48); 30 s for WS(64), or a bound
+   than required: 0.2 s for NASNetMobile, NASNetLarge and RandWire WS(32); 1 s for WS(48); 30 s for WS(64), or a bound
    within 3%. The published scheduler takes 40.6 s on average. `sums` has one buffer for each sum, which its parts are
    added to as they come: the hardest graphs here.
 3. networks: the peak of the listing, of Kahn's order and of the exact one, and SERENITY's scheduler beside the exact
@@ -77,7 +77,7 @@ def agreement(short: bool) -> None:
 
 
 def sums_apart(graph: OperatorGraph) -> MemoryGraph:
-    """The graph with an operator for each part of a sum, which adds it to the buffer of the sum."""
+    """Return the graph with an operator for each part of a sum, which adds it to the buffer of the sum."""
     operators: list[str] = []
     producers: dict[str, list[int]] = {tensor.name: [] for tensor in graph.inputs}
     consumers: dict[str, list[int]] = {name: [] for name in graph.tensors}

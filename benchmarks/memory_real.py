@@ -1,19 +1,19 @@
-"""The order of least memory made real: do TFLite's arena and the storage of Relay stages shrink, and is all the same?
+"""Measure by how much the order of least memory shrinks TFLite's arena and the storage of Relay stages, bit-exactly.
 
     python benchmarks/memory_real.py           # both parts, some minutes; NASNetMobile needs TensorFlow, once
     python benchmarks/memory_real.py --only tflite
     python benchmarks/memory_real.py --short   # the smallest of each, for CI
 
 1. tflite: the arena of TFLite's interpreter, read from the addresses of its tensors, with the operators in the file's
-   order and in that of `tvm_pipeline_edgetpu.ordering`; outputs on TFLite's own kernels and on XNNPACK's. Asked of
+   order and in that of `tvm_pipeline_edgetpu.ordering`; outputs on TFLite's own kernels and on XNNPACK's. Required of
    NASNetMobile, in int8 and in float: smaller, bit-exact. Its weights are random (`int8_models.py`).
 2. relay: networks of `memory_networks.py` with real convolutions of random weights, few channels so that they build in
-   seconds; the arena of the whole network as one stage, in the listed order and in that of least memory. Asked of
+   seconds; the arena of the whole network as one stage, in the listed order and in that of least memory. Required of
    NASNet's and RandWire's: smaller, equal. Beside it what TVM's own graph executor plans, without and with the pass
    MemoryOrder.
 
 Time is that of a frame in the new order over that in the old one: they take turns, the median of the rounds with the
-smallest and the largest. Exits with 1 where an output differs, or where nothing is saved and something was asked.
+smallest and the largest. The exit status is 1 if an output differs, or a required saving is missing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COLUMNS = ("network", "operators", "usual", "ordered", "ratio", "equal", "found 
 
 
 def in_turns(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> str:
-    """Seconds of the second over those of the first: median, smallest and largest of the rounds."""
+    """Return seconds of the second over those of the first: median, smallest and largest of the rounds."""
     ratios = []
     for round_ in range(rounds + 1):
         seconds = {}
@@ -67,7 +67,7 @@ def ratio(before: int, after: int) -> str:
 
 
 def interpreter(content: bytes, kernels: Any) -> Any:
-    """With an input of noise."""
+    """Return an interpreter with an input of noise."""
     from ai_edge_litert.interpreter import Interpreter
 
     made = Interpreter(model_content=content, num_threads=1, experimental_op_resolver_type=kernels)
@@ -78,7 +78,7 @@ def interpreter(content: bytes, kernels: Any) -> Any:
 
 
 def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
-    """The row, whether outputs are equal, and whether the arena is smaller."""
+    """Return the row, whether outputs are equal, and whether the arena is smaller."""
     from ai_edge_litert.interpreter import OpResolverType
     from tvm_pipeline_edgetpu.model import read_model
     from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
@@ -109,7 +109,7 @@ def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
 
 
 def relay_model(graph: OperatorGraph) -> Model:
-    """The graph as a network: its operators' kinds, shapes and bytes of parameters say all but the weights."""
+    """Return the graph as a network; its operators' kinds, shapes and parameter bytes give all but the weights."""
     import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
 
     import tvm  # isort: skip
@@ -180,7 +180,7 @@ def _computed(
 
 
 def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]:
-    """The row, whether outputs are equal, and whether the arena is smaller."""
+    """Return the row, whether outputs are equal, and whether the arena is smaller."""
     from tvm_pipeline_host.detection import host_target
     from tvm_pipeline_host.host import bind
 
@@ -211,7 +211,7 @@ def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]
 
 
 def executor_bytes(model: Model, target: str) -> tuple[int, int]:
-    """What TVM's graph executor plans for the optimised network, and after MemoryOrder."""
+    """Return the bytes that TVM's graph executor plans for the optimised network, and after MemoryOrder."""
     from tvm_pipeline.tvm.relay.fold import fast_context
     from tvm_pipeline.tvm.relay.importer import import_model
     from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes

@@ -1,4 +1,4 @@
-"""Peaks against Kahn's order and program order, with and without rewriting; and what TVM then really plans.
+"""Compare peaks with those of Kahn's order and program order, with and without rewriting, and with TVM's plans.
 
     python benchmarks/memory_rewriting.py           # two minutes
     python benchmarks/memory_rewriting.py --only relay
@@ -18,7 +18,7 @@
    and what the planner of TVM's graph executor allocates, which hands buffers on whole and so may need more where there
    are more of them. Outputs of both, by how much they differ.
 
-An asterisk marks a peak that was not proven in time. Exits with 1 where a rewriting costs memory or outputs differ.
+An asterisk marks a peak that was not proven in time. The exit status is 1 if a rewriting costs memory or outputs differ.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Make = Callable[[], OperatorGraph]
 
 
 def pair(genotype: networks.Genotype, filters: int, size: int) -> OperatorGraph:
-    """Two normal cells, the first of which reads tensors of `filters` channels."""
+    """Return two normal cells, the first of which reads tensors of `filters` channels."""
     net = networks.Net()
     first = net.input(size, size, filters)
     second = networks.add_cell(net, genotype, net.input(size, size, filters), first, filters, False)
@@ -60,7 +60,7 @@ def pair(genotype: networks.Genotype, filters: int, size: int) -> OperatorGraph:
 
 
 def dense_block(layers: int = 6, growth: int = 12, size: int = 28) -> OperatorGraph:
-    """DenseNet's block (Huang et al., CVPR 2017): each layer reads all before it, concatenated, and adds channels."""
+    """Return DenseNet's block (Huang et al., CVPR 2017): each layer reads all before it, and adds channels."""
     net = networks.Net()
     x = net.conv(net.input(size, size, 3), 2 * growth, 9)
     for _ in range(layers):
@@ -70,7 +70,7 @@ def dense_block(layers: int = 6, growth: int = 12, size: int = 28) -> OperatorGr
 
 
 def branches(count: int = 3, filters: int = 16, size: int = 16) -> OperatorGraph:
-    """What an Inception module ends with, and the convolution behind it."""
+    """Return the end of an Inception module, and the convolution behind it."""
     net = networks.Net()
     x = net.input(size, size, 4)
     net.conv(net.concat(*(net.conv(x, filters) for _ in range(count))), 4)
@@ -104,7 +104,7 @@ def int8(graph: OperatorGraph) -> OperatorGraph:
 
 
 def peaks(graph: OperatorGraph, limit_s: float) -> list[Ordering]:
-    """Of Kahn's order, program order, the best; the best with partitioned concatenations, and with all in pieces."""
+    """Return the peaks of Kahn's, program and best order, and of the best with partitioned and with all rewritings."""
     memory = memory_graph(graph)
     free = (order(memory) for order in (kahn_order, program_order))
     best = minimum_peak(memory, time_limit_s=limit_s)
@@ -183,7 +183,7 @@ def report_relay(short: bool) -> list[str]:
 
 
 def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, int]], float]:
-    """Bytes as written, ordered, rewritten, and both, as three allocators see them; and how outputs differ."""
+    """Return bytes as written, ordered, rewritten, and both, as three allocators see them; and how outputs differ."""
     from memory_real import relay_model
     from tvm_pipeline_host.detection import host_target
 
@@ -213,7 +213,7 @@ def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, in
 
 
 def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
-    """Of the whole network as one stage: without and with the order of least memory; and what it computes of noise."""
+    """Return the arena of the whole network, without and with the least-memory order, and its outputs for noise."""
     from tvm_pipeline_host.host import bind
 
     from tvm_pipeline.tvm.relay.compiled import RelayModel

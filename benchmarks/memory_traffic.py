@@ -1,9 +1,9 @@
-"""Off-chip traffic at 64 KB to 1 MB of on-chip memory, of four orders of every cell.
+"""Measure the off-chip traffic of four orders of every cell, at 64 KB to 1 MB of on-chip memory.
 
     python benchmarks/memory_traffic.py
     python benchmarks/memory_traffic.py --short   # three cells at 256 KB, for CI
 
-The model stands in `tvm_pipeline/memory/traffic.py`; weights are left out, since every order moves them once. SERENITY
+`tvm_pipeline/memory/traffic.py` describes the model; weights are left out, since every order moves them once. SERENITY
 (MLSys 2020) reports 1.76x less at 256 KB than TensorFlow Lite's order, for other cells and without the copies that
 concatenations make; the like of it here is `program`, the order in which the cells are written down. A ratio is a
 geometric mean over the cells; the last column says how far the traffic-optimal orders may still be from the bound. Two
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def mean(above: Sequence[int], below: Sequence[int]) -> float:
-    """The geometric mean of the ratios."""
+    """Return the geometric mean of the ratios."""
     return math.exp(sum(math.log(a / b) for a, b in zip(above, below, strict=True)) / len(above))
 
 
@@ -88,7 +88,7 @@ def plain_differs(graph: MemoryGraph, order: Sequence[int], capacity: int) -> bo
 
 
 def not_best(count: int) -> None:
-    """How often the rule moves more than the best evictions, of the one order of random chains with skips."""
+    """Return how often the rule moves more than the best evictions, for one order of random chains with skips."""
     rng, more, excess = random.Random(0), 0, []
     for _ in range(count):
         length = rng.randint(8, 14)

@@ -23,7 +23,7 @@ GAIN = {"light_shufflenet": 0.6}  # its sums of linear convolutions grow where o
 
 
 def load(name: str) -> Model:
-    """A name that `frontends.load` knows, `light_NAME` of the onnx package, `centerface` (downloaded), or a file."""
+    """Load a name that `frontends.load` knows, `light_NAME` of the onnx package, `centerface`, or a file."""
     if name.startswith("light_"):
         return light(name)
     if name == "mobilenet":
@@ -37,7 +37,7 @@ def load(name: str) -> Model:
 
 
 def light(name: str, seed: int = 0) -> Model:
-    """A model of the onnx package with seeded random weights.
+    """Return a model of the onnx package with seeded random weights.
 
     As they come, all weights of a tensor are one number, so that every channel and every output is the same and
     a mistake would not show.
@@ -67,7 +67,7 @@ def light(name: str, seed: int = 0) -> Model:
 
 
 def mobilenet(seed: int = 0) -> Model:
-    """The built-in network with weights under which values do not vanish: its own leave 1e-18 before the last layer."""
+    """Return the built-in network with weights under which values do not vanish: its own end at 1e-18."""
     import tvm
 
     mod, params = import_model(frontends.load("mobilenet"))

@@ -1,4 +1,4 @@
-"""How fast the exact planner proves its optima, how large its graphs may be, and what the baselines give away.
+"""Measure how fast the exact planner proves its optima, on how large graphs, and how far the baselines are from them.
 
     python benchmarks/planner.py                   # all four parts
     python benchmarks/planner.py --only baselines  # one of published, large, chains, baselines
@@ -7,12 +7,12 @@
 1. published: 11 networks of `profiles/keras` on 2 to 6 equal devices, in three orders of memory, overflow and
    communication, with and without the children of an operator in one stage: 330 instances, by `ideals` and by CP-SAT.
 2. large: RandWire, NASNet, transformers of up to 50 000 operators; each graph in a process of its own, for the memory.
-3. chains: 800 operators on unequal devices, each used once or again.
+3. chains: 800 operators on unequal devices, each serving one stage or several.
 4. baselines: how far each is from the proven optimum, in memory and in the slowest stage.
 
-A time is one call of the planner with the graph loaded: it includes the judge's word on the plan, and the listing of
-the ideals, which the planner would keep for the next call (`again`). What is asked of a figure stands beside it; where
-it is more, what was measured is marked with an asterisk.
+A time is one call of the planner with the graph loaded: it includes the evaluation of the plan, and the listing of
+the downsets, which the planner would keep for the next call (`again`). The required value of a figure stands beside it;
+an asterisk marks a measured value that exceeds it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def keras(name: str) -> OperatorGraph:
 
 
 def coral(count: int) -> Platform:
-    """The first `count` devices of the model of Edge TPUs on PCIe."""
+    """Return the first `count` devices of the model of Edge TPUs on PCIe."""
     platform = read_platform(ROOT / "profiles/platforms/coral-pcie-8.toml")
     return replace(platform, devices=platform.devices[:count])
 
@@ -82,7 +82,7 @@ def of_bytes(graph: OperatorGraph, stages: int, order: Objective, **options: Any
 
 
 def timed(problem: Problem, scheduler: str, *, again: bool = False) -> tuple[float, Plan]:
-    """Seconds of one solve, and the plan; the ideals are listed anew unless the graph is planned `again`."""
+    """Time one solve, and return its seconds and the plan; downsets are listed anew unless planned `again`."""
     if not again:
         ideals.cache_clear()
     begin = time.perf_counter()
@@ -91,7 +91,7 @@ def timed(problem: Problem, scheduler: str, *, again: bool = False) -> tuple[flo
 
 
 def listed(graph: OperatorGraph) -> tuple[Cuts | None, float]:
-    """The ideals of a graph, where they are not too many, and the seconds in which they were listed."""
+    """Return the downsets of a graph, None if they are too many, and the seconds in which they were listed."""
     ideals.cache_clear()
     begin = time.perf_counter()
     cuts = ideals(graph)
@@ -108,7 +108,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -
 
 
 def figure(what: str, got: float, text: Callable[[float], str], most: float = math.inf) -> tuple[str, str, str]:
-    """A row of FIGURES: what was measured, and what is asked; an asterisk where it is not met."""
+    """Return a row of FIGURES: the measured and the required value; an asterisk marks a requirement not met."""
     return what, f"{text(got)}{'' if got <= most else ' *'}", text(most) if most < math.inf else ""
 
 
@@ -225,7 +225,7 @@ def plan_large(name: str, short: bool) -> Large:
 
 
 def peak_bytes() -> int:
-    """The most memory that this process held; getrusage would count that of the process that started it, too."""
+    """Return the peak memory of this process; getrusage would include that of the parent process."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 
@@ -267,7 +267,7 @@ def large(short: bool) -> None:
 
 
 def unequal(rng: random.Random, graph: OperatorGraph, count: int, **options: Any) -> Problem:
-    """Devices each of which is faster than the others at some operators, with links between all of them."""
+    """Return devices each of which is faster than the others at some operators, with links between all of them."""
     names = [f"d{index}" for index in range(count)]
     devices = tuple(Device(name, cores=(i,), active_w=rng.uniform(1, 5)) for i, name in enumerate(names))
     links = tuple(
@@ -402,7 +402,7 @@ def baselines(short: bool) -> None:
 
 
 def compute_seconds(graph: OperatorGraph, device: Device) -> Callable[[int, int], float]:
-    """Seconds of a segment by the device's model without transfers, so that a longer one never takes less."""
+    """Return seconds of a segment by the device's model without transfers, so that a longer one never takes less."""
     model = device.model
     assert model is not None
     macs = list(itertools.accumulate((operator.macs for operator in graph.operators), initial=0))

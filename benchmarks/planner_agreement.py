@@ -1,4 +1,4 @@
-"""Does the exact planner find the optimum? Against every plan there is, on small random DAGs, for every objective.
+"""Check the exact planner against every plan there is, on small random DAGs, for every objective.
 
     python benchmarks/planner_agreement.py                 # 2000 DAGs, some minutes
     python benchmarks/planner_agreement.py --problems 40   # fewer; --short is that
@@ -68,7 +68,7 @@ class Judged:
 
 
 def judged_plans(problem: Problem, *, replicas: bool) -> list[Judged]:
-    """Every plan of the problem that `evaluate` allows; devices may come again."""
+    """Return every plan of the problem that `evaluate` allows; devices may serve several stages."""
     order = [operator.name for operator in problem.graph.operators]
     found = []
     for stages in every_plan(problem, problem.stages, again=True, replicas=replicas):
@@ -88,7 +88,7 @@ def judged_plans(problem: Problem, *, replicas: bool) -> list[Judged]:
 
 
 def is_in_space(problem: Problem, scheduler: str, plan: Judged) -> bool:
-    """Whether `scheduler` chooses from `plan`, as its docstring says."""
+    """Return whether `plan` is in the space of `scheduler`, as its docstring says."""
     devices = problem.platform.devices
     # A parameter cache in the model counts even where the device was measured, and `evaluate` would let it come again.
     limited = {
@@ -115,7 +115,7 @@ def keeps_limits(problem: Problem, predicted: Prediction) -> bool:
 
 
 def compared(problem: Problem, scheduler: str, optimum: float | tuple[float, ...] | None, may_miss: bool) -> str:
-    """One of OUTCOMES; a mismatch says what was found."""
+    """Return one of OUTCOMES; a mismatch says what was found."""
     try:
         plan = SCHEDULERS[scheduler].run(problem)
     except NoPlanError:
@@ -147,7 +147,7 @@ Outcome = tuple[str, str, str, str]
 
 
 def seconds_and_joules(rng: random.Random, more: bool) -> Iterator[Outcome]:
-    """(objective, limits, scheduler, outcome) of all searches of one random problem."""
+    """Yield (objective, limits, scheduler, outcome) of all searches of one random problem."""
     traits = Traits(modelled=rng.random() < 0.5, buses=rng.random() < 0.25)
     graph = random_dag(rng, rng.randint(2, 4 if more else 5))
     platform = random_platform(rng, graph, rng.randint(1, 3), traits)
@@ -173,7 +173,7 @@ def seconds_and_joules(rng: random.Random, more: bool) -> Iterator[Outcome]:
 
 
 def bytes_(rng: random.Random) -> Iterator[Outcome]:
-    """The same of the three orders of bytes, on equal devices; both ways to hold the readers of an operator."""
+    """Yield the same for the three orders of bytes, on equal devices, with readers of an operator together or not."""
     graph = small_sizes(rng, random_dag(rng, rng.randint(2, 7)))
     held = sum(operator.param_bytes for operator in graph.operators)
     count = rng.randint(1, min(4, len(graph)))

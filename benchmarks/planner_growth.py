@@ -1,9 +1,9 @@
-"""How the planner's time grows: with the operators, with the stages, and with devices that are all different.
+"""Measure how the planner's time grows with the operators, with the stages, and with devices that all differ.
 
     python benchmarks/planner_growth.py           # some minutes; writes docs/planner_growth.png
     python benchmarks/planner_growth.py --short   # small sizes; the plot goes to a temporary folder
 
-Each time is one call, the listing of the ideals included, and each plan is proven optimal. A line of slope 1 stands
+Each time is one call, the listing of the downsets included, and each plan is proven optimal. A line of slope 1 stands
 beside, to show where time is proportional; where a curve of the second panel passes four seconds it ends.
 Next: `planner.py`, the figures at single sizes.
 """
@@ -51,7 +51,7 @@ class Panel:
 
 
 def of_throughput(graph: OperatorGraph, stages: int) -> Problem:
-    """On Edge TPUs over PCIe, as many as there are stages."""
+    """Plan on as many Edge TPUs over PCIe as there are stages."""
     model = coral(1).devices[0].model
     devices = tuple(replace(device, model=model) for device in equal_devices(stages).devices)
     return Problem(graph, Platform("equal", devices), unmeasured(graph), stages=stages)

@@ -72,7 +72,7 @@ def show(console: Console, name: str, measured: list[Measured]) -> None:
 
 
 def row(name: str, result: Measured) -> dict:
-    """One candidate; the bound is that of the stages' own compute times in the same run."""
+    """Return one candidate; the bound is that of the stages' own compute times in the same run."""
     by_stage: dict[int, float] = {}
     for stage in result.statistics.stages:
         by_stage[stage.stage] = by_stage.get(stage.stage, 0.0) + 1 / stage.compute_s
@@ -90,7 +90,7 @@ def row(name: str, result: Measured) -> dict:
 
 
 def summarise(rows: list[tuple[str, Measured]]) -> dict:
-    """The figures that docs/figures.md quotes."""
+    """Return the figures that docs/figures.md quotes."""
     errors = [abs(result.prediction_error) for _, result in rows]
     lost = {}
     for name in dict.fromkeys(name for name, _ in rows):

@@ -1,14 +1,14 @@
-"""Does the search that measures segments come through where libcoral's does not, in how many measurements, how well?
+"""Compare the search that measures segments with libcoral's: its successes, its measurements and its results.
 
     python benchmarks/profiling_partitioner.py           # 100 random networks in 2 to 8 segments, ten seconds
     python benchmarks/profiling_partitioner.py --short   # a few of them, for CI
 
-Asked: `corrected_partition` succeeds with all of them; else the program ends with 1.
+Required: `corrected_partition` succeeds with all of them; else the exit status is 1.
 
 The device is simulated: the calibrated model of an Edge TPU on PCIe, with what that model does not know hidden in it.
 Each operator is slower or faster by a factor of its own; the cache keeps whole operators, first come, first kept, so
 that a segment's parameters do not spill byte by byte, and a longer segment can take less; a measurement has noise. The
-searches are asked for the same segments of the same device. What they found is judged without the noise, beside the
+searches measure segments of the same device. Their results are judged without the noise, beside the
 best of all partitions on the hidden device.
 
 An evaluation is a segment that was compiled and measured, each counted once. libcoral does not keep them, and compiles
@@ -76,7 +76,7 @@ class Int8Net(Net):
 
 
 def resnet(rng: random.Random) -> OperatorGraph:
-    """Bottleneck blocks as in He et al., CVPR 2016, of random width and depth."""
+    """Return bottleneck blocks as in He et al., CVPR 2016, of random width and depth."""
     net, width = Int8Net(), rng.choice((48, 64, 80, 96))
     x = net.pool(net.conv(net.add("input", (), (224, 224, 3)), 64, 7, 2))
     for stage, deepest in enumerate((4, 8, 24, 4)):
@@ -91,7 +91,7 @@ def resnet(rng: random.Random) -> OperatorGraph:
 
 
 def inception(rng: random.Random) -> OperatorGraph:
-    """Modules of four branches as in Szegedy et al., CVPR 2016, of random width and depth."""
+    """Return modules of four branches as in Szegedy et al., CVPR 2016, of random width and depth."""
     net, width = Int8Net(), rng.choice((64, 96, 128))
     x = net.conv(net.conv(net.conv(net.add("input", (), (299, 299, 3)), 32, 3, 2), 32, 3), 64, 3)
     x = net.pool(net.conv(net.conv(net.pool(x), 80), 192, 3))
@@ -124,7 +124,7 @@ def network(rng: random.Random) -> OperatorGraph:
 
 
 def hidden_seconds(problem: Problem, chance: np.random.Generator) -> Floats:
-    """n+1 x n+1: what the simulated device takes for each segment; infinite where it ends before it begins."""
+    """Return (n+1) x (n+1) seconds of each segment on the simulated device; infinite if it is empty."""
     model, operators = problem.platform.devices[0].model, problem.graph.operators
     if model is None or model.cached_bytes is None:
         raise SystemExit("the simulated device is made from a model with a cache; coral-pcie-8.toml has none")
@@ -193,7 +193,7 @@ SEARCHES: dict[str, Callable[[Case], Partition]] = {
 
 
 def compared(seeds: Iterable[int], counts: Iterable[int]) -> dict[tuple[int, str], dict[str, list[float]]]:
-    """For each number of segments and search: of the cases with which it succeeds, evaluations and gap to the best."""
+    """Return, for each number of segments and search, the successes, the evaluations and the gap to the best."""
     figures: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for seed in seeds:
         graph = network(random.Random(seed))

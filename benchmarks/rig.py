@@ -1,8 +1,8 @@
-"""What the benchmarks of the running pipeline share: a real network with known answers, random plans, faults.
+"""The parts that benchmarks of the running pipeline share: a real network with known answers, random plans, faults.
 
-squeezenet is compiled for this machine's devices. Frames of noise follow each other in a circle, and what the unsplit
-network makes of each is known, so that a frame that is lost, repeated or out of order shows in what comes out, whatever
-numbers the pipeline gives its results. Faults are put on a device from outside, as hardware would have them.
+squeezenet is compiled for this machine's devices. Frames of noise follow each other in a circle, and the output of the
+unsplit network is known for each. So a frame that is lost, repeated or out of order shows in the results, whatever
+numbers the pipeline gives them. Faults are put on a device from outside, as hardware would have them.
 
 Next: live.py (switches, failures, what watching costs), soak.py (an hour of both), cameras.py (many sources).
 """
@@ -104,7 +104,7 @@ class Rig:
 
 
 def make_rig(side: int) -> Rig:
-    """squeezenet on square pictures of `side` pixels."""
+    """Return the rig of squeezenet on square pictures of `side` pixels."""
     made = compile_source("squeezenet", None if side == USUAL_SIDE else {"data": (1, 3, side, side)})
     compiled, platform = made.compiled, made.platform
     (tensor,) = compiled.graph.inputs
@@ -115,7 +115,7 @@ def make_rig(side: int) -> Rig:
 
 
 def unsplit(compiled: CompiledModel, device: Device, frames: Sequence[Array]) -> list[Answer]:
-    """What the whole model makes of each frame, on one device and outside of any pipeline."""
+    """Return the outputs of the whole model for each frame, on one device and outside of any pipeline."""
 
     def run() -> list[Answer]:
         runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
@@ -138,12 +138,12 @@ def unsplit(compiled: CompiledModel, device: Device, frames: Sequence[Array]) ->
 
 
 def same(outputs: Answer, answer: Answer) -> bool:
-    """Whether they are equal bit for bit."""
+    """Return whether the two are equal bit for bit."""
     return outputs.keys() == answer.keys() and all(np.array_equal(outputs[name], answer[name]) for name in answer)
 
 
 def random_plan(problem: Problem, draw: random.Random) -> Plan:
-    """One device, the whole network on each single core, or two stages cut anywhere."""
+    """Return one device, the whole network on each single core, or two stages cut anywhere."""
     names = [operator.name for operator in problem.graph.operators]
     devices = [device.name for device in problem.platform.devices]
     cores = [device.name for device in problem.platform.devices if len(device.cores) == 1]
@@ -188,7 +188,7 @@ class Run:
         self.done_s.append(time.perf_counter())
 
     def wait(self, results: int, limit_s: float = 60.0) -> None:
-        """Until so many results are there, or it has ended."""
+        """Wait until there are so many results, or the run has ended."""
         end_s = time.perf_counter() + limit_s
         while len(self.done_s) < results and not self.failure and time.perf_counter() < end_s:
             time.sleep(1e-3)
@@ -196,7 +196,7 @@ class Run:
 
 @contextmanager
 def kept_full(pipeline: LivePipeline, rig: Rig) -> Iterator[Run]:
-    """Feeds the pipeline and checks what comes out, from other threads, until the block ends and it has drained."""
+    """Feed the pipeline and check its results, in other threads, until the block ends and it has drained."""
     run, over = Run(), threading.Event()
 
     def frames() -> Iterator[Array]:

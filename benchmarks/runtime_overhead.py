@@ -1,4 +1,4 @@
-"""What the pipeline itself costs a frame and stage, against the same runners in a plain loop in one thread.
+"""Measure what the pipeline itself costs per frame and stage, against the same runners in a plain loop in one thread.
 
     python benchmarks/runtime_overhead.py              # about ten seconds
     python benchmarks/runtime_overhead.py --short      # two seconds, for CI
@@ -70,7 +70,7 @@ class CopyModel:
 
 
 def plain_loop(frame: Array, frames: int) -> float:
-    """Seconds a frame of the two runners one after the other, with the same copies in and out."""
+    """Return seconds a frame of the two runners one after the other, with the same copies in and out."""
     runners = [CopyRunner(index) for index in range(STAGES)]
     buffers = [[runner.inputs[0].buffer()] for runner in runners] + [[runners[-1].outputs[0].buffer()]]
     began = time.perf_counter()

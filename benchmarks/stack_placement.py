@@ -1,8 +1,8 @@
-"""What the place of the stack does to compiled kernels, and what `relay/placement.py` makes of it.
+"""Measure how the position of the stack changes the time of compiled kernels, with and without `tvm/placement.py`.
 
     python benchmarks/stack_placement.py
 
-The whole model runs from twelve depths of nested calls, plainly and placed, in turns; then from places all over a page.
+The whole model runs from twelve depths of nested calls, plainly and placed, in turns; then from positions all over a page.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def nested(depth: int, run: Callable[[], Any], repeats: int) -> float:
-    """Median seconds of a call from `depth` calls that each take a piece of the stack."""
+    """Return median seconds of a call from `depth` calls that each take a piece of the stack."""
     if depth:
         return max(map(lambda _: nested(depth - 1, run, repeats), [None]))  # noqa: C417 - `map` nests on the C stack
     samples = []

@@ -31,7 +31,7 @@ def rounded(size: int) -> int:
 
 
 def alive(lifetimes: list[Lifetime]) -> int:
-    """The bytes (in whole lines of 64) alive at the fullest step: no arena can be smaller."""
+    """Return the bytes (in whole lines of 64) alive at the peak: no arena can be smaller."""
     last = max((tensor.last for tensor in lifetimes), default=0)
     return max(sum(rounded(t.bytes) for t in lifetimes if t.first <= step <= t.last) for step in range(last + 1))
 
@@ -85,7 +85,7 @@ def test_nothing_takes_nothing() -> None:
 
 
 def smallest_arena(lifetimes: list[Lifetime]) -> int:
-    """Some order of lowest free places is optimal: that of the offsets of an optimal layout, pushed down."""
+    """Return the smallest arena over all orders of lowest free offsets, one of which gives an optimal layout."""
     best = sum(tensor.bytes for tensor in lifetimes)
     for order in itertools.permutations(lifetimes):
         placed: list[tuple[int, Lifetime]] = []
@@ -140,7 +140,7 @@ def test_the_checker_names_what_overlaps() -> None:
 
 @st.composite
 def memory_graphs(draw: st.DrawFn) -> MemoryGraph:
-    """Some buffers of several producers, some that may be overwritten by one of their size, some workspace."""
+    """Draw graphs with buffers of several producers, buffers that may be overwritten, and workspace."""
     count = draw(st.integers(1, 7))
     unary = [draw(st.booleans()) for _ in range(count)]
     buffers, size = [Buffer("input", 8, (), (), draw(st.booleans()))], st.sampled_from([8, 16])

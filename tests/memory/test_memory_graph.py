@@ -28,7 +28,7 @@ from tvm_pipeline.memory.stage_memory import least_peak, listed_peak, order_peak
 
 
 def diamond(kind: str = "relu") -> OperatorGraph:
-    """A convolution, two branches of which one is of `kind`, and their sum."""
+    """Return a convolution, two branches of which one is of `kind`, and their sum."""
     x = Tensor("x", (4,), "int8")
     operators = (
         Operator("a", "conv2d", ("x",), (Tensor("a", (8,), "int8"),)),

@@ -23,7 +23,7 @@ from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
 
 
 def random_net(rng: random.Random) -> OperatorGraph:
-    """Convolutions, depthwise ones, pools, ReLUs, sums and concatenations (of concatenations, too), of 4 x 4 pixels."""
+    """Return a net of convolutions, depthwise ones, pools, ReLUs, sums and concatenations, of 4 x 4 pixels."""
     net = Net()
     made = [net.input(4, 4, rng.randint(1, 3))]
     for _ in range(rng.randint(3, 9)):
@@ -46,7 +46,7 @@ def random_net(rng: random.Random) -> OperatorGraph:
 
 
 def joined(*, kind: str = "conv2d", between: bool = False, dtype: str = "float32") -> OperatorGraph:
-    """Three 1x1 convolutions of 4, 8 and 4 channels; concatenated, and read by another operator that makes 2 (or 16).
+    """Return three 1x1 convolutions of 4, 8 and 4 channels, concatenated, and one reader that makes 2 (or 16).
 
     A tensor of one channel has 16 elements.
     """
@@ -64,7 +64,7 @@ def joined(*, kind: str = "conv2d", between: bool = False, dtype: str = "float32
 
 
 def buffers(memory: MemoryGraph) -> dict[str, tuple[int, list[str], list[str]]]:
-    """Bytes, producers and consumers of each buffer."""
+    """Return bytes, producers and consumers of each buffer."""
     names = memory.operators
     return {b.name: (b.bytes, [names[i] for i in b.producers], [names[i] for i in b.consumers]) for b in memory.buffers}
 
@@ -209,7 +209,7 @@ def test_parts_in_the_place_of_an_operator_need_no_more_and_lose_nothing(rng: ra
 
 
 def ancestors(memory: MemoryGraph) -> dict[str, set[str]]:
-    """For each buffer the operators that must have run for it to be there, the parts of one as one."""
+    """Return for each buffer the operators that must have run before it is complete; parts count as one."""
     before, needs = predecessors(memory), []
     for index, name in enumerate(memory.operators):
         needs.append(set().union({name.partition("[")[0]}, *(needs[other] for other in before[index])))

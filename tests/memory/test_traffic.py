@@ -21,7 +21,7 @@ from tvm_pipeline.memory.traffic_order import least_traffic, traffic_order
 
 @pytest.fixture(autouse=True, scope="module")
 def plain_loop() -> Iterator[None]:
-    """The loop as it stands: on graphs of this size, compiling it takes longer than all runs together."""
+    """Run the loop as plain Python: on such small graphs compiling takes longer than all runs together."""
     with pytest.MonkeyPatch.context() as patch:
         for caller in (traffic, traffic_order):
             patch.setattr(sys.modules[caller.__module__], "belady", inspect.unwrap(belady))
@@ -29,7 +29,7 @@ def plain_loop() -> Iterator[None]:
 
 
 def random_graph(rng: random.Random, most: int, sizes: Sequence[int] = (1, 2, 3)) -> MemoryGraph:
-    """Operators that read some inputs and buffers; some buffers have two producers, some are pinned."""
+    """Return operators that read some inputs and buffers; some buffers have two producers, some are pinned."""
     count = rng.randint(1, most)
     buffers = [(rng.choice(sizes), [], rng.random() < 0.2) for _ in range(rng.randint(1, 2))]
     readers: list[list[int]] = [[] for _ in buffers]
@@ -63,7 +63,7 @@ def orders(graph: MemoryGraph) -> list[tuple[int, ...]]:
 
 
 def least_moved(graph: MemoryGraph, order: Sequence[int], capacity: int) -> int:
-    """The least over all evictions, of any buffers at any time, step by step."""
+    """Return the least over all evictions, of any buffers at any time, step by step."""
     buffers = range(len(graph.buffers))
     inputs = frozenset(b for b in buffers if not graph.buffers[b].producers)
     states = {(frozenset[int](), inputs): 0}  # on chip, off chip -> bytes moved
@@ -139,7 +139,7 @@ def test_the_rule_is_optimal_for_pages(reads: list[set[int]], capacity: int) -> 
 
 
 def wide(branches: int) -> MemoryGraph:
-    """An input of 2 bytes, read by branches of two operators of 4 bytes, that are joined."""
+    """Return an input of 2 bytes, read by branches of two operators of 4 bytes, that are joined."""
     count = 2 * branches + 1
     buffers = [Buffer("input", 2, (), tuple(range(0, 2 * branches, 2)))]
     for index in range(branches):

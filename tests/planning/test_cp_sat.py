@@ -30,7 +30,7 @@ EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 
 
 def in_space(problem: Problem) -> list[tuple[Stage, ...]]:
-    """Every plan of the space that `cp_sat` names."""
+    """Return every plan of the space that `cp_sat` names."""
     again = problem.objective in ("latency", "energy")
     once = {
         device.name
@@ -104,7 +104,7 @@ def test_limits_are_met_exactly(objective: Any, data: st.DataObject, chance: ran
 
 
 def line(sizes: list[int], platform: Platform, seconds: list[list[float]], **options: Any) -> Problem:
-    """Operators in a row that hand on `sizes` bytes; `seconds` of each device, if they are measured."""
+    """Return operators in a row that hand on `sizes` bytes; `seconds` of each device, if they are measured."""
     tensors = [Tensor(f"t{i}", (size,), "int8") for i, size in enumerate(sizes)]
     operators = tuple(
         Operator(f"op{i}", "kind", (before.name,), (after,), 1, 1)
@@ -141,7 +141,7 @@ def equal_devices(graph: OperatorGraph, count: int, objective: Any, **options: A
 
 
 def fork(readers: int) -> OperatorGraph:
-    """One operator, and so many that read it."""
+    """Return one operator, and so many that read it."""
     stem = Operator("stem", "kind", (), (Tensor("s", (4,), "int8"),), 4)
     tips = [Operator(f"tip{i}", "kind", ("s",), (Tensor(f"t{i}", (1,), "int8"),), 4) for i in range(readers)]
     return OperatorGraph("fork", (), (stem, *tips), tuple(f"t{i}" for i in range(readers)))

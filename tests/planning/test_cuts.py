@@ -43,7 +43,7 @@ def as_networkx(graph: OperatorGraph) -> networkx.DiGraph:
 
 
 def downsets(graph: OperatorGraph) -> set[frozenset[str]]:
-    """Every set of operators that holds all that its members read from."""
+    """Return every set of operators that holds all that its members read from."""
     edges = as_networkx(graph)
     names = list(edges)
     found = set()
@@ -55,13 +55,13 @@ def downsets(graph: OperatorGraph) -> set[frozenset[str]]:
 
 
 def sets(cuts: Cuts) -> list[frozenset[str]]:
-    """The operators of each cut."""
+    """Return the operators of each cut."""
     last = len(cuts) - 1
     return [frozenset(cuts.stages([cut, last])[0]) for cut in range(len(cuts))]
 
 
 def check(graph: OperatorGraph, cuts: Cuts, expected: set[frozenset[str]]) -> None:
-    """The cuts are those expected, each once, and say of each what its set of operators says."""
+    """Check that the cuts are those expected, each once, with the figures of their sets of operators."""
     listed = sets(cuts)
     assert len(listed) == len(expected)
     assert set(listed) == expected
@@ -109,7 +109,7 @@ def test_prefixes_are_those_of_the_graph_s_order(graph: OperatorGraph) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_there_are_as_many_ideals_as_antichains(seed: int) -> None:
-    """Of a wider graph, by another library: an ideal is named by its maximal operators."""
+    """The downsets of a wider graph, by another library: a downset is named by its maximal operators."""
     graph = random_dag(random.Random(seed), 15)
     cuts = ideals(graph)
     assert cuts is not None

@@ -30,7 +30,7 @@ WITHOUT_BUSES = Traits(modelled=True)
 
 
 def space(problem: Problem, scheduler: Scheduler) -> Iterator[tuple[Stage, ...]]:
-    """All plans that `scheduler` chooses from."""
+    """Return all plans that `scheduler` chooses from."""
     again = problem.objective != "throughput" and problem.min_throughput_fps is None
     limited = {
         device.name
@@ -60,7 +60,7 @@ def planned(scheduler: Scheduler, problem: Problem) -> Plan | None:
 
 
 def check(problem: Problem, scheduler: Scheduler, *, proves: bool = True) -> None:
-    """The plan is the best of its space; where it says that it did not prove so, its bound encloses the best."""
+    """Check that the plan is the best of its space, or that its bound encloses the best."""
     optimum = least(problem, space(problem, scheduler))
     plan = planned(scheduler, problem)
     if plan is None:
@@ -134,7 +134,7 @@ def test_children_together(scheduler: Scheduler, data: st.DataObject) -> None:
 
 
 def mixed(seed: int, scheduler: Scheduler) -> tuple[Problem, bool]:
-    """A random problem of any kind, and whether a search proves its plan."""
+    """Return a random problem of any kind, and whether a search proves its plan."""
     rng = random.Random(seed)
     traits = rng.choice((Traits(), WITHOUT_BUSES, EVERYTHING))
     objective: Objective = rng.choice(TIMED)
@@ -223,7 +223,7 @@ def test_equal_devices_change_places_without_a_trace(rng: random.Random, objecti
 
 
 def of_chain(seconds: dict[str, tuple[float | None, ...]], **figures: object) -> Problem:
-    """A chain of operators with 10 bytes of parameters each, on a device for each row of seconds."""
+    """Return a chain of operators with 10 bytes of parameters each, on a device for each row of seconds."""
     count = len(next(iter(seconds.values())))
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (100,)),), 10) for i in range(count))
     graph = OperatorGraph("net", (Tensor("t0", (100,)),), operators, (f"t{count}",))

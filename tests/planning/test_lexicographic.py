@@ -28,7 +28,7 @@ PROFILES = Path(__file__).parents[2] / "profiles"
 
 
 def stagings(problem: Problem, count: int) -> Iterator[tuple[Stage, ...]]:
-    """All ways to share the operators out to `count` stages; the devices are equal, so stage b is on the b-th."""
+    """Yield all ways to divide the operators among `count` stages; stage b is on the b-th of the equal devices."""
     names = [device.name for device in problem.platform.devices]
     for groups in every_cut(problem.graph, count):
         if len(groups) == count:
@@ -36,7 +36,7 @@ def stagings(problem: Problem, count: int) -> Iterator[tuple[Stage, ...]]:
 
 
 def bounds(problem: Problem, plan: Plan) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The plan's figures and its bound, after a look at whether they are what they say."""
+    """Return the plan's figures and its bound, after a check that they are consistent."""
     assert plan.predicted == evaluate(problem, plan.stages).predicted
     assert problem.stages in (None, len(plan.stages))
     assert plan.value is not None
@@ -122,7 +122,7 @@ def test_without_time_the_bound_still_holds(scheduler, problem: Problem) -> None
 
 
 def network(objective: Objective, stages: int | None = None, **caches: int | None) -> Problem:
-    """s feeds a and b, which t reads; a is heavy, b hands on much."""
+    """Return s, which a and b read, and t, which reads both; a is heavy, b hands on many bytes."""
     sizes = {"s": (1, 1), "a": (5, 1), "b": (1, 9), "t": (3, 1)}
     reads = {"s": ("in",), "a": ("ts",), "b": ("ts",), "t": ("ta", "tb")}
     operators = tuple(

@@ -27,7 +27,7 @@ Point = tuple[float, ...]
 
 
 def points(predictions: list[Prediction]) -> list[Point]:
-    """The figures, less is better, without the rounding of one order of summation or another."""
+    """Return the figures, of which less is better, rounded so that the order of summation does not matter."""
     powered = all(predicted.energy_j is not None for predicted in predictions)
     return [
         (
@@ -93,7 +93,7 @@ def test_limits_hold_for_every_plan(data: st.DataObject) -> None:
 
 
 def network(**power: float) -> Problem:
-    """gpu: fast and thirsty; cpu: slow and thrifty; both: the most frames, the frame in between."""
+    """Return a network on a gpu (fast, much power), a cpu (slow, little power) and both (the most frames)."""
     operators = tuple(Operator(f"op{i}", "k", (f"t{i}",), (Tensor(f"t{i + 1}", (1,)),)) for i in range(2))
     graph = OperatorGraph("net", (Tensor("t0", (1,)),), operators, ("t2",))
     seconds = {"cpu": DeviceProfile.in_order(graph, (0.02, 0.03)), "gpu": DeviceProfile.in_order(graph, (0.01, 0.015))}

@@ -27,7 +27,7 @@ SEEDS = range(8)
 
 @cache
 def case(seed: int, nested: bool) -> tuple[Problem, Cuts, float, float]:
-    """A problem, its cuts, and by brute force the least slowest stage and the least latency, or inf."""
+    """Return a problem, its cuts, and by brute force the least slowest stage and the least latency, or inf."""
     rng = random.Random(seed)
     traits = Traits(overlapping=False, modelled=seed % 2 == 1)
     problem = random_problem(rng, "throughput", operators=(3, 5), devices=(2, 3), traits=traits, choose_stages=False)

@@ -25,7 +25,7 @@ from tvm_pipeline.planning.search.revisits import revisits
 
 
 def space(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    """Plans in which a device comes again, none with a memory limit or a parameter cache."""
+    """Return plans in which a device serves two stages, none with a memory limit or a parameter cache."""
     limited = {
         device.name
         for device in problem.platform.devices

@@ -24,7 +24,7 @@ Table = dict[tuple[int, int, int], float]
 
 
 def monotone_table(rng: random.Random, operators: int, devices: int) -> Table:
-    """Any seconds at all of which a longer segment never takes less; some segments are impossible."""
+    """Draw any seconds of which a longer segment never takes less; some segments are impossible."""
     table: Table = {}
     for device in range(devices):
         equal = rng.random() < 0.3 and device > 0
@@ -38,7 +38,7 @@ def monotone_table(rng: random.Random, operators: int, devices: int) -> Table:
 
 
 def partitions(operators: int, devices: int, idle: bool) -> Iterator[tuple[int, ...]]:
-    """All ends of all devices but the last."""
+    """Yield all ends of all devices but the last."""
     choose = itertools.combinations_with_replacement if idle else itertools.combinations
     return choose(range(0 if idle else 1, operators + idle), devices - 1)
 

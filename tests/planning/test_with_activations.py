@@ -31,12 +31,12 @@ from tvm_pipeline.planning.stage_orders import fitting_orders
 
 @cache
 def needs(graph: OperatorGraph, operators: tuple[str, ...]) -> int:
-    """Bytes of activations of a stage, by trying every order."""
+    """Return the bytes of activations of a stage, by trying every order."""
     return least_peak(memory_graph(graph, operators, pin_inputs=True))
 
 
 def tight_problem(rng: random.Random) -> Problem:
-    """A random problem most of whose devices have room for some of the parameters and tensors."""
+    """Return a random problem most of whose devices fit some of the parameters and tensors."""
     objective: Objective = rng.choice(("throughput", "throughput", "latency", "energy"))
     traits = Traits(memory=False, modelled=rng.random() < 0.3)
     problem = random_problem(rng, objective, operators=(2, 6), devices=(1, 3), traits=traits)
@@ -54,7 +54,7 @@ def tight_problem(rng: random.Random) -> Problem:
 
 
 def fits(problem: Problem, stages: tuple[Stage, ...]) -> bool:
-    """Whether each device holds its stages, each in its best order, by trying every order."""
+    """Return whether each device fits its stages, each in its best order, by trying every order."""
     for device in problem.platform.devices:
         served = [stage for stage in stages if device.name in stage.devices]
         held = sum(o.param_bytes for o in problem.graph.operators for s in served if o.name in s.operators)
@@ -65,12 +65,12 @@ def fits(problem: Problem, stages: tuple[Stage, ...]) -> bool:
 
 
 def least_fitting(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> Any:
-    """The best value of the plans that fit in some order."""
+    """Return the best value of the plans that fit in some order."""
     return least(replace(problem, activations=False), (stages for stages in plans if fits(problem, stages)))
 
 
 def once(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> Iterator[tuple[Stage, ...]]:
-    """Those in which a device that something fills up serves one stage, as the planner has it."""
+    """Return the plans in which a device with limited memory serves one stage, as the planner requires."""
     full = {
         device.name
         for device in problem.platform.devices
@@ -143,7 +143,7 @@ def test_the_cheap_bound_is_one(graph: OperatorGraph) -> None:
 
 
 def problem_of(graph: OperatorGraph, *memory_bytes: int | None, seconds: float = 0.01, **figures: object) -> Problem:
-    """A problem on devices a, b... of so much memory, equally fast at every operator."""
+    """Return a problem on devices a, b... of so much memory, equally fast at every operator."""
     devices = tuple(Device(name, memory_bytes=size) for name, size in zip("abcd", memory_bytes, strict=False))
     row = DeviceProfile.in_order(graph, (seconds,) * len(graph))
     profile = Profile(graph.name, graph.fingerprint, {device.name: row for device in devices})
@@ -151,7 +151,7 @@ def problem_of(graph: OperatorGraph, *memory_bytes: int | None, seconds: float =
 
 
 def branches(count: int = 4) -> OperatorGraph:
-    """Wide and narrow operators on each branch, all wide ones listed first: 100 bytes are written, and 10 kept."""
+    """Return branches of wide and narrow operators, the wide ones first: 100 bytes are written, and 10 kept."""
     x = Tensor("x", (10,), "int8")
     wide = [Operator(f"wide{i}", "k", ("x",), (Tensor(f"w{i}", (100,), "int8"),), 1) for i in range(count)]
     narrow = [Operator(f"narrow{i}", "k", (f"w{i}",), (Tensor(f"n{i}", (10,), "int8"),), 1) for i in range(count)]
@@ -178,7 +178,7 @@ def test_a_stage_that_fits_only_because_it_is_reordered() -> None:
 
 
 def row(*tensor_bytes: int, param_bytes: int = 10) -> OperatorGraph:
-    """Operators in a row, between tensors of these sizes."""
+    """Return operators in a row, between tensors of these sizes."""
     tensors = [Tensor(f"t{i}", (size,), "int8") for i, size in enumerate(tensor_bytes)]
     operators = tuple(
         Operator(f"op{i}", "k", (before.name,), (after,), param_bytes)

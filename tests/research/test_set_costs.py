@@ -19,7 +19,7 @@ from tvm_pipeline.research.set_costs import SetSeconds, least_bottleneck_of_sets
 
 
 def monotone(graph: OperatorGraph, seed: int) -> SetSeconds:
-    """Work, what a cache of random size does not hold, and something for each pair of a few: never less for more."""
+    """Return costs that never fall with more operators: work, cache overflow, and something for a few pairs."""
     rng = random.Random(seed)
     work = {(d, o.name): rng.randint(1, 9) for d in "abc" for o in graph.operators}
     held = {o.name: rng.randint(0, 9) for o in graph.operators}

@@ -15,7 +15,7 @@ from tvm_pipeline.errors import PlanError
 
 
 def every_chain(problem: Problem, stages: int | None, *, again: bool) -> Iterator[tuple[Stage, ...]]:
-    """Every way to cut the operators, in the graph's order, into consecutive stages, on every choice of devices.
+    """Yield every cut of the graph's own order into consecutive stages, on every choice of devices.
 
     Args:
         stages: how many; None for any number.
@@ -40,7 +40,7 @@ def every_chain(problem: Problem, stages: int | None, *, again: bool) -> Iterato
 def every_plan(
     problem: Problem, stages: int | None = None, *, again: bool = False, replicas: bool = False
 ) -> Iterator[tuple[Stage, ...]]:
-    """Every way to share the operators out to stages that every edge respects, on every choice of devices.
+    """Yield every division of the operators into stages that respects every edge, on every choice of devices.
 
     Stages need not be consecutive in the graph's order; inside one, operators stand in it. No two devices share cores.
 
@@ -63,7 +63,7 @@ def every_plan(
 
 
 def every_cut(graph: OperatorGraph, most: int) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """The operators in 1 to `most` groups, none empty, so that none reads what a later group writes."""
+    """Yield the operators in 1 to `most` non-empty groups, none of which reads from a later one."""
     names = [operator.name for operator in graph.operators]
     writer = {tensor.name: i for i, operator in enumerate(graph.operators) for tensor in operator.outputs}
     reads = [sum({1 << writer[t] for t in operator.inputs if t in writer}) for operator in graph.operators]
@@ -85,7 +85,7 @@ def every_cut(graph: OperatorGraph, most: int) -> Iterator[tuple[tuple[str, ...]
 def every_choice(
     platform: Platform, count: int, *, again: bool, replicas: bool
 ) -> Iterator[tuple[tuple[str, ...], ...]]:
-    """The devices of each of `count` stages in every way, as `every_plan` says."""
+    """Yield the devices of each of `count` stages in every way, as `every_plan` says."""
     cores = {device.name: set(device.cores) for device in platform.devices}
     widest = len(cores) if replicas else 1
     sets = [group for size in range(1, widest + 1) for group in itertools.combinations(cores, size)]
@@ -109,7 +109,7 @@ def _apart(cores: list[set[int]]) -> bool:
 
 
 def every_replication(problem: Problem) -> Iterator[tuple[Stage, ...]]:
-    """The whole model on every set of two or more devices that may work together."""
+    """Yield the whole model on every set of two or more devices that may work together."""
     names = tuple(operator.name for operator in problem.graph.operators)
     devices = [device.name for device in problem.platform.devices]
     for size in range(2, len(devices) + 1):
@@ -119,7 +119,7 @@ def every_replication(problem: Problem) -> Iterator[tuple[Stage, ...]]:
 
 
 def verdict(problem: Problem, stages: tuple[Stage, ...]) -> Prediction | None:
-    """What `evaluate` says of a plan; None where it refuses it."""
+    """Return the verdict of `evaluate` on a plan; None if it refuses it."""
     try:
         return evaluate(problem, stages).predicted
     except PlanError:
@@ -127,7 +127,7 @@ def verdict(problem: Problem, stages: tuple[Stage, ...]) -> Prediction | None:
 
 
 def figure(problem: Problem, predicted: Prediction) -> Any:
-    """The objective's figure, signed so that less is better; a tuple of bytes where the objective is lexicographic."""
+    """Return the objective's figure, signed so that less is better; a tuple if the objective is lexicographic."""
     match problem.objective:
         case "throughput":
             assert predicted.throughput_fps is not None
@@ -147,6 +147,6 @@ def figure(problem: Problem, predicted: Prediction) -> Any:
 
 
 def least(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> Any:
-    """The best figure of all plans that `evaluate` allows; None where it allows none."""
+    """Return the best figure of all plans that `evaluate` allows; None if it allows none."""
     allowed = (verdict(problem, stages) for stages in plans)
     return min((figure(problem, predicted) for predicted in allowed if predicted is not None), default=None)

@@ -17,7 +17,7 @@ backend = FakeBackend([])
 
 
 def install(folder: Path) -> None:
-    """Makes the backend `fake` one that is installed, wherever `folder` is on the path."""
+    """Make the backend `fake` an installed one, wherever `folder` is on the path."""
     package = folder / "fake-1.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1\n")

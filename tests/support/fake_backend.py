@@ -54,7 +54,7 @@ class Mix:
 
 
 def random_model(random: np.random.Generator, operators: int, **options: Any) -> FakeModel:
-    """An integer DAG with one or two inputs, operators of one to three inputs and one or two outputs.
+    """Return an integer DAG with one or two inputs, operators of one to three inputs, one or two outputs.
 
     Every tensor that no operator reads is an output of the model, and so is one that is read, now and then.
     """
@@ -82,7 +82,7 @@ def random_model(random: np.random.Generator, operators: int, **options: Any) ->
 
 
 def chain_model(operators: int = 2, **options: Any) -> FakeModel:
-    """`op0` to `opN`, each adding one to the single number `x` of its frame; the output is `y`."""
+    """Return `op0` to `opN`, each adding one to the single number `x` of its frame; the output is `y`."""
     names = ["x", *(f"t{index}" for index in range(operators - 1)), "y"]
     tensors = [Tensor(name, (1,), "int64") for name in names]
     nodes = tuple(Operator(f"op{i}", "add", (names[i],), (tensors[i + 1],), macs=1) for i in range(operators))
@@ -95,7 +95,7 @@ def _add_one(x: Array) -> list[Array]:
 
 
 def make_plan(graph: OperatorGraph, *stages: tuple[Sequence[str], Sequence[str]]) -> Plan:
-    """A plan of (devices, operators) stages; its prediction says nothing."""
+    """Return a plan of (devices, operators) stages; its prediction says nothing."""
     made = tuple(Stage(tuple(devices), tuple(operators)) for devices, operators in stages)
     return Plan(graph.name, "by hand", "throughput", made, Prediction(1.0, 1.0))
 
@@ -105,14 +105,14 @@ def fake_platform(*names: str) -> Platform:
 
 
 def chain_pipeline(model: FakeModel, **options: Any) -> Pipeline:
-    """Each operator on a device of its own: op0 on d0, op1 on d1 ..."""
+    """Return a pipeline with each operator on a device of its own: op0 on d0, op1 on d1 ..."""
     names = [f"d{index}" for index in range(len(model.graph))]
     stages = [([device], [operator.name]) for device, operator in zip(names, model.graph.operators, strict=True)]
     return Pipeline(model, make_plan(model.graph, *stages), fake_platform(*names), **options)
 
 
 def number(value: int) -> Array:
-    """A frame of a chain model."""
+    """Return a frame of a chain model."""
     return np.array([value])
 
 
@@ -121,6 +121,6 @@ def numbers(count: int) -> Iterator[Array]:
 
 
 def values(results: Sequence[Result]) -> list[int]:
-    """The outputs `y` of a chain model, after a look at the order: every frame from the first one, once."""
+    """Return the outputs `y` of a chain model, after a check that every frame came once and in order."""
     assert [result.frame for result in results] == list(range(len(results)))
     return [int(result.outputs["y"][0]) for result in results]

@@ -1,6 +1,6 @@
 """Operator graphs made to measure: the shapes on which planners of real networks differ, at any size.
 
-Chains are the least that a planner must do; random DAGs, RandWire and NASNet cells are wide, and have more ideals than
+Chains are the least that a planner must do; random DAGs, RandWire and NASNet cells are wide, and have more downsets than
 a network of layers; transformers are narrow and, at 50 000 operators, long. Next: `tests/test_generators.py`, which
 holds them against the figures that the papers publish.
 
@@ -28,7 +28,7 @@ class Net:
         self.edges: list[tuple[int, int]] = []
 
     def add(self, op: str, reads: tuple[int, ...], shape: tuple[int, ...], params: int = 0, macs: int = 0) -> int:
-        """Index of the new node; without `macs` it does an elementary operation for each element that it writes."""
+        """Add a node and return its index; without `macs` it does one operation for each element that it writes."""
         index = len(self.nodes)
         self.nodes.append(Node(f"{op}_{index}", op, params, None, macs or math.prod(shape), shape))
         self.shapes.append(shape)
@@ -40,12 +40,12 @@ class Net:
 
 
 def chain(rng: random.Random, operators: int) -> OperatorGraph:
-    """Operators in a row, the graph on which Velasco-Montero et al. (IEEE Access 2023) place their cuts."""
+    """Return operators in a row, the graph that Velasco-Montero et al. (IEEE Access 2023) cut."""
     return random_dag(rng, operators, most_reads=1, reach=1)
 
 
 def random_dag(rng: random.Random, operators: int, most_reads: int = 3, reach: int = 8) -> OperatorGraph:
-    """Each operator reads one to `most_reads` of the `reach` before it, which bounds how wide the graph is.
+    """Return a DAG whose operators read one to `most_reads` of the `reach` before them, which bounds its width.
 
     The random predecessors are those of Tobita and Kasahara, "A standard task graph set for fair evaluation of
     multiprocessor scheduling algorithms", Journal of Scheduling 5, 2002. All but the last `reach` operators are read.
@@ -66,7 +66,7 @@ def random_dag(rng: random.Random, operators: int, most_reads: int = 3, reach: i
 
 
 def randwire(rng: random.Random, nodes: int = 32, k: int = 4, p: float = 0.75, stages: int = 1) -> OperatorGraph:
-    """Randomly wired stages of the small regime: `stages` times `nodes + 1` operators, and one that brings the input.
+    """Return randomly wired stages of the small regime: `stages` times `nodes + 1` operators, and one for the input.
 
     Xie et al., "Exploring Randomly Wired Neural Networks for Image Recognition", ICCV 2019, section 3 and table 1: a
     Watts-Strogatz graph WS(k, p) directed from lower to higher index. A node sums what it reads, each input with a
@@ -97,7 +97,7 @@ def randwire(rng: random.Random, nodes: int = 32, k: int = 4, p: float = 0.75, s
 def transformer(
     layers: int, hidden: int = 768, heads: int = 12, tokens: int = 128, *, shared_mask: bool = False
 ) -> OperatorGraph:
-    """The encoder of BERT, operator by operator: LAYER_OPERATORS for each layer, FIXED_OPERATORS around them.
+    """Return the encoder of BERT: LAYER_OPERATORS for each layer, FIXED_OPERATORS around them.
 
     Vaswani et al., "Attention Is All You Need", NeurIPS 2017; the default sizes are those of BERT-base, Devlin et al.,
     NAACL 2019. With `shared_mask` one operator makes the attention mask that every layer adds: an operator more, and
@@ -108,7 +108,7 @@ def transformer(
     scores = (heads, tokens, tokens)
 
     def matmul(x: int, width: int) -> int:
-        """Times a matrix of weights, then plus a bias."""
+        """Add a product with a matrix of weights, and a bias."""
         *rows, inner = net.shapes[x]
         shape = (*rows, width)
         product = net.add("matmul", (x,), shape, inner * width, math.prod(shape) * inner)
@@ -146,12 +146,12 @@ FIXED_OPERATORS = 8
 
 
 def transformer_of(operators: int) -> OperatorGraph:
-    """The transformer whose number of operators is nearest to `operators`, with at least one layer."""
+    """Return the transformer whose number of operators is nearest to `operators`, with at least one layer."""
     return transformer(max(1, round((operators - FIXED_OPERATORS) / LAYER_OPERATORS)))
 
 
 def nasnet(cells: int = 4, filters: int = 44, *, fused: bool = False) -> OperatorGraph:
-    """NASNet-A: two reduction cells, then thrice `cells` normal cells, with reduction cells between them.
+    """Return NASNet-A: two reduction cells, then thrice `cells` normal cells, with reduction cells between them.
 
     Zoph et al., "Learning Transferable Architectures for Scalable Image Recognition", CVPR 2018, figure 4 and appendix
     A.4, at 224x224 with the layers of `keras.applications`; the defaults are NASNet-A (4 @ 1056), its NASNetMobile.
@@ -202,7 +202,7 @@ class _Nasnet(Net):
         return self.concat(second, third, fourth, fifth)
 
     def adjusted(self, previous: int, x: int, filters: int) -> int:
-        """The output of the cell before the last, brought to the size of the last one's and to `filters` channels."""
+        """Return the output of the cell before the last, with the size of the last one's and `filters` channels."""
         size, _, channels = self.shapes[previous]
         half = self.shapes[x][0]
         if previous == x:
@@ -223,7 +223,7 @@ class _Nasnet(Net):
         return self.normalised(self.conv(self.relu(x), filters, 1, self.shapes[x][0]))
 
     def separable(self, x: int, filters: int, kernel: int, stride: int = 1) -> int:
-        """Two separable convolutions, the first of them with the stride."""
+        """Add two separable convolutions, the first of them with the stride."""
         size, _, channels = self.shapes[x]
         size = math.ceil(size / stride)
         weights = [wide * (kernel * kernel + filters) for wide in (channels, filters)]

@@ -59,7 +59,7 @@ def random_tensor(rng: random.Random, name: str) -> Tensor:
 
 
 def random_chain(rng: random.Random, length: int) -> OperatorGraph:
-    """Operators in a row, each reading what the one before wrote."""
+    """Return operators in a row, each of which reads the output of the one before."""
     operators = tuple(
         Operator(f"op{i}", "kind", (f"t{i}",), (random_tensor(rng, f"t{i + 1}"),), rng.randint(0, 9), rng.randint(0, 9))
         for i in range(length)
@@ -68,7 +68,7 @@ def random_chain(rng: random.Random, length: int) -> OperatorGraph:
 
 
 def random_dag(rng: random.Random, length: int) -> OperatorGraph:
-    """Skips, several inputs and outputs, operators of two outputs, tensors never read, inputs handed through."""
+    """Return a DAG with skips, several inputs and outputs, operators of two outputs, and tensors never read."""
     inputs = tuple(random_tensor(rng, f"in{i}") for i in range(rng.randint(1, 2)))
     known = [tensor.name for tensor in inputs]
     operators = []
@@ -82,7 +82,7 @@ def random_dag(rng: random.Random, length: int) -> OperatorGraph:
 
 
 def random_platform(rng: random.Random, graph: OperatorGraph, count: int, traits: Traits) -> Platform:
-    """`count` devices: clusters of cores, accelerators without cores, and some that share cores with others."""
+    """Return `count` devices: clusters of cores, accelerators without cores, and some that share cores."""
     devices = []
     for index in range(count):
         kind = rng.choice(("own", "own", "accelerator", "shared"))
@@ -100,7 +100,7 @@ def random_platform(rng: random.Random, graph: OperatorGraph, count: int, traits
 
 
 def random_model(rng: random.Random, held: int) -> DeviceModel:
-    """A model of a device for a graph that holds so many bytes of parameters."""
+    """Return a model of a device for a graph with so many bytes of parameters."""
     return DeviceModel(
         macs_per_s=rng.choice((None, 250.0, 1000.0)),
         call_s=rng.randint(1, 3) / 1000,
@@ -158,7 +158,7 @@ def random_problem(
     choose_stages: bool = True,
     children_together: bool = False,
 ) -> Problem:
-    """A problem with a graph, a platform and a profile of the given sizes (least and most)."""
+    """Return a problem with a graph, a platform and a profile of the given sizes (least and most)."""
     traits = traits or Traits()
     make = rng.choice((random_chain, random_dag))
     graph = make(rng, rng.randint(*operators))
@@ -179,7 +179,7 @@ def lexicographic_problem(
     devices: tuple[int, int] = (1, 4),
     children_together: bool = False,
 ) -> Problem:
-    """A problem of bytes alone: equal devices, nothing measured, and sizes so small that ties are frequent."""
+    """Return a problem of bytes alone: equal devices, nothing measured, and small sizes with frequent ties."""
     graph = small_sizes(rng, rng.choice((random_chain, random_dag, random_dag))(rng, rng.randint(*operators)))
     held = sum(operator.param_bytes for operator in graph.operators)
     cache = rng.randint(1, max(1, held * 2 // 3))
@@ -190,7 +190,7 @@ def lexicographic_problem(
 
 
 def small_sizes(rng: random.Random, graph: OperatorGraph) -> OperatorGraph:
-    """The graph with tensors of at most four bytes, and operators of at most six, half of them of none."""
+    """Return the graph with tensors of at most four bytes, and operators of at most six, half of them of none."""
     resized = {name: Tensor(name, (rng.randint(1, 4),), "int8") for name in graph.tensors}
     operators = tuple(
         replace(
@@ -204,7 +204,7 @@ def small_sizes(rng: random.Random, graph: OperatorGraph) -> OperatorGraph:
 
 
 def randoms() -> st.SearchStrategy[random.Random]:
-    """A source of chance that Hypothesis controls and shrinks."""
+    """Return a random source that Hypothesis controls and shrinks."""
     return st.randoms(use_true_random=False)
 
 
@@ -255,7 +255,7 @@ def lexicographic_problems(
 
 
 def random_order(rng: random.Random, graph: OperatorGraph) -> list[str]:
-    """Any topological order, not only the graph's own."""
+    """Return any topological order, not only the graph's own."""
     known = {tensor.name for tensor in graph.inputs}
     left, order = list(graph.operators), []
     while left:

@@ -15,7 +15,7 @@ backends = SimpleNamespace()
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *installed: Backend, own: str = "") -> None:
-    """Makes these the installed backends, in this order; `own` is the name of that which comes with tvm-pipeline."""
+    """Make these the installed backends, in this order; `own` names the one that comes with tvm-pipeline."""
     points = []
     for backend in installed:
         setattr(backends, backend.name, backend)

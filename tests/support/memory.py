@@ -9,7 +9,7 @@ from tvm_pipeline.memory.memory_graph import Buffer, MemoryGraph
 
 
 def random_memory_graph(rng: random.Random, most: int = 8) -> MemoryGraph:
-    """A random DAG of 1 to `most` operators.
+    """Return a random DAG of 1 to `most` operators.
 
     At random, too: several producers of a buffer, workspace, operators in place, inputs, and what is pinned.
     """
@@ -42,7 +42,7 @@ def random_memory_graph(rng: random.Random, most: int = 8) -> MemoryGraph:
 
 
 def every_order(graph: MemoryGraph, begun: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
-    """Every order that begins so and in which no operator runs before one that writes what it reads."""
+    """Yield every topological order that begins with these operators."""
     if len(begun) == len(graph.operators):
         yield begun
     for op in set(range(len(graph.operators))).difference(begun):
@@ -52,7 +52,7 @@ def every_order(graph: MemoryGraph, begun: tuple[int, ...] = ()) -> Iterator[tup
 
 
 def simulated_peak(graph: MemoryGraph, order: Sequence[int]) -> int:
-    """The peak of an order by the first and the last step of every buffer."""
+    """Return the peak of an order by the first and the last step of every buffer."""
     when = {op: step for step, op in enumerate(order)}
     spans = []
     for buffer in graph.buffers:
@@ -75,5 +75,5 @@ def simulated_peak(graph: MemoryGraph, order: Sequence[int]) -> int:
 
 
 def least_peak(graph: MemoryGraph) -> int:
-    """The least peak of all orders."""
+    """Return the least peak of all orders."""
     return min(simulated_peak(graph, order) for order in every_order(graph))

@@ -42,7 +42,7 @@ class Net:
         return name
 
     def add(self, kind: str, reads: tuple[str, ...], shape: Shape, weights: int = 0) -> str:
-        """Name of what it writes.
+        """Add an operator, and return the name of its output.
 
         Each weight is multiplied once for each pixel; an operator without weights works once for each element.
         """
@@ -53,7 +53,7 @@ class Net:
         return name
 
     def once(self, kind: str, x: str, size: int | None = None) -> str:
-        """An operator without weights, which several readers want: the one that there is, or a new one."""
+        """Return the operator without weights that several readers share: the existing one, or a new one."""
         shape = (size or self.shapes[x][0], size or self.shapes[x][1], self.shapes[x][-1])
         twins = (o.name for o in self.operators if (o.kind, o.inputs) == (kind, (x,)) and self.shapes[o.name] == shape)
         return next(twins, None) or self.add(kind, (x,), shape)
@@ -69,13 +69,13 @@ class Net:
         return self.add("concat", parts, (size, size, sum(self.shapes[part][-1] for part in parts)))
 
     def conv(self, x: str, filters: int, area: int = 1, stride: int = 1, kind: str = "conv2d") -> str:
-        """A convolution whose kernel has `area` pixels."""
+        """Add a convolution whose kernel has `area` pixels."""
         size, _, channels = self.shapes[x]
         size = math.ceil(size / stride)
         return self.add(kind, (x,), (size, size, filters), area * channels * filters)
 
     def separable(self, x: str, filters: int, kernel: int = 3, stride: int = 1, kind: str = "conv2d") -> str:
-        """A depthwise convolution and one of 1 x 1, which is of that `kind`."""
+        """Add a depthwise convolution and one of 1 x 1, which is of that `kind`."""
         size, _, channels = self.shapes[x]
         size = math.ceil(size / stride)
         depthwise = self.add("depthwise_conv2d", (x,), (size, size, channels), kernel * kernel * channels)
@@ -87,7 +87,7 @@ class Net:
         return self.add("dense", (pooled,), (1, 1, classes), channels * classes)
 
     def graph(self, name: str) -> OperatorGraph:
-        """What no operator reads is an output."""
+        """Return the graph; every tensor that no operator reads is an output."""
         read = {tensor for operator in self.operators for tensor in operator.inputs}
         outputs = tuple(operator.name for operator in self.operators if operator.name not in read)
         return OperatorGraph(name, tuple(self.inputs), tuple(self.operators), outputs)
@@ -104,7 +104,7 @@ def randwire(
     channels: int = 78,
     size: int = 16,
 ) -> OperatorGraph:
-    """One randomly wired stage for pictures of twice `size`, after a convolution that halves them.
+    """Return one randomly wired stage for pictures of twice `size`, after a convolution that halves them.
 
     Xie et al., "Exploring Randomly Wired Neural Networks for Image Recognition", ICCV 2019, section 3: a graph
     WS(`neighbours`, `probability`) of Watts and Strogatz, directed from lower to higher index. A node sums what it
@@ -119,7 +119,7 @@ def randwire(
 
 
 def randwire_network(seed: int = 0, classes: int = 10, channels: int = 78, nodes: int = 32) -> OperatorGraph:
-    """The network for pictures of 32 x 32 (CIFAR10, CIFAR100): three stages, with channels doubled between them."""
+    """Return the network for pictures of 32 x 32 (CIFAR): three stages, with channels doubled between them."""
     net = Net()
     x = net.conv(net.input(32, 32, 3), channels, 9, 2)
     for stage in range(3):
@@ -232,7 +232,7 @@ AMOEBANET = Genotype(
 
 
 def cell(genotype: Genotype, filters: int, size: int, *, reduction: bool = False) -> OperatorGraph:
-    """One cell, whose two inputs are what normal cells of the same filters write."""
+    """Return one cell, whose two inputs are outputs of normal cells of the same filters."""
     net = Net()
     channels = len(genotype.normal_concat) * filters // (2 if reduction else 1)
     add_cell(net, genotype, net.input(size, size, channels), net.input(size, size, channels), filters, reduction)
@@ -248,7 +248,7 @@ def cell_network(
     *,
     reductions_first: bool = True,
 ) -> OperatorGraph:
-    """The ImageNet network: so many normal cells of each size, with reduction cells between them.
+    """Return the ImageNet network: so many normal cells of each size, with reduction cells between them.
 
     It begins with a convolution and two reduction cells, as NASNet's does, or with three convolutions, as DARTS's.
     """
@@ -298,7 +298,7 @@ def _operation(net: Net, kind: str, x: str, filters: int, stride: int) -> str:
 
 
 def _halved(net: Net, x: str, filters: int) -> str:
-    """Half the channels from even pixels and half from odd ones (`FactorizedReduce`)."""
+    """Return half the channels from even pixels and half from odd ones (`FactorizedReduce`)."""
     x = net.relu(x)
     size, _, channels = net.shapes[x]
     odd = net.add("slice", (x,), (size - 1, size - 1, channels))
@@ -311,7 +311,7 @@ def _halved(net: Net, x: str, filters: int) -> str:
 
 
 def transformer(layers: int = 4, hidden: int = 768, heads: int = 12, tokens: int = 128) -> OperatorGraph:
-    """Encoder layers of BERT-base, Devlin et al., NAACL 2019; splitting and joining heads moves nothing here."""
+    """Return encoder layers of BERT-base, Devlin et al., NAACL 2019; splitting and joining heads moves nothing."""
     net = Net()
     flat, scores = (1, tokens, hidden), (heads, tokens, tokens)
     x = net.input(*flat)
@@ -327,7 +327,7 @@ def transformer(layers: int = 4, hidden: int = 768, heads: int = 12, tokens: int
 
 
 def float32(graph: OperatorGraph) -> OperatorGraph:
-    """A graph whose parameters and elements are a byte each, with 4 bytes each; what brings its input is an input."""
+    """Return a graph of one-byte elements and parameters with four bytes each; the input operator is an input."""
     wide = [
         replace(
             operator,

@@ -41,7 +41,7 @@ class Weights:
         return relay.var(name, shape=shape, dtype=dtype)
 
     def conv(self, x: relay.Expr, channels: int, kernel: int = 3, **options: Any) -> relay.Expr:
-        """A convolution of the same extent, its bias and its ReLU."""
+        """Return a convolution of the same extent, its bias and its ReLU."""
         groups = options.get("groups", 1)
         read = int(relay.transform.InferTypeLocal(x).shape[1]) // groups
         x = relay.nn.conv2d(
@@ -64,7 +64,7 @@ def image(name: str = "data", channels: int = 3, extent: int = 16) -> relay.Var:
 
 
 def branching(w: Weights) -> relay.Expr:
-    """Two branches joined by a concatenation, a residual addition, and a flattening before the last product."""
+    """Return two branches joined by a concatenation, a residual addition, and a flattening before the last product."""
     stem = w.conv(image(), 16)
     joined = relay.concatenate([w.conv(stem, 8, 1), w.conv(stem, 8, 3)], axis=1)
     x = relay.add(w.conv(joined, 16), stem)
@@ -74,7 +74,7 @@ def branching(w: Weights) -> relay.Expr:
 
 
 def splitting(w: Weights) -> relay.Expr:
-    """An operator of three outputs; their readers lie far apart, and one is read twice."""
+    """Return an operator of three outputs; their readers are far apart, and one output is read twice."""
     x = w.conv(image(), 24)
     first, second, third = relay.split(x, 3, axis=1)
     a = w.conv(first, 8)
@@ -86,7 +86,7 @@ def splitting(w: Weights) -> relay.Expr:
 
 
 def two_in_two_out(w: Weights) -> relay.Expr:
-    """Two inputs of different shapes; the first output is read inside as well."""
+    """Return two inputs of different shapes; the first output is read inside as well."""
     picture, vector = image(), relay.var("vector", shape=(1, 12))
     x = w.conv(picture, 16)
     y = relay.tanh(w.dense(vector, 16))
@@ -98,7 +98,7 @@ def two_in_two_out(w: Weights) -> relay.Expr:
 
 
 def shapes(w: Weights) -> relay.Expr:
-    """Reshapes that run nothing, and one output that is both reshaped outside and read under another shape inside."""
+    """Return reshapes that run nothing, and an output that is also read under another shape inside."""
     x = w.conv(image(extent=8), 8)
     flat = relay.reshape(x, (1, 512))
     scores = relay.nn.softmax(relay.multiply(w.dense(flat, 16), relay.const(0.3)))
@@ -110,7 +110,7 @@ def shapes(w: Weights) -> relay.Expr:
 
 
 def mobile(w: Weights) -> relay.Expr:
-    """Depthwise, grouped and transposed convolutions, and a resize."""
+    """Return depthwise, grouped and transposed convolutions, and a resize."""
     x = w.conv(image(), 16, strides=(2, 2))
     x = w.conv(x, 16, groups=16)
     skip = x = w.conv(x, 32, 1)
@@ -126,7 +126,7 @@ def mobile(w: Weights) -> relay.Expr:
 
 
 def int8(w: Weights) -> relay.Expr:
-    """Quantized convolutions with a residual addition, as a TFLite importer would write them."""
+    """Return quantized convolutions with a residual addition, as a TFLite importer would write them."""
     one, zero = relay.const(0.05), relay.const(0)
 
     def conv(x: relay.Expr, read: int) -> relay.Expr:
@@ -157,7 +157,7 @@ NETWORKS: dict[str, Callable[[Weights], relay.Expr]] = {
 
 
 def relay_module(name: str) -> tuple[tvm.IRModule, dict[str, Any]]:
-    """One of NETWORKS in Relay, and its parameters."""
+    """Return one of NETWORKS in Relay, and its parameters."""
     weights = Weights()
     body = NETWORKS[name](weights)
     function = relay.Function(relay.analysis.free_vars(body), body)
@@ -165,7 +165,7 @@ def relay_module(name: str) -> tuple[tvm.IRModule, dict[str, Any]]:
 
 
 def as_model(name: str, mod: tvm.IRModule, params: dict[str, Any]) -> Model:
-    """The module as if it had been read from a file of Relay JSON with its parameters beside it."""
+    """Return the module as if it had been read from a file of Relay JSON with its parameters beside it."""
     content = tvm.ir.save_json(mod).encode()
     return Model(name, "relay.json", content, params=bytes(tvm.runtime.save_param_dict(params)))
 
@@ -176,7 +176,7 @@ def random_frame(inputs: Iterable[Tensor | Port], seed: int = 1) -> dict[str, Ar
 
 
 def random_stages(graph: OperatorGraph, random: Random, stages: int) -> list[list[str]]:
-    """A legal cut: a random topological order in consecutive parts, so that any downset may come first."""
+    """Return a legal cut: a random topological order in consecutive parts, so that any downset may come first."""
     known, order = {tensor.name for tensor in graph.inputs}, []
     waiting = list(graph.operators)
     while waiting:
@@ -192,7 +192,7 @@ def random_stages(graph: OperatorGraph, random: Random, stages: int) -> list[lis
 def run_stages(
     model: RelayModel, stages: Sequence[tuple[Sequence[str], Device]], frame: Mapping[str, Array]
 ) -> dict[str, tuple[Port, Array]]:
-    """One frame through the stages, one after another: every tensor that crossed, as its stage wrote it."""
+    """Run one frame through the stages, one after another; return every tensor that crossed, as it was written."""
     tensors = {t.name: (Port(t.name, t.shape, t.dtype), frame[t.name]) for t in model.graph.inputs}
     for operators, device in stages:
         runner = model.stage(operators, device)

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def write_picture_net(path: Path, *, batch: int | str = 1, seed: int = 0) -> Path:
-    """Takes a 32 x 32 picture: three convolutions, one of them on a branch that joins again, and ten scores."""
+    """Write a net for a 32 x 32 picture: three convolutions, one of them on a branch that joins again, ten scores."""
     from onnx import TensorProto, checker, helper, numpy_helper, save
 
     draw = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
 """A plan as a queue of frames in front of devices that do one thing at a time: an independent judge of `evaluate`.
 
-It shares no code with the product: what crosses a boundary, what a link or a modelled device costs and how much busy
-devices slow each other down are worked out again here, the naive way. A bus serves one device after another.
+It shares no code with the product: it computes the crossing tensors, the costs of links and modelled devices and the
+slow-down of busy devices again, in the naive way. A bus serves one device after another.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Run:
 
     @property
     def steady_fps(self) -> float:
-        """Frames a second between the first and the third quarter of the run."""
+        """Return frames a second between the first and the third quarter of the run."""
         first, last = len(self.done_s) // 4, 3 * len(self.done_s) // 4
         return (last - first) / (self.done_s[last] - self.done_s[first])
 
     def overtaken(self, stage: int) -> int:
-        """The most frames that were done at a stage before an earlier one was."""
+        """Return the most frames that were done at a stage before an earlier one was."""
         order = self.order[stage]
         return max(sum(other > frame for other in order[:place]) for place, frame in enumerate(order))
 
@@ -53,7 +53,7 @@ class Phase:
 
 
 def naive_crossing(graph: OperatorGraph, groups: Sequence[Sequence[str]], boundary: int) -> set[str]:
-    """The tensors that exist before group `boundary` runs, and that this or a later group, or the caller, reads."""
+    """Return the tensors that exist before group `boundary` runs, and that it, a later group or the caller reads."""
     before = {name for group in groups[:boundary] for name in group}
     after = {name for group in groups[boundary:] for name in group}
     exist = {tensor.name for tensor in graph.inputs}
@@ -70,7 +70,7 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def find_link(problem: Problem, source: str, destination: str) -> Link:
-    """The link between two devices: the platform's word before the profile's; free within one or where unknown."""
+    """Return the link between two devices: the platform's before the profile's; free within one or if unknown."""
     for links in (problem.platform.links, problem.profile.links):
         for link in links:
             if link.source == source != destination == link.destination:
@@ -83,7 +83,7 @@ def link_s(link: Link, size: int) -> float:
 
 
 def slowdown(problem: Problem, name: str, working: int) -> float:
-    """1 alone, the measured factor with the largest set of devices that can work beside it, linear between."""
+    """Return 1 alone, the measured factor with the largest set of devices beside it, and linear between."""
     devices = problem.platform.devices
     largest = 0
     for size in range(1, len(devices) + 1):
@@ -98,7 +98,7 @@ def slowdown(problem: Problem, name: str, working: int) -> float:
 def model_phases(
     device: Device, operators: Sequence[Operator], input_bytes: int, output_bytes: int
 ) -> tuple[Phase, Phase]:
-    """A frame on a device that was not measured: calls and copies, then the work, with parameters fetched beside it."""
+    """Return a frame on a device that was not measured: calls and copies, then work beside the fetch of parameters."""
     model = device.model
     assert model is not None
     copied = model.call_s + model.operator_s * len(operators)
@@ -124,7 +124,7 @@ class Service:
         self.factor = {name: slowdown(problem, name, len(self.used)) if busy else 1.0 for name in self.used}
 
     def of(self, stage: int, name: str, came_from: str | None) -> tuple[list[Phase], float]:
-        """The phases of one frame, and its joules."""
+        """Return the phases of one frame, and its joules."""
         problem, factor = self.problem, self.factor[name]
         (device,) = (device for device in problem.platform.devices if device.name == name)
         phases = []
@@ -159,7 +159,7 @@ def push_frames(
     busy: bool = True,
     taking: Mapping[int, str] | None = None,
 ) -> Run:
-    """Pushes frames through, all waiting at the door from the start; a free device takes the oldest it may take.
+    """Push frames that all wait from the start through the stages; a free device takes the oldest that it may.
 
     Args:
         busy: whether the devices slow each other down.
@@ -230,7 +230,7 @@ def push_frames(
 
 
 def single_frames(problem: Problem, stages: Sequence[Stage]) -> list[Run]:
-    """A frame that meets an empty pipeline, by each way through the replicas."""
+    """Yield a frame that meets an empty pipeline, by each path through the replicas."""
     return [
         push_frames(problem, stages, 1, busy=False, taking=dict(enumerate(taken)))
         for taken in itertools.product(*(stage.devices for stage in stages))
@@ -238,6 +238,6 @@ def single_frames(problem: Problem, stages: Sequence[Stage]) -> list[Run]:
 
 
 def single_frame(problem: Problem, stages: Sequence[Stage]) -> tuple[float, float]:
-    """The worst seconds of a frame that meets an empty pipeline, over the replicas it may meet, and its joules."""
+    """Return the worst seconds of a frame in an empty pipeline, over the replicas it may meet, and its joules."""
     worst = max(single_frames(problem, stages), key=lambda run: run.done_s[0])
     return worst.done_s[0], worst.joules

@@ -1,4 +1,4 @@
-"""The graphs of benchmarks/generators.py: what they promise, and the figures that the papers publish."""
+"""The graphs of `tests/support/generators.py`: what they promise, and the figures that the papers publish."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_networkx(graph: OperatorGraph) -> networkx.DiGraph:
 
 
 def check(graph: OperatorGraph) -> networkx.DiGraph:
-    """What holds of all of them."""
+    """Check what all generated graphs promise."""
     digraph = as_networkx(graph)
     assert len(digraph) == len(graph)
     assert networkx.is_directed_acyclic_graph(digraph)

@@ -1,16 +1,16 @@
-"""The order of operators that needs least memory, proven; where time runs out, the best found, and a bound.
+"""The order of operators with the least peak, proven; or the best order found in time, with a lower bound.
 
-What has run is a downset of the graph, and the bytes alive are a function of it alone. So "is there an order whose peak
-is at most B?" is a search for a path through the downsets, by steps of at most B bytes. The least B is found by
-bisection: an order that is found has a peak, a search without success knows the least step that was in its way, and no
-order is below that. A search from the end to the start answers the same, often hundreds of times as fast or as slow
-as the one from the start: they take turns.
+The operators that have run are a downset of the graph, and the bytes alive are a function of this downset. So an order
+with a peak of at most B is a path through the downsets by steps of at most B bytes. Bisection finds the least B: an
+order that is found gives an upper bound, its peak. A search without success gives a lower bound, the least step above B
+that it met. A search from the end to the start gives the same answers. It may be hundreds of times as fast, or as slow,
+as the search from the start, so the two take turns.
 
-A *safe commit* runs operators at once, with no other choice to come back to. The bytes alive are submodular: where more
-has run before, operators add no more to them. Take a chain C of operators, each made ready by the one before, that runs
-within B and leaves no more bytes alive than there were, for the first time at its end. Then in every order that follows
-C may be moved to the front, and no step needs more. With operators in place and buffers of several producers this stays
-true.
+A *safe commit* runs operators immediately, and the search tries no alternative to them. The bytes alive are submodular:
+the more operators have run before, the fewer bytes another operator adds. Take a chain C of operators, each made ready
+by the one before, that runs within B and ends with no more bytes alive than before it, for the first time at its end.
+Then C can be moved to the front of every order of the operators left, and no step needs more bytes. This also holds
+with operators in place and with buffers of several producers.
 
 SERENITY (Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices",
 MLSys 2020; here `serenity.py`) posed the problem. Next: `order_search.py`, the loops; `regions.py`, which makes the
@@ -43,24 +43,25 @@ from tvm_pipeline.memory.regions import region_of, split
 
 SLICE = 250  # expansions between two looks at the clock: some milliseconds
 FIRST_BUDGET = 16 * SLICE
-# Where between the bound and the best order the next limit lies, in eighths: an order is found sooner than it is proven
-# that there is none. Once one limit was proven, the highest is tried, which would end the search.
+# The next limit between the bound and the best peak, in eighths. It is above the middle, since finding an order takes
+# less time than proving that there is none. After a proof the highest limit is tried, since a second proof there would
+# end the search.
 _FIND, _PROVE = (6, 8, 4, 2, 1), (8, 6, 4, 2, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """The ideas that keep the search small; without any of them it finds an order of the same peak.
+    """The ideas that keep the search small; with any of them switched off it finds an order of the same peak.
 
     Attributes:
-        parts: an operator that is comparable to all others parts the graph into regions, which are ordered apart.
-        known: the peaks of orders that cost no search are tried to be beaten, instead of the peak of program order.
-        bound: no order is below what the largest operator needs, and the search does not look there.
+        parts: operators that are comparable to all others divide the graph into regions, which are ordered one by one.
+        known: the search starts from the best of three orders that cost no search, instead of program order alone.
+        bound: the search tries no peak below what the largest operator needs by itself.
         backward: a search from the end to the start takes turns with the one from the start.
-        beam: where the search takes long, one that keeps a few states of each depth may find an order.
-        commit: a chain that is safe is run at once, with no other choice to come back to.
-        near: after a step only chains that share a buffer or a reader with it are asked whether they are safe.
-        merge: two ways to the same set of operators are one state.
+        beam: if the search takes long, a beam search, which keeps a few states of each depth, may find an order.
+        commit: a safe chain of operators is run immediately, and no alternative to it is tried.
+        near: after a step only chains that share a buffer or a reader with its operators are tested for safety.
+        merge: two paths to the same set of operators lead to one state.
     """
 
     parts: bool = True
@@ -78,7 +79,7 @@ def exact_order(graph: MemoryGraph, time_limit_s: float | None = None, pruning: 
 
     Args:
         time_limit_s: then the best order found is the answer, with a bound; None searches to the end.
-        pruning: all of it unless a test says otherwise.
+        pruning: tests switch ideas off; by default all are on.
     """
     pruning = pruning or Pruning()
     deadline = math.inf if time_limit_s is None else time.monotonic() + time_limit_s
@@ -89,7 +90,7 @@ def exact_order(graph: MemoryGraph, time_limit_s: float | None = None, pruning: 
         min((max(steps[part.start : part.stop]), order[part.start : part.stop]) for order, steps in known)
         for part in parts
     ]
-    # A part of one operator has one order; so no order of the whole is below it.
+    # A part of one operator has only one order, so its peak is a lower bound of the whole.
     single = [peak for part, (peak, _) in zip(parts, best, strict=True) if len(part) == 1]
     bound = max([largest_operator(graph), *single]) if pruning.bound else 0
     for index in sorted(range(len(parts)), key=lambda index: -best[index][0]):
@@ -100,7 +101,7 @@ def exact_order(graph: MemoryGraph, time_limit_s: float | None = None, pruning: 
 
 
 def largest_operator(graph: MemoryGraph) -> int:
-    """Return bytes that no order is below, since an operator needs them by itself, or they are alive all the time."""
+    """Return a lower bound of every order's peak: what an operator needs by itself, or what is alive all the time."""
     needed = list(graph.workspace_bytes) or [0] * len(graph)
     written = [0] * len(graph)
     for buffer in graph.buffers:
@@ -115,7 +116,7 @@ def largest_operator(graph: MemoryGraph) -> int:
 
 
 class _Part:
-    """The search for the best order of consecutive operators of a graph, between others that are in their place."""
+    """The search for the best order of consecutive operators of a graph, while all others keep their positions."""
 
     def __init__(self, graph: MemoryGraph, inside: range, deadline: float, pruning: Pruning) -> None:
         self.graph, self.inside, self.deadline, self.pruning = graph, inside, deadline, pruning
@@ -124,12 +125,12 @@ class _Part:
         self.regions = [(backward, region_of(graph, inside, backward=backward)) for backward in directions]
 
     def solve(self, peak: int, order: tuple[int, ...], bound: int) -> tuple[int, tuple[int, ...], int]:
-        """Return the best peak, its order, and what no order is below; those given where there is nothing better."""
+        """Return the best peak, its order and a lower bound; the given peak and order if there is nothing better."""
         budget, shares = FIRST_BUDGET, _FIND
         unanswered: list[int] = []
         while bound < peak and time.monotonic() < self.deadline:
             limits = (bound + (peak - 1 - bound) * share // 8 for share in shares)
-            # Between two limits that took too long the others will, too.
+            # A limit between two limits that took too long is likely to take too long, too.
             open_limits = (limit for limit in limits if not unanswered or not unanswered[0] <= limit <= unanswered[-1])
             limit = next(open_limits, None)
             if limit is None:
@@ -149,9 +150,11 @@ class _Part:
         return max(footprint(self.graph, whole)[self.inside.start : self.inside.stop])
 
     def order_within(self, limit: int, budget: int, *, find: bool) -> tuple[int, ...] | int | None:
-        """Return an order whose peak is at most `limit`; or what no order is below, more than `limit`; or None.
+        """Return an order whose peak is at most `limit`, or a lower bound above `limit`; None if neither is found.
 
-        Where so many expansions give no answer, a beam search may `find` an order.
+        Args:
+            budget: how many states are expanded, at most, for an answer.
+            find: whether a beam search then looks for an order.
         """
         searches = [(backward, _Search(region, limit, self.pruning)) for backward, region in self.regions]
         slices = SLICE
@@ -171,7 +174,7 @@ class _Part:
         return None
 
     def in_graph(self, order: list[int], backward: bool) -> tuple[int, ...]:
-        """Return operators of the graph for those of a region, which are numbered from the last if it is backward."""
+        """Return the operators of the graph for those of a region; a backward region numbers them from the last."""
         if backward:
             return tuple(self.inside[-1 - op] for op in reversed(order))
         return tuple(self.inside[op] for op in order)
@@ -182,7 +185,7 @@ class _Search:
 
     def __init__(self, region: Region, bound: int, pruning: Pruning) -> None:
         self.pruning, self.bound = pruning, bound
-        # Searches of the same region take turns, each at a position of its own.
+        # Searches of the same region take turns, so each has its own position.
         self.region = Region(region.links, region.operators.copy(), region.buffers.copy(), region.now.copy())
         count, states = len(region.operators) - 1, 1024
         self.store = Store(
@@ -197,7 +200,7 @@ class _Search:
         self.store.table[0] = 0
 
     def advance(self, expansions: int, deadline: float, beam: int = 0) -> int:
-        """Make so many expansions, or until the deadline; FOUND, NONE or PAUSED. With a beam, NONE proves nothing."""
+        """Expand so many states, or until the deadline; return FOUND, NONE or PAUSED. NONE of a beam proves nothing."""
         limits = Limits(self.bound, beam, self.pruning.commit, self.pruning.near, self.pruning.merge)
         last = self.tally("expanded") + expansions
         while True:
@@ -214,7 +217,7 @@ class _Search:
         """Double the space for states."""
 
         def larger(array: NDArray[Any]) -> NDArray[Any]:
-            # Zeros that nobody has written take no time.
+            # The operating system provides zeros that are not written yet at no cost.
             grown = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
             grown[: len(array)] = array
             return grown
@@ -229,7 +232,7 @@ class _Search:
 
     @property
     def cut(self) -> int:
-        """The least bytes of a step above the bound."""
+        """Return the least bytes of a step above the bound."""
         return self.tally("cut")
 
     def order(self) -> list[int]:

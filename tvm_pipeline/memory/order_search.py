@@ -139,7 +139,7 @@ def run_if_safe(links: Any, operators: Any, buffers: Any, now: Any, op: int, bou
 
 @hot
 def commit(links: Any, operators: Any, buffers: Any, now: Any, bound: int, depth: int, least: int, near: bool) -> None:
-    """Run all chains that are safe to run at once.
+    """Run all chains that are safe to run now.
 
     Before the operators `trail[depth:]` ran, no chain was safe, and `least` bytes were alive. So only chains near to
     these operators may be safe now, unless fewer bytes are alive; without `near` all are tried.

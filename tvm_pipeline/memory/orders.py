@@ -33,7 +33,7 @@ class Ordering:
 
     @property
     def gap(self) -> float:
-        """The excess of the peak over the bound, as a share of the bound."""
+        """Return the excess of the peak over the bound, as a share of the bound."""
         return (self.peak_bytes - self.bound_bytes) / self.bound_bytes if self.peak_bytes > self.bound_bytes else 0.0
 
 

@@ -1,7 +1,7 @@
 """A memory graph cut into regions that are ordered one by one, as the arrays of `order_arrays.py`.
 
 An operator that is comparable to all others has the same position in every order. So the operators before it and the
-operators after it can be ordered apart, whatever buffers pass by it. Next: `exact_order.py`, which does so.
+operators after it can be ordered separately, whatever buffers pass by it. Next: `exact_order.py`, which does so.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def split(graph: MemoryGraph) -> list[range]:
     for index, found in enumerate(before):
         for other in found:
             first_reader[other] = min(first_reader[other], index)
-    # Take the operators up to one of them. It comes after all others of these if they have no other sink, that is, no
-    # other operator that none of them reads. From the far end, it comes before all later ones if it is the only source.
+    # An operator comes after all operators listed before it if it is the only sink among these and itself, that is, the
+    # only one that none of them reads. In the same way it comes before all later ones if it is the only source.
     only_sink, only_source = _only(first_reader), _only([count - 1 - index for index in reversed(latest_read)])[::-1]
     starts = [index for index in range(count) if index == 0 or (only_sink[index] and only_source[index])]
     return [range(start, end) for start, end in pairwise([*starts, count])]
@@ -88,8 +88,12 @@ def region_of(graph: MemoryGraph, inside: range, *, backward: bool = False) -> R
 def _buffers(
     graph: MemoryGraph, inside: range, backward: bool
 ) -> tuple[list[list[int]], list[list[int]], NDArray[Any], dict[int, int], int]:
-    """Return the buffers that each operator begins and ends; Region.buffers; the index there of
-    each buffer of the graph that matters; and the bytes alive at the start."""
+    """Return the buffers of a region.
+
+    Returns:
+        The buffers that each operator begins; those that it ends; the records of `Region.buffers`; the index in these
+        of each buffer of the graph that an operator of the region touches; and the bytes alive at the start.
+    """
     begins: list[list[int]] = [[] for _ in inside]
     ends: list[list[int]] = [[] for _ in inside]
     rows: list[tuple[int, int, int, int, int]] = []

@@ -243,7 +243,7 @@ class _Part:
 
 
 class _Rewriter:
-    """Builds a memory graph anew, operator by operator, with some of them in parts."""
+    """A memory graph that is built operator by operator, with some operators in parts."""
 
     def __init__(self, graph: OperatorGraph, memory: MemoryGraph) -> None:
         self.graph, self.memory, self.readers = graph, memory, _Readers(graph, memory)

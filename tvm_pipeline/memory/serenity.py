@@ -1,9 +1,10 @@
-"""SERENITY's scheduler as published, to compare with: Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of
-Irregularly Wired Neural Networks for Edge Devices", MLSys 2020.
+"""The published scheduler of SERENITY, to compare with.
 
-Dynamic programming over signatures, the sets of operators that are ready (Algorithm 1), under a budget that falls and
-rises until a search is both quick and successful (adaptive soft budgeting, Algorithm 2), on each part between cut nodes
-(divide and conquer). It is exact, and meets far more states than `exact_order.py`, which is the method to use.
+Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices", MLSys 2020.
+The graph is divided at its cut nodes (divide and conquer). Each part is ordered by dynamic programming over signatures,
+the sets of operators that are ready (Algorithm 1). A budget limits the bytes, and falls and rises until a search is
+both quick and successful (adaptive soft budgeting, Algorithm 2). The method is exact, but reaches far more states than
+`exact_order.py`, which is the method to use.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from tvm_pipeline.memory.memory_graph import MemoryGraph, footprint, predecessor
 from tvm_pipeline.memory.orders import Ordering, kahn_order
 from tvm_pipeline.memory.regions import split
 
-# The paper limits the seconds of a step and does not say to how many; a number of schedules is the same everywhere.
+# The paper limits the seconds of a step, and does not name the limit. A number of schedules is the same on any machine.
 STEP_LIMIT = 50_000
 
 
-# What has run and in which order, last first, with the bytes alive and the peak.
+# A partial schedule: the operators that have run (bits), the bytes alive, the peak, and the order, last operator first.
 _Steps: TypeAlias = "tuple[int, _Steps] | None"
 _Partial: TypeAlias = "tuple[int, int, int, _Steps]"
 
 
 def serenity_order(graph: MemoryGraph, time_limit_s: float | None = None) -> Ordering:
-    """The order that SERENITY's scheduler finds, which is optimal; Kahn's in the parts where it finds none in time."""
+    """Return the optimal order that SERENITY's scheduler finds, with Kahn's order in the parts that take too long."""
     deadline = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
     kahn = kahn_order(graph)
     steps = footprint(graph, kahn)
@@ -45,7 +46,7 @@ def serenity_order(graph: MemoryGraph, time_limit_s: float | None = None) -> Ord
 
 
 def _cells(graph: MemoryGraph) -> list[range]:
-    """Parts of the graph, each but the first from a node through which all goes: no other buffer passes it by."""
+    """Return parts of the graph; each but the first begins with a cut node, which no other buffer passes by."""
     change = [0] * (len(graph) + 1)
     for buffer in graph.buffers:
         users = buffer.producers + buffer.consumers
@@ -63,9 +64,10 @@ def _cells(graph: MemoryGraph) -> list[range]:
 
 
 def _soft_budgeting(machine: _Machine, part: range, hard: int, deadline: float) -> tuple[int, list[int]] | None:
-    """Algorithm 2: the peak and the order of a part; None where no budget is both quick and enough, or time is over.
+    """Return the peak and the order of a part by Algorithm 2; None if no budget is both quick and sufficient in time.
 
-    As printed, a second "no solution" in a row lowers the budget; here it is the binary search that the text describes.
+    In the printed algorithm, a second "no solution" in a row lowers the budget. This is the binary search that the text
+    of the paper describes.
     """
     low, high, budget = 0, hard, hard
     while time.monotonic() < deadline:
@@ -82,7 +84,7 @@ def _soft_budgeting(machine: _Machine, part: range, hard: int, deadline: float) 
 
 
 def _schedule(machine: _Machine, part: range, budget: int, deadline: float) -> tuple[int, list[int]] | str:
-    """Algorithm 1: the peak and the order; or why there are none, "timeout" or "no solution" within the budget."""
+    """Return the peak and the order by Algorithm 1; "timeout" or "no solution" within the budget if there are none."""
     before = (1 << part.start) - 1
     ready = frozenset(op for op in part if machine.before[op] & ~before == 0)
     layer: dict[frozenset[int], _Partial] = {ready: (before, machine.alive(before), 0, None)}
@@ -113,7 +115,7 @@ def _schedule(machine: _Machine, part: range, budget: int, deadline: float) -> t
 
 
 class _Machine:
-    """The bytes alive as a function of what has run, a set of bits."""
+    """The bytes alive as a function of the operators that have run, a set of bits."""
 
     def __init__(self, graph: MemoryGraph) -> None:
         self.graph = graph
@@ -128,21 +130,23 @@ class _Machine:
         self.start = self.alive(0)
 
     def is_live(self, buffer: int, done: int) -> bool:
+        """Return whether the buffer is alive after the operators `done` have run."""
         begun = not self.begins[buffer] or self.begins[buffer] & done != 0
         return begun and (self.graph.buffers[buffer].pinned or self.users[buffer] & ~done != 0)
 
     def alive(self, done: int) -> int:
+        """Return the bytes alive after the operators `done` have run."""
         return sum(buffer.bytes for index, buffer in enumerate(self.graph.buffers) if self.is_live(index, done))
 
     def step(self, done: int, alive: int, op: int) -> tuple[int, int]:
-        """Bytes alive while an operator runs, and how many more afterwards than before."""
+        """Return the bytes alive while an operator runs, and by how much they change from before it to after it."""
         then = done | 1 << op
         buffers = self.graph.buffers
-        lived = {index for index in self.touched[op] if self.is_live(index, done)}
-        living = {index for index in self.touched[op] if self.is_live(index, then)}
-        written = sum(buffers[i].bytes for i in self.touched[op] if i not in lived and self.begins[i] >> op & 1)
+        live = {index for index in self.touched[op] if self.is_live(index, done)}
+        live_after = {index for index in self.touched[op] if self.is_live(index, then)}
+        written = sum(buffers[i].bytes for i in self.touched[op] if i not in live and self.begins[i] >> op & 1)
         marks = self.graph.in_place[op] if self.graph.in_place else ()
-        overwrites = any(i in lived and i not in living and buffers[i].bytes >= written for i in marks)
+        overwrites = any(i in live and i not in live_after and buffers[i].bytes >= written for i in marks)
         needed = alive + (0 if overwrites else written)
         needed += self.graph.workspace_bytes[op] if self.graph.workspace_bytes else 0
-        return needed, sum(buffers[i].bytes for i in living) - sum(buffers[i].bytes for i in lived)
+        return needed, sum(buffers[i].bytes for i in live_after) - sum(buffers[i].bytes for i in live)

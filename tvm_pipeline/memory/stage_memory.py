@@ -138,7 +138,7 @@ def compare(name: str, graph: OperatorGraph, operators: Iterable[str] | None = N
     return Comparison(name, memory, program_order(memory), kahn_order(memory), minimum_peak(memory))
 
 
-# Planners ask a thousand times, mostly for stages that they asked for before. A judge does not use these.
+# Planners call these a thousand times, mostly for the same stages. A judge does not use them.
 @lru_cache(maxsize=4096)
 def _listed_peak(graph: OperatorGraph, operators: frozenset[str]) -> int:
     return listed_peak(graph, operators)

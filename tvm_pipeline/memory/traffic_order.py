@@ -1,9 +1,9 @@
-"""The order that moves least between a small on-chip memory and the memory behind it.
+"""The order that moves the fewest bytes between a small on-chip memory and the memory behind it.
 
-Two searches share the work. One exchanges runs of operators in the best order known, and judges thousands of orders by
-Belady's rule. The other is exact: best first over what has run, what is on chip and what is off chip, too; where it
-ends in time the answer is proven, and else it still says how little any order could move. The model stands in
-`traffic.py`.
+Two searches share the work. The first exchanges runs of operators in the best order known, and judges thousands of
+orders by Belady's rule. The second is an exact best-first search; a state is the operators that have run, the buffers
+on chip and the buffers with a copy off chip. If it ends in time, the answer is proven; else it gives a lower bound.
+Next: `traffic.py`, which describes the model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tvm_pipeline.memory.memory_graph import MemoryGraph, check_order, predecess
 from tvm_pipeline.memory.orders import dfs_order, kahn_order, program_order
 from tvm_pipeline.memory.traffic import Uses, belady, uses_of
 
-# What has run, what is on chip, and what off chip is up to date: bits of operators, and twice of buffers.
+# A state as bits: the operators that have run, the buffers on chip, and the buffers with a valid copy off chip.
 State: TypeAlias = tuple[int, int, int]
 
 
@@ -31,9 +31,9 @@ class TrafficOrder:
 
     Attributes:
         order: indices of operators, first to run first.
-        traffic_bytes: what it moves by Belady's rule.
-        bound_bytes: no order moves less, whatever is evicted.
-        status: `optimal` where the two are equal.
+        traffic_bytes: the bytes that it moves by Belady's rule.
+        bound_bytes: a lower bound of the bytes that any order moves by any evictions.
+        status: `optimal` if the two are equal.
     """
 
     order: tuple[int, ...]
@@ -53,16 +53,16 @@ def traffic_order(
     exchanges: int = 20_000,
     most_states: int = 20_000,
 ) -> TrafficOrder:
-    """An order that moves as little as can be found where the chip holds `capacity_bytes`; the same at every call.
+    """Return the best order found for a chip of `capacity_bytes`; the answer is the same at every call.
 
     Args:
-        known: orders to begin with, such as that of least peak. The answer moves no more than any of them, nor
-            than program order, Kahn's or depth first.
+        known: orders to start from, such as that of least peak. The answer moves no more than any of them, nor than
+            program order, Kahn's order or the depth-first order.
         exchanges: how many changed orders are judged.
         most_states: how many states the exact search may reach before it leaves the answer unproven.
 
     Raises:
-        GraphError: an order of `known` is none that `check_order` takes.
+        GraphError: `check_order` refuses an order of `known`.
         OptionError: `capacity_bytes` is not positive.
     """
     uses = uses_of(graph, capacity_bytes)
@@ -81,12 +81,13 @@ def traffic_order(
 
 
 def least_traffic(graph: MemoryGraph, capacity_bytes: int) -> int:
-    """Bytes that every order moves: inputs come once, outputs leave once, and what is streamed passes by."""
+    """Return a lower bound of the bytes that any order moves: each input and output once, and what streams."""
     exact = _Exact(graph, capacity_bytes)
     return exact.to_come(exact.start, exact.every)
 
 
 def _moved(order: Sequence[int], uses: Uses, capacity: int) -> int:
+    """Return the bytes that an order moves by Belady's rule."""
     return int(sum(belady(np.array(order, np.int64), uses, capacity)))
 
 
@@ -94,9 +95,10 @@ def _moved(order: Sequence[int], uses: Uses, capacity: int) -> int:
 
 
 def _exchanged(graph: MemoryGraph, uses: Uses, order: tuple[int, ...], capacity: int, count: int) -> tuple[int, ...]:
-    """Exchanges neighbouring runs of an order where that moves little more than now, ever less as the search goes on.
+    """Exchange neighbouring runs of an order `count` times, and return the best order met.
 
-    Dueck and Scheuer, "Threshold accepting", Journal of Computational Physics 90, 1990.
+    An exchange is kept if it moves at most a threshold more; the threshold falls to 0 (Dueck and Scheuer, "Threshold
+    accepting", Journal of Computational Physics 90, 1990).
     """
     before = predecessors(graph)
     rng = random.Random(0)
@@ -104,7 +106,7 @@ def _exchanged(graph: MemoryGraph, uses: Uses, order: tuple[int, ...], capacity:
     best, threshold = order, max(buffer.bytes for buffer in graph.buffers) / 2
     for turn in range(count):
         first = rng.randrange(len(order))
-        # Short runs are the likely ones: one operator, or a branch of a few.
+        # Runs are mostly short: one operator, or a branch of a few.
         middle = first + 1 + int(8 * rng.random() ** 3)
         last = middle + 1 + int(8 * rng.random() ** 3)
         left, right = order[first:middle], order[middle:last]
@@ -154,10 +156,11 @@ class _Exact:
         )
 
     def bytes(self, positions: int) -> int:
+        """Return the bytes of the buffers at these positions, which are bits."""
         return sum(self.size[position] for position in _positions(positions))
 
     def search(self, incumbent: int, most_states: int) -> tuple[tuple[int, ...] | None, int]:
-        """The order of a cheapest way, if it was found in time and moves less, and a bound for every order."""
+        """Return the order of a cheapest way if it moves less than `incumbent` and is found in time, and a bound."""
         ahead = {self.start: self.to_come(self.start, self.every)}
         heap = [(ahead[self.start], 0, 0, self.start)]
         paid: dict[State, int] = {self.start: 0}
@@ -184,13 +187,14 @@ class _Exact:
         return None, incumbent
 
     def ready(self, state: State) -> list[int]:
-        """Operators worth running next: all that can, or one that cannot be too early."""
+        """Return the operators to try next: all that can run, or one alone that is safe to run first."""
         ran, chip, behind = state
         found = []
         for index in _positions(self.all & ~ran):
             if self.before[index] & ~ran:
                 continue
-            # It moves nothing, and gives at most the bytes of each buffer that it ends, none of which is free to evict.
+            # It is safe if it moves nothing, and writes at most as many bytes as each buffer that it ends has, where
+            # none of these buffers could be evicted at no cost.
             ends = [b for b in _positions(self.reads[index]) if not self.users[b] & ~ran & ~(1 << index)]
             writes = self.bytes(self.writes[index] & ~chip)
             if (
@@ -206,7 +210,7 @@ class _Exact:
         return found
 
     def run(self, state: State, index: int) -> Iterator[tuple[State, int]]:
-        """The states after operator `index`, for each smallest set of buffers that can leave, with their costs."""
+        """Yield the states after operator `index`, one for each minimal set of buffers to evict, with their costs."""
         ran, chip, behind = state
         touched = self.reads[index] | self.writes[index]
         begun = _bits(b for b in _positions(touched & ~chip) if self.producers[b] & ran or not self.producers[b])
@@ -220,17 +224,17 @@ class _Exact:
             same = (behind | leaving) & ~self.writes[index]
             live = _bits(b for b in _positions(there) if self.users[b] & ~ran)
             out = there & ~same & (self.kept & ~live | (live if streams else 0))
-            # Whether a dropped buffer is off chip, too, makes no difference any more.
+            # A dropped buffer needs no copy off chip, so states that differ in this are made equal.
             same = (same | out) & ~(there & ~live & ~self.kept)
             yield (ran, 0 if streams else live, same), loads + stores + self.bytes(out)
 
     def smallest(self, positions: int, over: int) -> list[int]:
-        """Sets of buffers that free `over` bytes, none of which can do without one of its own."""
+        """Return the minimal sets of buffers that free `over` bytes: no buffer of a set can be left out."""
         if over <= 0:
             return [0]
         found: list[int] = []
         members = sorted((b for b in _positions(positions) if self.size[b]), key=lambda b: self.size[b])
-        # Where even the smallest ones are enough, a larger set can do without one.
+        # If even so many of the smallest buffers free enough, no minimal set is larger than that.
         enough = next(
             count for count, freed in enumerate(accumulate(self.size[b] for b in members), 1) if freed >= over
         )
@@ -242,11 +246,11 @@ class _Exact:
         return found
 
     def to_come(self, state: State, positions: int) -> int:
-        """Bytes of these buffers that every way to the end still moves; 0 at the end, and never too much before it.
+        """Return a lower bound of the bytes of these buffers that every way to the end still moves; 0 at the end.
 
-        A buffer that is off chip alone is loaded if it is read again. An output is written once. What a streaming
-        operator writes and another reads is written and loaded; a buffer that several of them read is loaded for each
-        but the first.
+        A buffer that is only off chip is loaded if it is read again. An output is written once. A buffer that a
+        streaming operator writes and another operator reads is written and loaded. A buffer that several streaming
+        operators read is loaded for each of them but the first.
         """
         ran, chip, behind = state
         total = 0
@@ -265,6 +269,7 @@ class _Exact:
 
 
 def _way(came: dict[State, tuple[State, int]], state: State) -> tuple[int, ...]:
+    """Return the operators on the way to a state."""
     order = []
     while state in came:
         state, index = came[state]

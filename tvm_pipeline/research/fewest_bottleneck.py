@@ -1,7 +1,7 @@
-"""Consecutive segments of a chain, one for each device: the shortest bottleneck, whatever they cost.
+"""The least bottleneck of consecutive segments of a chain, one for each device, for any costs.
 
-It is exact where a longer segment never takes less. What a segment takes is asked of a function, so that it may be
-anything: a model, or a compilation and a measurement. Next: `baselines/segments.py`, which gives such functions.
+The answer is exact if a longer segment never takes less. A function returns the seconds of a segment, by a model or by
+compiling and measuring it. Next: `planning/baselines/segments.py`, which provides such functions.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from tvm_pipeline.planning.baselines.segments import Partition, Seconds
 def fewest_bottleneck(
     operators: int, devices: int, seconds: Seconds, *, idle: bool = False, most_evaluations: int | None = None
 ) -> Partition:
-    """The partition of a chain over devices in the given order whose slowest segment takes least.
+    """Return the partition of a chain over devices in the given order whose slowest segment takes least.
 
-    Bisection over the target. For one target each device takes as many operators as it can in that time, the furthest
-    end being found by binary search. Where a longer segment never takes less, that greedy fill is exact: whoever
-    begins further along has less left, and whatever another partition gives the next device then contains what is
-    left for it, so that it gets at least as far. Only where a device must have a segment, and cannot take the operator
-    that it would stand before, may stopping earlier help; then shorter ends are tried, each place once.
+    The target is bisected. For one target each device takes as many operators as it can in that time, and binary search
+    finds the furthest end. If a longer segment never takes less, this greedy fill is exact: a device that starts
+    further along has fewer operators left. The segment that another partition gives to the device contains these, so
+    the device reaches at least as far. An earlier end may only help if every device must have a segment, and the next
+    device cannot run the operator at the furthest end. Then shorter ends are tried, each (device, start) once.
 
-    The end is exact, not a tolerance: a partition found lowers the target to its own bottleneck, and a target refused
-    raises it to the least figure that was too long for it, for with any target below that every comparison, and hence
-    the answer, would be the same. There are finitely many figures, so the two meet.
+    The bisection ends exactly and not at a tolerance. A partition that is found lowers the upper bound to its own
+    bottleneck. A target that is refused raises the lower bound to the least figure that exceeded it, since every
+    comparison, and so the answer, is the same for any target below that. There are finitely many figures, so the two
+    bounds meet.
 
     Args:
-        operators: how many the chain has.
-        devices: how many there are; each has one segment.
-        seconds: (device, start, end) -> seconds of operators start..end-1 there, infinite where that is impossible;
-            asked once for each segment. Where a longer segment can take less, the partition is legal and its seconds
-            are right, but `bound_s` is not to be trusted.
-        idle: devices may stay without a segment.
-        most_evaluations: begin no further target once so many segments were asked about; `bound_s` then says how
-            much better the best may be.
+        operators: the number of operators of the chain.
+        devices: the number of devices; each has one segment.
+        seconds: (device, start, end) -> seconds of operators start..end-1 on the device, infinite if it cannot run or
+            hold them. It is called once for each segment. If a longer segment can take less, the partition is legal and
+            its seconds are right, but `bound_s` may be wrong.
+        idle: whether devices may stay without a segment.
+        most_evaluations: begin no further target after `seconds` was called so often; `bound_s` then says how much
+            better the best partition may be.
 
     Raises:
         InfeasibleError: no partition takes finite time, or there are fewer operators than segments.
@@ -57,7 +58,7 @@ def fewest_bottleneck(
         if most_evaluations is not None and best_ends is not None and len(chain.known) >= most_evaluations:
             break
         target_s = min((lower_s + upper_s) / 2, sys.float_info.max)
-        # Between two neighbouring numbers there is no third; the lower one is always worth a try.
+        # Two neighbouring floats have no number between them, so the lower one is tried.
         target_s = target_s if target_s < upper_s else lower_s
         chain.least_refused_s = math.inf
         ends = chain.fill(target_s)
@@ -77,7 +78,7 @@ def fewest_bottleneck(
 
 @dataclass(slots=True)
 class _Chain:
-    """The segments asked about so far, and the greedy fill for one target."""
+    """The seconds of the segments evaluated so far, and the greedy fill for one target."""
 
     operators: int
     devices: int
@@ -87,10 +88,12 @@ class _Chain:
     least_refused_s: float = math.inf
 
     def taken(self, ends: Sequence[int]) -> list[float]:
-        places = enumerate(pairwise((0, *ends)))
-        return [self.ask(device, start, end) if start < end else 0.0 for device, (start, end) in places]
+        """Return the seconds of each device's segment; 0 for a device without one."""
+        segments = enumerate(pairwise((0, *ends)))
+        return [self.seconds_of(device, start, end) if start < end else 0.0 for device, (start, end) in segments]
 
-    def ask(self, device: int, start: int, end: int) -> float:
+    def seconds_of(self, device: int, start: int, end: int) -> float:
+        """Return the seconds of a segment, by one call of the function; raise ProfileError if they cannot be."""
         segment = (device, start, end)
         if segment not in self.known:
             figure = float(self.seconds(device, start, end))
@@ -102,13 +105,14 @@ class _Chain:
         return self.known[segment]
 
     def fits(self, device: int, start: int, end: int, target_s: float) -> bool:
-        figure = self.ask(device, start, end)
+        """Return whether a segment takes at most the target; if it does not, note the least such figure."""
+        figure = self.seconds_of(device, start, end)
         if figure > target_s:
             self.least_refused_s = min(self.least_refused_s, figure)
         return figure <= target_s
 
     def furthest(self, device: int, start: int, most: int, target_s: float) -> int:
-        """The last end, up to `most`, that `device` reaches from `start` in time; `start` where it takes nothing."""
+        """Return the last end, up to `most`, that `device` reaches from `start` in time; `start` if there is none."""
         least, beyond = start, most + 1
         while beyond - least > 1:
             middle = (least + beyond) // 2
@@ -119,24 +123,28 @@ class _Chain:
         return least
 
     def fill(self, target_s: float) -> list[int] | None:
-        """Where each device ends; None where there is no partition in time."""
+        """Return the end of each device's segment; None if no partition takes at most the target."""
         ends = [0]
         for device in range(self.devices):
             ends.append(self.furthest(device, ends[-1], self.operators, target_s))
         if ends[-1] < self.operators:
             return None  # not even with devices that stay idle
-        return ends[1:] if self.idle else self.fill_each(0, 0, target_s, set())
+        return ends[1:] if self.idle else self.fill_all(0, 0, target_s, set())
 
-    def fill_each(self, device: int, start: int, target_s: float, stuck: set[tuple[int, int]]) -> list[int] | None:
-        """Where `device` and those after it end, each with a segment; `stuck` are the places known to lead nowhere."""
+    def fill_all(self, device: int, start: int, target_s: float, stuck: set[tuple[int, int]]) -> list[int] | None:
+        """Return the ends of `device` and the devices after it, each with a segment; None if there are none in time.
+
+        Args:
+            stuck: the pairs of device and start from which no partition is in time, which this function adds to.
+        """
         if (device, start) in stuck:
             return None
         after = self.devices - device - 1
         if after == 0:
             return [self.operators] if self.fits(device, start, self.operators, target_s) else None
         for end in range(self.furthest(device, start, self.operators - after, target_s), start, -1):
-            rest = self.fill_each(device + 1, end, target_s, stuck)
-            # Asked again, for a shorter segment may take longer: then it is no partition in time.
+            rest = self.fill_all(device + 1, end, target_s, stuck)
+            # The segment is compared again, since a shorter one may take longer and is then not in time.
             if rest is not None and self.fits(device, start, end, target_s):
                 return [end, *rest]
         stuck.add((device, start))

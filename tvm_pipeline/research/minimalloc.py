@@ -1,11 +1,12 @@
-"""Arena problems and layouts in the CSV of minimalloc, so that either allocator can work on what the other one wrote.
+"""Arena problems and layouts in the CSV format of minimalloc, so that either allocator can read files of the other.
 
     id,lower,upper,size,offset
     conv,0,2,64,0
     relu,1,3,64,64
 
-A tensor lives from step `lower` to before step `upper`. https://github.com/google/minimalloc (Moffitt, "MiniMalloc: A
-Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023). Next: `memory/arena.py`.
+A tensor is alive from step `lower` to the step before `upper`. https://github.com/google/minimalloc (Moffitt,
+"MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning", ASPLOS 2023). Next:
+`memory/arena.py`.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from tvm_pipeline.errors import PlanError
 from tvm_pipeline.files import read_bytes, write_bytes
 from tvm_pipeline.memory.arena import Lifetime
 
-# Headings of its older files; their `end` is the last step itself, where `upper` is the one after.
+# Headings of older files, by their present names. Their `end` is the last step; `upper` is the step after it.
 _OLDER = {"buffer": "id", "buffer_id": "id", "start": "lower", "begin": "lower"}
 _NUMBERS = ("lower", "upper", "end", "size", "offset")
 
 
 def write_minimalloc(path: Path | str, tensors: Sequence[Lifetime], offsets: Sequence[int] | None = None) -> None:
-    """Writes the tensors, and where they lie where `offsets` are given. Tensors without a name are numbered.
+    """Write the tensors, and their offsets if these are given. Tensors without a name are numbered.
 
-    Sizes are those of the tensors: for offsets that are aligned, round them up first.
+    The sizes are those of the tensors; round them up first if the offsets are aligned.
 
     Raises:
-        PlanError: two tensors bear the same name, or there are not as many offsets as tensors.
+        PlanError: two tensors have the same name, or there are not as many offsets as tensors.
         PipelineError: the file cannot be written.
     """
     names = [tensor.name or f"tensor_{index}" for index, tensor in enumerate(tensors)]
@@ -40,7 +41,7 @@ def write_minimalloc(path: Path | str, tensors: Sequence[Lifetime], offsets: Seq
     if offsets is not None and len(offsets) != len(tensors):
         raise PlanError(f"cannot write {path}: {len(offsets)} offsets for {len(tensors)} tensors; give one for each")
     text = io.StringIO()
-    # minimalloc splits at every comma, whatever quotes stand around it.
+    # minimalloc splits lines at every comma, even between quotes.
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["id", "lower", "upper", "size", *(["offset"] if offsets is not None else [])])
     for index, (name, tensor) in enumerate(zip(names, tensors, strict=True)):
@@ -50,11 +51,11 @@ def write_minimalloc(path: Path | str, tensors: Sequence[Lifetime], offsets: Seq
 
 
 def read_minimalloc(path: Path | str) -> tuple[list[Lifetime], list[int] | None]:
-    """The tensors of a file, and their offsets where it has them; older headings (`buffer`, `start`, `end`) are known.
+    """Return the tensors of a file, and their offsets if it has them; older headings are `buffer`, `start`, `end`.
 
     Raises:
-        PlanError: the file cannot be read, or a line of it says what cannot be; the message names the line. So does a
-            column `alignment` or `gaps`, which a Lifetime cannot say.
+        PlanError: the file cannot be read, a line of it is wrong (the message names the line), or it has a column
+            `alignment` or `gaps`, which a Lifetime cannot express.
     """
     try:
         rows = list(csv.reader(io.StringIO(read_bytes(path, PlanError).decode(), newline="")))
@@ -86,6 +87,7 @@ def read_minimalloc(path: Path | str) -> tuple[list[Lifetime], list[int] | None]
 
 
 def _whole(path: Path | str, line: int, column: str, text: str) -> int:
+    """Return the whole number, 0 or more, of a field; raise PlanError if it is none."""
     try:
         number = int(text)
     except ValueError:

@@ -1,9 +1,9 @@
-"""Pipelines whose stages cost any function of the whole set of their operators: exact over all downsets.
+"""Pipelines where the cost of a stage is any function of the set of its operators: an exact search over all downsets.
 
-The most general form of costs: "seconds of these operators on this device", as a device with a parameter cache, a
-compiler that fuses, or a measurement gives them. Nothing is assumed but that a larger set never takes less. The fast
-searches of `planning/search` know such costs only in the form of `cost_tables.py`. Here each set is asked about once,
-so that a call may be dear. Along one order of the operators `fewest_bottleneck.py` needs fewer calls.
+This is the most general form of costs, such as those of a device with a parameter cache, of a compiler that fuses, or
+of a measurement. The only assumption is that a larger set never takes less. The fast searches of `planning/search` know
+such costs only in the form of `cost_tables.py`. Here the function is called once for each set, so a call may be
+expensive. Next: `fewest_bottleneck.py`, which needs fewer calls along one order of the operators.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.search.cuts import Cuts
 
-# (device, operators in the graph's order) -> seconds; infinite where the device cannot run or hold them.
+# (device, operators in the graph's order) -> seconds; infinite if the device cannot run or hold them.
 SetSeconds = Callable[[str, tuple[str, ...]], float]
 
 
 @dataclass(frozen=True, slots=True)
 class SetPipeline:
-    """The operators of each stage, what each takes, and how many different sets were asked about."""
+    """The operators and the seconds of each stage, and the number of sets whose seconds were evaluated."""
 
     stages: tuple[tuple[str, ...], ...]
     seconds: tuple[float, ...]
@@ -31,21 +31,22 @@ class SetPipeline:
 
     @property
     def bottleneck_s(self) -> float:
+        """Return the seconds of the slowest stage."""
         return max(self.seconds)
 
 
 def least_bottleneck_of_sets(
     cuts: Cuts, devices: Sequence[str], seconds: SetSeconds, at_most_s: float = math.inf
 ) -> SetPipeline:
-    """The pipeline over `devices` in the given order, one non-empty stage each, whose slowest stage is fastest.
+    """Return the pipeline over `devices` in the given order, one non-empty stage each, with the least slowest stage.
 
-    Dynamic programming over the downsets, stage by stage. From each the larger ones are tried in ascending order; once
-    a set takes too long, so does every set that contains it, and is not asked about.
+    The method is dynamic programming over the downsets, stage by stage. From each downset the larger ones are tried in
+    ascending order. If a set takes too long, every set that contains it does, too, and is not evaluated.
 
     Args:
         cuts: `ideals(graph)`; with `prefixes(graph)` the result is that of `fewest_bottleneck`.
         seconds: a larger set never takes less; else the result is legal, but may not be the best.
-        at_most_s: what a pipeline in hand takes, such as the one of `segments.py`: slower sets are not followed up.
+        at_most_s: the bottleneck of a known pipeline; slower stages are not considered.
 
     Raises:
         OptionError: there are no devices.
@@ -53,7 +54,7 @@ def least_bottleneck_of_sets(
     """
     if not devices:
         raise OptionError("a pipeline needs at least one device")
-    last, known = len(cuts) - 1, _Asked(cuts, seconds)
+    last, known = len(cuts) - 1, _Evaluated(cuts, seconds)
     reached = {0: 0.0}
     came: list[dict[int, int]] = []
     for stage, device in enumerate(devices):
@@ -69,7 +70,7 @@ def least_bottleneck_of_sets(
                     continue
                 if too_long and cuts.inside(np.array(too_long), end).any():
                     continue
-                took = known.ask(device, start, end)
+                took = known.seconds_of(device, start, end)
                 if took > at_most_s:
                     too_long.append(end)
                 elif max(before, took) < limit:
@@ -85,19 +86,20 @@ def least_bottleneck_of_sets(
     for origin in reversed(came[1:]):
         chosen.append(origin[chosen[-1]])
     chosen.reverse()
-    taken = tuple(known.ask(d, a, b) for d, a, b in zip(devices, [0, *chosen], chosen, strict=False))
+    taken = tuple(known.seconds_of(d, a, b) for d, a, b in zip(devices, [0, *chosen], chosen, strict=False))
     return SetPipeline(tuple(cuts.stages(chosen)), taken, len(known.sets))
 
 
-class _Asked:
-    """Every set that was asked about, with its answer."""
+class _Evaluated:
+    """The seconds of every set that was evaluated so far."""
 
     def __init__(self, cuts: Cuts, seconds: SetSeconds) -> None:
         self.cuts, self.seconds = cuts, seconds
         self.sets: dict[tuple[str, tuple[str, ...]], float] = {}
         self.inside: dict[int, frozenset[int]] = {}
 
-    def ask(self, device: str, start: int, end: int) -> float:
+    def seconds_of(self, device: str, start: int, end: int) -> float:
+        """Return the seconds of the operators between two cuts, by one call of the function for each set."""
         indices = sorted(self._operators(end) - self._operators(start))
         names = tuple(self.cuts.graph.operators[index].name for index in indices)
         if (device, names) not in self.sets:

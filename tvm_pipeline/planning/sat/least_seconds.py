@@ -110,8 +110,8 @@ class _Seconds:
             if bound == math.inf:
                 requested = "" if problem.stages is None else f" of {problem.stages} stages"
                 raise InfeasibleError(
-                    f"no plan{requested} of {problem.graph.name} on platform {problem.platform.name} meets the limits of "
-                    "the problem"
+                    f"no plan{requested} of {problem.graph.name} on platform {problem.platform.name} meets the limits "
+                    "of the problem"
                 )
             raise SearchTimeError(f"no plan found within {problem.time_limit_s} s; give more `time_limit_s`")
         proven = bound >= self.cost * (1 - 1e-6)

@@ -251,7 +251,7 @@ class Loads:
         return self._sent[key], most
 
     def _buses(self, factor: float) -> dict[str, Expression]:
-        """Return the load of each bus, as `evaluate` counts it: links over it, and parameters fetched in every frame."""
+        """Return the load of each bus, as `evaluate` counts it: links over it, and parameters fetched each frame."""
         needs: dict[str, Expression] = defaultdict(int)
         for d, device in enumerate(self.placement.devices):
             bus = self.placement.costs[d].shared_bus

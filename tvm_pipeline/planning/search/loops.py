@@ -213,7 +213,7 @@ def advance(
     lattice: Lattice, cuts: CutArrays, window: Window, seconds: Costs, added: Costs, goal: Goal, table: Table,
     begin: int, end: int,
 ) -> None:  # fmt: skip
-    """Fill the values of all states at the cuts begin..end-1 from the values at smaller cuts, all of which are tried."""
+    """Fill the values of all states at the cuts begin..end-1 from those at smaller cuts, all of which are tried."""
     for j in range(begin, end):
         if not cuts.usable[j]:
             continue

@@ -59,7 +59,7 @@ class Pruning:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A pipeline: the unit (indices of devices) of each stage, the cut behind each stage, and the value in the search."""
+    """A pipeline: the unit (indices of devices) of each stage, the cut behind each stage, and its value."""
 
     value: float
     units: tuple[tuple[int, ...], ...]
