@@ -5,8 +5,9 @@ decoded; a load that comes and goes. Five pipelines take turns under each load f
 device and the best plan of the idle machine; the pipeline that climbs (it starts from the idle machine's best chain of
 two stages, since it only moves a cut); the one that re-plans (it starts from the idle machine's plan); and the oracle,
 the best of all candidate plans measured under the load. Counting begins once the load has settled. A change of plan is
-timed from the onset, in seconds and in frames that came out before the first that took the new plan. Required: re-planning reaches 0.95 of the oracle, changes within a second of the onset and in fewer
-frames than the climb needs to its last move, and no frame is lost, repeated or out of order.
+timed from the onset, in seconds and in frames that came out before the first that took the new plan. Required:
+re-planning reaches 0.95 of the oracle, changes within a second of the onset and in fewer frames than the climb needs to
+its last move, and no frame is lost, repeated or out of order.
 
 This is not Table 5 of Velasco-Montero et al. (IEEE Access 2023), although the question is the same. Table 5 runs
 MobileNet on the GPU and the CPU of a Jetson TX2 under a video player, glmark2, stress and glxgears. Here SqueezeNet

@@ -3,11 +3,11 @@
     python benchmarks/cameras.py          # two minutes
     python benchmarks/cameras.py --short  # a few seconds, for CI
 
-The cameras film at 10 frames a second and start at different moments; the policy is `latest`, and squeezenet runs on small
-pictures by the plan that is best for this machine. A second run has cameras that together film twice as much
-as the plan promises. Required: the rates of the cameras are within 5 % of their mean, ages are bounded, and every frame
-of a camera was delivered, was dropped for a reason, or waits. The exit status is 1 if a frame is not accounted for, or
-a result is missing.
+The cameras film at 10 frames a second and start at different moments; the policy is `latest`, and squeezenet runs on
+small pictures by the plan that is best for this machine. A second run has cameras that together film twice as much as
+the plan promises. Required: the rates of the cameras are within 5 % of their mean, ages are bounded, and every frame of
+a camera was delivered, was dropped for a reason, or waits. The exit status is 1 if a frame is not accounted for, or a
+result is missing.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ def mean_and_median(errors: Sequence[float]) -> str:
     return f"{statistics.mean(sizes):.1%} / {statistics.median(sizes):.1%}"
 
 
-def compare_rows(name: str, asked: dict[str, str]) -> list[tuple[str, int, str, str]]:
+def compare_rows(name: str, required: dict[str, str]) -> list[tuple[str, int, str, str]]:
     """Print every row of a published table; return the rows of the summary."""
     table = published(name)
     known = [row for row in table["rows"] if row["network"]]
@@ -165,7 +165,7 @@ def compare_rows(name: str, asked: dict[str, str]) -> list[tuple[str, int, str, 
     if left_out:
         print(f"Left out, for profiles/keras has no graph of them: {', '.join(left_out)}.\n")
     return [
-        (f"{table['title']}: {way}", len(known), mean_and_median(found), asked.get(way, ""))
+        (f"{table['title']}: {way}", len(known), mean_and_median(found), required.get(way, ""))
         for way, found in errors.items()
     ]
 
@@ -179,11 +179,11 @@ def compare_range(name: str) -> list[tuple[str, int, str, str]]:
     planned_ms = modelled_ms(graph, stages)
     names = [operator.name for operator in graph.operators]
     # A residual block ends with the sum of its two branches: there one tensor crosses, which is where a person cuts.
-    ends = [place + 1 for place, operator in enumerate(graph.operators) if operator.name.endswith("_out")]
+    ends = [index + 1 for index, operator in enumerate(graph.operators) if operator.name.endswith("_out")]
     devices = [device.name for device in problem.platform.devices]
 
-    def cut(places: tuple[int, ...]) -> float:
-        bounds = itertools.pairwise((0, *places, len(names)))
+    def cut(positions: tuple[int, ...]) -> float:
+        bounds = itertools.pairwise((0, *positions, len(names)))
         parts = (tuple(names[start:end]) for start, end in bounds)
         return frame_ms(problem, tuple(Stage((d,), part) for d, part in zip(devices, parts, strict=True)))
 
@@ -229,7 +229,7 @@ def main() -> None:
     if not options.short:
         summary += compare_rows("sec2022-table-1", {"exact plan": "15% mean", "exact, without the bus": "46% mean"})
     summary += compare_range("sec2022-table-2")
-    columns = ("table", "rows", "error, mean / median", "asked")
+    columns = ("table", "rows", "error, mean / median", "required")
     show("A model, not a measurement: its error against what was published", columns, summary)
 
 

@@ -4,10 +4,10 @@
     python benchmarks/edgetpu_slices.py --short   # MobileNetV2 only, for CI
 
 Random legal assignments of operators to two to eight stages: a random order in which the operators can run, cut at
-random positions. Each slice reads, by name, the outputs of those before it, and every tensor that crosses a cut or leaves
-the model is compared bit for bit with the whole file on the same kernels: TFLite's own and, apart, XNNPACK's, which
-differ among themselves. The exit status is 1 if one differs. Required: none of at least 200 cuts, slicing in less than 0.5 s,
-less than 0.5 % of overhead. ResNet50 and InceptionV3 have random weights (`int8_models.py`).
+random positions. Each slice reads, by name, the outputs of those before it, and every tensor that crosses a cut or
+leaves the model is compared bit for bit with the whole file on the same kernels: TFLite's own and, apart, XNNPACK's,
+which differ among themselves. The exit status is 1 if one differs. Required: none of at least 200 cuts, slicing in less
+than 0.5 s, less than 0.5 % of overhead. ResNet50 and InceptionV3 have random weights (`int8_models.py`).
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def duplicated_bytes(model: TfliteModel, stages: list[Stage]) -> int:
 
 def is_scattered(graph: OperatorGraph, stage: Stage) -> bool:
     """Return whether operators of other stages are between those of this one in the file."""
-    places = [place for place, operator in enumerate(graph.operators) if operator.name in set(stage.operators)]
-    return places[-1] - places[0] >= len(places)
+    indices = [index for index, operator in enumerate(graph.operators) if operator.name in set(stage.operators)]
+    return indices[-1] - indices[0] >= len(indices)
 
 
 def noise(graph: OperatorGraph, frames: int) -> list[dict[str, np.ndarray]]:
@@ -195,7 +195,7 @@ def main() -> None:
     models, cuts, frames = (["mobilenet_v2"], 7, 1) if arguments.short else (arguments.models, arguments.cuts, 3)
     rows = [measure(name, cuts, frames) for name in models]
     show("Cuts against the whole file, bit for bit, on the same kernels", list(EXACTNESS), cells(EXACTNESS, rows))
-    show("What cutting costs; asked: < 500 ms, < 0.5 %", list(COSTS), cells(COSTS, rows))
+    show("What cutting costs; required: < 500 ms, < 0.5 %", list(COSTS), cells(COSTS, rows))
     different = sum(sum(row["tensors_that_differ"].values()) for row in rows)
     CONSOLE.print(f"{sum(row['cuts'] for row in rows)} cuts, {different} tensors that differ")
     if arguments.json:

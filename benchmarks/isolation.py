@@ -1,8 +1,8 @@
 """Measure the cost of stages in processes of their own, against the same stages in threads of one process.
 
-Three cases run in both forms, in turns: the stage that does least, one operator, where nearly all
-is overhead; the whole network as one stage; and two halves as a pipeline that is kept full. Required: the same bits, and
-microseconds a stage and frame, beside stages of milliseconds. It also prints how long a process takes to start.
+Three cases run in both forms, in turns: the stage that does least, one operator, where nearly all is overhead; the
+whole network as one stage; and two halves as a pipeline that is kept full. Required: the same bits, and microseconds a
+stage and frame, beside stages of milliseconds. It also prints how long a process takes to start.
 
     python benchmarks/isolation.py           # about a minute
     python benchmarks/isolation.py --short   # for CI

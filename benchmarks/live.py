@@ -57,7 +57,7 @@ def show(title: str, columns: tuple[str, ...], *rows: tuple[object, ...]) -> Non
     CONSOLE.print(table)
 
 
-def held(run: Run) -> bool:
+def is_right(run: Run) -> bool:
     """Return whether the run went on to its end and every frame was right; print what was not."""
     for mistake in [*run.mistakes[:3], *([f"it ended: {run.failure}"] if run.failure else [])]:
         CONSOLE.print(f"[red]{mistake}")
@@ -110,7 +110,7 @@ def gaps(rig: Rig, count: int, draw: random.Random) -> bool:
             for name, f in figures.items()
         ),
     )
-    return held(run)
+    return is_right(run)
 
 
 # 2. Switches
@@ -122,7 +122,7 @@ def switches(rig: Rig, count: int, draw: random.Random) -> bool:
         while live.version < count and not run.failure:
             live.switch(random_plan(rig.problem, draw), "for the benchmark")
             time.sleep(draw.random() / 50)
-    right = held(run)
+    right = is_right(run)
     columns = ("switches", "frames", "lost", "repeated, out of order or wrong")
     show("2. Switches at random moments", columns, (live.version, run.entered, run.lost, len(run.mistakes)))
     return right
@@ -151,7 +151,7 @@ def failures(rig: Rig, count: int, draw: random.Random) -> bool:
                 met[kind] += wait_for(lambda: failures_of(live) > before or bool(run.failure), 5)  # noqa: B023
                 run.wait(len(run.done_s) + AROUND)
                 rig.compiled.faults.clear()
-        right = held(run)
+        right = is_right(run)
         frames, lost, mistakes, runs = frames + run.entered, lost + run.lost, mistakes + len(run.mistakes), runs + 1
     columns = (*KINDS, "runs", "frames", "lost", "repeated, out of order or wrong")
     row = (*(met[kind] for kind in KINDS), runs, frames, lost, mistakes)
@@ -223,7 +223,7 @@ def watching(rig: Rig, rounds: int, seconds: float, orders: Connection) -> bool:
         with kept_full(live, rig) as run:
             run.wait(AROUND)
             fps = rate(run, seconds)
-        right = right and held(run)
+        right = right and is_right(run)
         return fps
 
     live = LivePipeline(rig.compiled, rig.problem, plan)
@@ -235,7 +235,7 @@ def watching(rig: Rig, rounds: int, seconds: float, orders: Connection) -> bool:
                 return rate(run, seconds)
 
         rows = {"watched": ratios(lambda: rate(run, seconds), watched, rounds)}
-    right = held(run)
+    right = is_right(run)
     rows["adaptation"] = ratios(
         lambda: alone(LivePipeline(rig.compiled, rig.problem, plan)),
         lambda: alone(LivePipeline(rig.compiled, rig.problem, plan, adaptation=Adaptation())),
@@ -243,7 +243,7 @@ def watching(rig: Rig, rounds: int, seconds: float, orders: Connection) -> bool:
     )
     show(
         f"4. Throughput, on over off: {rounds} rounds of off, on, on, off, {seconds:g} s each ({describe(plan)})",
-        ("what", "median", "quartiles", "least", "asked"),
+        ("what", "median", "quartiles", "least", "required"),
         *((name, f"{statistics.median(r):.4f}", *spread(r), f"{min(r):.3f}", "> 0.99") for name, r in rows.items()),
     )
     return right
@@ -263,12 +263,12 @@ def calm(rig: Rig, minutes: float) -> bool:
     with kept_full(live, rig) as run:
         wait_for(lambda: run.failure is not None, minutes * 60)
     changes = [event for event in live.events if event.kind == "switch"]
-    columns = ("minutes", "frames", "switches", "load average", "asked")
+    columns = ("minutes", "frames", "switches", "load average", "required")
     load = f"{os.getloadavg()[0]:.1f}"
     show("5. Adaptation, undisturbed", columns, (f"{minutes:g}", run.entered, len(changes), load, "no switch"))
     for event in changes:
         CONSOLE.print(f"{event.time_s:.1f} s: {event.reason}: {event.plan}")
-    return held(run)
+    return is_right(run)
 
 
 def main() -> None:

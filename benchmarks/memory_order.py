@@ -5,7 +5,8 @@
     python benchmarks/memory_order.py --short           # a little of each, for CI
 
 1. agreement: the exact search and SERENITY's scheduler against every order of 5000 random DAGs of up to 8 operators,
-   with and without operators in place, buffers of several producers, workspace and pinned buffers. Required: no mismatch.
+   with and without operators in place, buffers of several producers, workspace and pinned buffers. Required: no
+   mismatch.
 2. proofs: seconds of one processor to the proven optimum, with the loops compiled; an asterisk marks what is slower
    than required: 0.2 s for NASNetMobile, NASNetLarge and RandWire WS(32); 1 s for WS(48); 30 s for WS(64), or a bound
    within 3%. The published scheduler takes 40.6 s on average. `sums` has one buffer for each sum, which its parts are
@@ -70,7 +71,7 @@ def agreement(short: bool) -> None:
         traits["pinned inputs"] += any(buffer.pinned and not buffer.producers for buffer in graph.buffers)
         traits["Kahn's is worse"] += minimum_peak(graph, "kahn").peak_bytes > least
     show(f"1. Agreement with every order of {count} random DAGs", ("with", *traits), [("graphs", *traits.values())])
-    CONSOLE.print(f"mismatches: {wrong} (asked: 0)")
+    CONSOLE.print(f"mismatches: {wrong} (required: 0)")
 
 
 # 2. Proofs
@@ -114,19 +115,19 @@ def proofs(short: bool) -> None:
     }
     timed(memory_graph(randwire(16)))  # compiles the loops, or loads them
     rows = []
-    for name, (graphs, asked_s) in groups.items():
+    for name, (graphs, required_s) in groups.items():
         found = [timed(graph, "exact", limit_s) for graph in graphs]
         taken = [seconds for seconds, _ in found]
         proven = sum(ordering.status == "optimal" for _, ordering in found)
         gap = max(ordering.gap for _, ordering in found)
-        missed = " *" if max(taken) > asked_s or (gap > 0.03 and asked_s < math.inf) else ""
+        missed = " *" if max(taken) > required_s or (gap > 0.03 and required_s < math.inf) else ""
         sizes = sorted(len(graph) for graph in graphs)
         worst = f"{max(taken):.3f} s{missed}"
-        asked = f"{asked_s:g} s" if asked_s < math.inf else ""
+        required = f"{required_s:g} s" if required_s < math.inf else ""
         operators = f"{sizes[0]}-{sizes[-1]}" if sizes[0] < sizes[-1] else sizes[0]
         median = f"{statistics.median(taken):.3f} s"
-        rows.append((name, operators, f"{proven} of {len(graphs)}", f"{gap:.1%}", median, worst, asked))
-    columns = ("graphs", "operators", "proven", "widest gap", "median", "worst", "asked, at most")
+        rows.append((name, operators, f"{proven} of {len(graphs)}", f"{gap:.1%}", median, worst, required))
+    columns = ("graphs", "operators", "proven", "widest gap", "median", "worst", "required, at most")
     show(f"2. The proven optimum, within {limit_s:g} s", columns, rows)
 
 

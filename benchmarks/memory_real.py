@@ -246,13 +246,13 @@ def main() -> None:
     rounds = 3 if arguments.short else arguments.rounds
     failed = []
     if arguments.only != "relay":
-        asked = {} if arguments.short else {random_model("nasnet_mobile", kind): True for kind in ("int8", "float")}
+        required = {} if arguments.short else {random_model("nasnet_mobile", kind): True for kind in ("int8", "float")}
         others = [MOBILENET] if arguments.short else [MOBILENET, int8_model("inception_v3")]
         rows = []
-        for path, wanted in (asked | dict.fromkeys(others, False)).items():
+        for path, must_shrink in (required | dict.fromkeys(others, False)).items():
             row, equal, smaller = tflite_row(path, rounds)
             rows.append(row)
-            failed += [path.stem] if not equal or (wanted and not smaller) else []
+            failed += [path.stem] if not equal or (must_shrink and not smaller) else []
         show(
             "TFLite's arena, bytes; equal and time on TFLite's kernels and on XNNPACK's",
             (*COLUMNS, "time, XNNPACK"),
@@ -260,10 +260,10 @@ def main() -> None:
         )
     if arguments.only != "tflite":
         rows = []
-        for name, (make, wanted) in (SHORT if arguments.short else RELAY).items():
+        for name, (make, must_shrink) in (SHORT if arguments.short else RELAY).items():
             row, equal, smaller = relay_row(replace(make(), name=name.replace(" ", "_")), rounds)
             rows.append([name, *row[1:]])
-            failed += [name] if not equal or (wanted and not smaller) else []
+            failed += [name] if not equal or (must_shrink and not smaller) else []
         planner = ("TVM's plan", "MemoryOrder", "ratio")
         show("A Relay network as one stage: its arena, bytes", (*COLUMNS, *planner), rows)
     if failed:

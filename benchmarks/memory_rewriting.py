@@ -18,7 +18,8 @@
    and what the planner of TVM's graph executor allocates, which hands buffers on whole and so may need more where there
    are more of them. Outputs of both, by how much they differ.
 
-An asterisk marks a peak that was not proven in time. The exit status is 1 if a rewriting costs memory or outputs differ.
+An asterisk marks a peak that was not proven in time. The exit status is 1 if a rewriting costs memory or outputs
+differ.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def peaks(graph: OperatorGraph, limit_s: float) -> list[Ordering]:
     partitioned = rewrite(graph, memory, [n for n in how if how[n] == "partitioned"], time_limit_s=limit_s).ordering
     if any(tensor.dtype == "int8" for tensor in graph.inputs):
         everything = rewrite(graph, memory, time_limit_s=limit_s).ordering
-    else:  # all of them cost no memory: which are needed is not asked
+    else:  # all of them cost no memory: which of them are needed is not searched
         everything = minimum_peak(rewritten(graph, memory, how), time_limit_s=limit_s)
     orders = [Ordering(order, peak_bytes(memory, order), 0) for order in free]
     return [*orders, best, partitioned, min(everything, partitioned, key=lambda found: found.peak_bytes)]
@@ -143,8 +144,8 @@ def report_peaks(short: bool) -> list[str]:
         rows, figures = peak_rows(averaged, limit_s)
         for label, chosen in (("cells", cells), ("cells and pairs", averaged)):
             picked = [sizes for name, sizes in zip(averaged, figures, strict=True) if name in chosen]
-            for place, base in ((0, "Kahn"), (1, "program order")):
-                ratios = (statistics.geometric_mean(s[place] / s[i] for s in picked) for i in (2, 3, 4))
+            for baseline, base in ((0, "Kahn"), (1, "program order")):
+                ratios = (statistics.geometric_mean(s[baseline] / s[i] for s in picked) for i in (2, 3, 4))
                 rows.append([f"geometric mean, {label}: {base}", "", "", "", "", "", *(f"{r:.3f}" for r in ratios)])
         more, sizes = peak_rows(others, limit_s)
         show(f"1. Peaks, bytes, {kind}", COLUMNS, [*rows, *more])

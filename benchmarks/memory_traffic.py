@@ -101,13 +101,13 @@ def not_best(count: int) -> None:
                 readers[step].append(step)
         buffers = tuple(
             Buffer(
-                f"b{place}",
+                f"b{index}",
                 rng.choice((1, 2, 3, 5)),
-                (place - 1,) if place else (),
+                (index - 1,) if index else (),
                 tuple(sorted(set(found))),
                 not found,
             )
-            for place, found in enumerate(readers)
+            for index, found in enumerate(readers)
         )
         graph = MemoryGraph("chain", tuple(map(str, range(length))), buffers)
         capacity = rng.randint(12, 18)

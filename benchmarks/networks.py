@@ -45,7 +45,9 @@ def light(name: str, seed: int = 0) -> Model:
     proto = onnx.load(LIGHT / f"{name}.onnx")
     graph, draw = proto.graph, np.random.default_rng(seed)
     constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
-    near_one = {node.input[place] for node in graph.node if node.op_type == "BatchNormalization" for place in (1, 4)}
+    near_one = {
+        node.input[position] for node in graph.node if node.op_type == "BatchNormalization" for position in (1, 4)
+    }
     fills = [node for node in graph.node if node.op_type == "ConstantOfShape"]
     shapes = {node.output[0]: tuple(constants.pop(node.input[0])) for node in fills}
     shapes.update({key: value.shape for key, value in constants.items() if value.dtype == np.float32})

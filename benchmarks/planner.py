@@ -112,7 +112,7 @@ def figure(what: str, got: float, text: Callable[[float], str], most: float = ma
     return what, f"{text(got)}{'' if got <= most else ' *'}", text(most) if most < math.inf else ""
 
 
-FIGURES = ("figure", "measured", "asked, at most")
+FIGURES = ("figure", "measured", "required, at most")
 
 
 def s(seconds: float) -> str:
@@ -189,13 +189,13 @@ LARGE: dict[str, Callable[[], OperatorGraph]] = {
     "transformer, 50 000": lambda: generators.transformer_of(50_000),
 }
 SHORT = ("transformer, 12 layers", "NASNet-A, fused")
-ASKED_S = {"transformer, 10 000": 5.0, "transformer, 50 000": 30.0}
+REQUIRED_S = {"transformer, 10 000": 5.0, "transformer, 50 000": 30.0}
 SOLVES = {**{f"bytes, k={k}": k for k in (2, 4, 6)}, "fps, 6 stages": 6}
 
 
 @dataclass(frozen=True)
 class Large:
-    """What a process of its own found of one graph: the solves with their seconds, and its peak of memory in bytes."""
+    """The results of one graph in a process of its own: the solves with their seconds, and its peak memory in bytes."""
 
     operators: int
     cuts: int | None
@@ -241,7 +241,7 @@ def outcome(taken: float, plan: Plan) -> str:
 
 
 def large(short: bool) -> None:
-    rows, asked, peak = [], [], 0
+    rows, required, peak = [], [], 0
     for name in SHORT if short else LARGE:
         # A process that is new, and not forked: a fork would begin with the memory of this one.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -252,15 +252,15 @@ def large(short: bool) -> None:
         rows.append((name, found.operators, *listed, last.scheduler, *outcomes, megabytes(found.peak_bytes)))
         worst_s = max(seconds for seconds, _ in found.solves.values())
         peak = max(peak, found.peak_bytes)
-        if name in ASKED_S:
-            asked.append(figure(f"{name}: slowest solve", worst_s, s, ASKED_S[name]))
+        if name in REQUIRED_S:
+            required.append(figure(f"{name}: slowest solve", worst_s, s, REQUIRED_S[name]))
     columns = ("graph", "operators", "ideals", "listed in", "method", *SOLVES, "peak memory")
     show(f"2. Large graphs: {ORDERS[2]} on k devices; throughput on coral-pcie-8", columns, rows)
     CONSOLE.print(
         "Too many ideals: `best` under a time limit. What it proves, it proves of pipelines cut anywhere, and of "
         "replicated stages (`hybrid`) cut in the graph's own order."
     )
-    show("", FIGURES, [*asked, figure("most memory of any of them", peak, megabytes, 2e9)])
+    show("", FIGURES, [*required, figure("most memory of any of them", peak, megabytes, 2e9)])
 
 
 # 3. Chains on unequal devices
@@ -311,12 +311,12 @@ def chains(short: bool) -> None:
         if seed < 0:
             taken.clear()
             gains.clear()
-    asked = {"bottleneck, 8": 0.3, "energy at": 2.0, "bottleneck, 2": 1.0}
+    required = {"bottleneck, 8": 0.3, "energy at": 2.0, "bottleneck, 2": 1.0}
     rows = []
     for what, seconds in taken.items():
-        most = next((most for start, most in asked.items() if what.startswith(start)), math.inf)
+        most = next((most for start, most in required.items() if what.startswith(start)), math.inf)
         rows.append((what, s(statistics.median(seconds)), *figure("", max(seconds), s, most)[1:]))
-    columns = ("figure", "median", "worst", "asked, at most")
+    columns = ("figure", "median", "worst", "required, at most")
     show(f"3. Chains of {length} operators, {repeats} at random, on unequal devices", columns, rows)
     CONSOLE.print(
         f"Devices that come again, against once each: {statistics.mean(gains):+.1%} frames a second in the mean, "
@@ -397,7 +397,7 @@ def baselines(short: bool) -> None:
         excess = [each.bottleneck_s / least - 1 for each, least in zip(found, best, strict=True)]
         evaluations = middle_and_worst([each.evaluations for each in found], "{:.0f}".format)
         rows.append((search, evaluations, mean_and_worst(excess)))
-    columns = ("search", "segments asked about: median / most", "gap to the best prefix cuts: mean / worst")
+    columns = ("search", "segments evaluated: median / most", "gap to the best prefix cuts: mean / worst")
     show("Segments to be compiled and measured on hardware, transfers apart", columns, rows)
 
 
@@ -406,8 +406,8 @@ def compute_seconds(graph: OperatorGraph, device: Device) -> Callable[[int, int]
     model = device.model
     assert model is not None
     macs = list(itertools.accumulate((operator.macs for operator in graph.operators), initial=0))
-    held = list(itertools.accumulate((operator.param_bytes for operator in graph.operators), initial=0))
-    return lambda start, end: model.seconds(end - start, macs[end] - macs[start], held[end] - held[start])
+    param_bytes = list(itertools.accumulate((operator.param_bytes for operator in graph.operators), initial=0))
+    return lambda start, end: model.seconds(end - start, macs[end] - macs[start], param_bytes[end] - param_bytes[start])
 
 
 SECTIONS: dict[str, Callable[[bool], None]] = {

@@ -229,7 +229,7 @@ def main() -> None:
     totals = [sum(count for key, count in counts.items() if key[3] == outcome) for outcome in OUTCOMES]
     table.add_row("all", "", "", *map(str, totals))
     console.print(table)
-    console.print(f"{len(mismatches)} mismatches (asked: 0) in {time.perf_counter() - began:.0f} s")
+    console.print(f"{len(mismatches)} mismatches (required: 0) in {time.perf_counter() - began:.0f} s")
     for line in mismatches:
         console.print(line, markup=False)
     sys.exit(bool(mismatches))

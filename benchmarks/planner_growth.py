@@ -115,12 +115,12 @@ def draw(panels: list[Panel], path: Path) -> None:
             style = "--" if name.startswith("chain") else "-"
             color = f"C{index % len(OBJECTIVES)}"
             axis.loglog(list(points), list(points.values()), style, color=color, marker="o", markersize=4, label=name)
-        places = sorted({place for points in panel.curves.values() for place in points})
+        positions = sorted({position for points in panel.curves.values() for position in points})
         least = min(min(points.values()) for points in panel.curves.values())
-        linear = [least / 2 * place / places[0] for place in (places[0], places[-1])]
-        axis.loglog([places[0], places[-1]], linear, ":", color="gray", label="slope 1")
-        if places[-1] < 100:
-            axis.set_xticks(places, map(str, places))
+        linear = [least / 2 * position / positions[0] for position in (positions[0], positions[-1])]
+        axis.loglog([positions[0], positions[-1]], linear, ":", color="gray", label="slope 1")
+        if positions[-1] < 100:
+            axis.set_xticks(positions, map(str, positions))
             axis.minorticks_off()
         axis.set(title=panel.title, xlabel=panel.across, ylabel="seconds to the proven optimum")
         axis.grid(alpha=0.3)
@@ -148,12 +148,12 @@ def main() -> None:
             by_devices(list(range(1, 9)), 800),
         ]
     for panel in panels:
-        places = sorted({place for points in panel.curves.values() for place in points})
+        positions = sorted({position for points in panel.curves.values() for position in points})
         rows = [
-            (name, *(s(points[place]) if place in points else "" for place in places))
+            (name, *(s(points[position]) if position in points else "" for position in positions))
             for name, points in panel.curves.items()
         ]
-        show(f"{panel.title}: seconds by {panel.across}", (panel.across, *map(str, places)), rows)
+        show(f"{panel.title}: seconds by {panel.across}", (panel.across, *map(str, positions)), rows)
     if args.short:
         with tempfile.TemporaryDirectory() as folder:
             draw(panels, Path(folder) / "planner_growth.png")

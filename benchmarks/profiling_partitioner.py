@@ -159,7 +159,7 @@ class Case:
 
     def coral(self, *, original: bool = False, threshold_s: float = 1e-3) -> Partition:
         readers = readers_of(self.graph)
-        unread = next(place for place, operator in enumerate(self.graph.operators) if not readers[operator.name])
+        unread = next(index for index, operator in enumerate(self.graph.operators) if not readers[operator.name])
         return profiling_partition(
             len(self.graph),
             self.segments,
@@ -175,7 +175,7 @@ class Case:
 
     def model_alone(self) -> Partition:
         chosen = cheapest_segments(self.model_s, self.segments, np.maximum)
-        return Partition(tuple(start for start, _ in chosen[1:]), tuple(self.model_s[place] for place in chosen), 0)
+        return Partition(tuple(start for start, _ in chosen[1:]), tuple(self.model_s[segment] for segment in chosen), 0)
 
 
 OURS = "corrected"
@@ -204,16 +204,16 @@ def compared(seeds: Iterable[int], counts: Iterable[int]) -> dict[tuple[int, str
         model_s = model_seconds(problem, problem.platform.devices)
         for segments in counts:
             case = Case(graph, segments, model_s, measured_s)
-            best_s = max(hidden_s[place] for place in cheapest_segments(hidden_s, segments, np.maximum))
+            best_s = max(hidden_s[segment] for segment in cheapest_segments(hidden_s, segments, np.maximum))
             for name, search in SEARCHES.items():
                 figure = figures[segments, name]
                 try:
                     found = search(case)
                 except NoPlanError:
                     continue
-                places = itertools.pairwise((0, *found.cuts, len(graph)))
+                parts = itertools.pairwise((0, *found.cuts, len(graph)))
                 figure[EVALUATIONS].append(found.evaluations)
-                figure[GAP].append(max(hidden_s[place] for place in places) / best_s)
+                figure[GAP].append(max(hidden_s[segment] for segment in parts) / best_s)
     return figures
 
 

@@ -36,7 +36,7 @@ Answer = Mapping[str, Array]
 
 @dataclass(eq=False)
 class Fault:
-    """What befalls a device at its next frame.
+    """The fault of a device at its next frame.
 
     Attributes:
         kind: `raises` once; `vanishes`, and cannot be bound either, for `seconds`; `hangs` for `seconds`.
@@ -161,7 +161,7 @@ def random_plan(problem: Problem, draw: random.Random) -> Plan:
 
 @dataclass
 class Run:
-    """What came out of a pipeline that is kept full.
+    """The results of a pipeline that is kept full.
 
     Attributes:
         entered: how many frames went in.

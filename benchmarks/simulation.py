@@ -107,11 +107,11 @@ def plans(short: bool) -> bool:
             off.append(steady_fps(problem, stages) / (evaluate(problem, stages).predicted.throughput_fps or nan) - 1)
         worst = max(map(abs, off))
         agree = agree and (worst <= MOST_OFF or not must)
-        asked = f"{MOST_OFF:.0%}{'' if worst <= MOST_OFF else ' *'}" if must else ""
+        required = f"{MOST_OFF:.0%}{'' if worst <= MOST_OFF else ' *'}" if must else ""
         spread = [sorted(off)[round(share * (count - 1))] for share in (0, 0.1, 0.5, 0.9, 1)]
         slower = sum(each < -MOST_OFF for each in off)
-        rows.append((family, count, *(f"{each:+.2%}" for each in spread), slower, asked))
-    columns = ("family", "plans", "least", "10%", "median", "90%", "most", "slower by > 1%", "asked, at most")
+        rows.append((family, count, *(f"{share:+.2%}" for share in spread), slower, required))
+    columns = ("family", "plans", "least", "10%", "median", "90%", "most", "slower by > 1%", "required, at most")
     show("1. Simulated over evaluated throughput, less one: random plans, saturated", columns, rows)
     return agree
 
@@ -125,7 +125,7 @@ def steady_fps(problem: Problem, stages: tuple[Stage, ...]) -> float:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run gave: frames a second saturated, and median seconds inside, saturated and at the fixed rate.
+    """The figures of a run: frames a second saturated, and median seconds inside, saturated and at the fixed rate.
 
     `replayed_fps` is what the simulator makes of the seconds that the stages took in the saturated run; NaN where a
     device serves several: they interrupt each other, so the seconds of one hold some of the other's.
@@ -202,8 +202,8 @@ def runtime(short: bool) -> bool:
         rates = [LOAD * (plan.predicted.throughput_fps or nan) for plan in candidates]
         runs: list[list[Figures]] = [[] for _ in candidates]
         for turn in range(rounds):
-            for place in range(len(candidates)):
-                index = (place + turn) % len(candidates)
+            for position in range(len(candidates)):
+                index = (position + turn) % len(candidates)
                 runs[index].append(run_once(compiled, platform, candidates[index], rates[index], seconds))
         loads.append(os.getloadavg()[0])
         rows = []

@@ -184,8 +184,8 @@ def memory(name: str, device: Device) -> list[Row]:
     plan = plan_of_tvm(model, device.target)
     rows = []
     for stages in (1, 2, 3, 4):
-        places = sorted({0, len(names), *(prefix_at(model.graph, index / stages) for index in range(1, stages))})
-        cut = [names[a:b] for a, b in itertools.pairwise(places)]
+        positions = sorted({0, len(names), *(prefix_at(model.graph, index / stages) for index in range(1, stages))})
+        cut = [names[a:b] for a, b in itertools.pairwise(positions)]
         slices = sum(model.stage(part, device).activation_bytes for part in cut)
         crossing = {t.name: t.bytes for boundary in crossing_tensors(model.graph, cut) for t in boundary}
         buffers = sum(crossing.values())
@@ -265,7 +265,7 @@ def main() -> None:
     show(console, f"1. Cut models against the unsplit one, {device.target}", EXACTNESS, figures["exactness"])
     if recut:
         figures["recutting"] = [recutting(name, device, builds) for name in recut]
-        show(console, "2. A stage re-cut from the loaded model, or built anew", RECUTTING, figures["recutting"])
+        show(console, "2. A stage re-cut from the loaded model, or built again", RECUTTING, figures["recutting"])
     figures["memory"] = [row for name in models for row in memory(name, device)]
     show(console, "3. Activations of slices against TVM's plan of the whole", MEMORY, figures["memory"])
     if args.json:

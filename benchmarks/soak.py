@@ -10,7 +10,8 @@ What comes out is compared, bit for bit, with what the unsplit network makes of 
 
 Required: resident memory grows by less than 1 % after the warm-up (the first sixth); the process has no more native
 threads (TVM's pools among them) towards the end than after the warm-up; when all is closed, no more of Python's threads
-and of descriptors than before; every frame that the source delivered comes out. The exit status is 1 if one does not hold.
+and of descriptors than before; every frame that the source delivered comes out. The exit status is 1 if one does not
+hold.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def player(path: Path) -> Callable[[str], Source]:
 
 @dataclass
 class Log:
-    """What happened; and every `SAMPLE_S`: seconds since the start, resident bytes, native threads."""
+    """The events, and every `SAMPLE_S`: seconds since the start, resident bytes, native threads."""
 
     faults: Counter[str] = field(default_factory=Counter)
     mistakes: list[str] = field(default_factory=list)

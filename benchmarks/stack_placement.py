@@ -1,8 +1,9 @@
-"""Measure how the position of the stack changes the time of compiled kernels, with and without `tvm/placement.py`.
+"""Measure how the position of the stack changes the time of compiled kernels, with and without `tvm/stack_placement.py`.
 
     python benchmarks/stack_placement.py
 
-The whole model runs from twelve depths of nested calls, plainly and placed, in turns; then from positions all over a page.
+The whole model runs from twelve depths of nested calls, plainly and placed, in turns; then from positions all over a
+page.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--short", action="store_true", help="few repeats and places: proves that it works")
+    parser.add_argument("--short", action="store_true", help="few repeats and positions: proves that it works")
     arguments = parser.parse_args()
     repeats, step = (2, 1024) if arguments.short else (arguments.repeats, 128)
 
@@ -46,10 +47,10 @@ def main() -> None:
         for way, rows in figures.items():
             table.add_row(way, *(f"{figure * 1e3:.1f}" for figure in np.median(rows, axis=0)))
         Console(width=120).print(table)
-        table = Table("place", "aligned (16 mod 32)", "not (0 mod 32)", title="ms a frame by place of the stack")
-        for place in range(0, PAGE, step):
-            aligned, not_aligned = (nested(0, placed(plain, place + more), repeats) for more in (16, 0))
-            table.add_row(str(place), f"{aligned * 1e3:.1f}", f"{not_aligned * 1e3:.1f}")
+        table = Table("position", "aligned (16 mod 32)", "not (0 mod 32)", title="ms a frame by position of the stack")
+        for position in range(0, PAGE, step):
+            aligned, not_aligned = (nested(0, placed(plain, position + more), repeats) for more in (16, 0))
+            table.add_row(str(position), f"{aligned * 1e3:.1f}", f"{not_aligned * 1e3:.1f}")
         Console().print(table)
 
     in_bound_thread(stage, measure)

@@ -102,7 +102,7 @@ def smallest_arena(lifetimes: list[Lifetime]) -> int:
 
 
 def test_the_exact_layout_is_the_smallest() -> None:
-    """Of random tensors, those few on which greedy does worse than the bound."""
+    """Greedy does worse than the bound on only few random tensors: these are tried."""
     rng, searched = random.Random(0), 0
     while searched < 12:
         row = [Lifetime(f := rng.randrange(6), f + rng.randrange(4), rng.randint(1, 6)) for _ in range(6)]
@@ -168,9 +168,9 @@ def memory_graphs(draw: st.DrawFn) -> MemoryGraph:
 @given(memory_graphs())
 def test_lifetimes_take_the_bytes_of_the_footprint(graph: MemoryGraph) -> None:
     order = range(len(graph))
-    found, place = lifetimes(graph, order)
+    found, tensor_of = lifetimes(graph, order)
     assert most_alive(found, 1) == peak_bytes(graph, order)
-    for buffer, tensor in zip(graph.buffers, place, strict=True):
+    for buffer, tensor in zip(graph.buffers, tensor_of, strict=True):
         if tensor < 0:
             assert (buffer.producers, buffer.consumers, buffer.pinned) == ((), (), False)
             continue
@@ -183,10 +183,10 @@ def test_what_is_written_in_place_lives_in_what_it_overwrites() -> None:
     buffers = (Buffer("x", 64, (), (0,)), Buffer("y", 64, (0,), (1, 2)), Buffer("z", 64, (1,), (2,)))
     sum_of_both = Buffer("sum", 64, (2,), (), True)
     graph = MemoryGraph("net", ("conv", "relu", "add"), (*buffers, sum_of_both), (), ((0,), (1,), (1, 2)))
-    found, place = lifetimes(graph, (0, 1, 2))
+    found, tensor_of = lifetimes(graph, (0, 1, 2))
     # The relu must not overwrite y, which the sum still reads.
-    assert place[0] == place[1] != place[2]
-    assert place[3] in (place[1], place[2])
+    assert tensor_of[0] == tensor_of[1] != tensor_of[2]
+    assert tensor_of[3] in (tensor_of[1], tensor_of[2])
     assert [(tensor.first, tensor.last) for tensor in found] == [(0, 2), (1, 2)]
 
 

@@ -1,4 +1,4 @@
-"""What an order costs, against a simulation by spans; graphs from operator graphs and their stages; bad input."""
+"""The peak of an order, against a simulation by spans; graphs from operator graphs and their stages; bad input."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_a_peak_is_that_of_the_buffers_spans(rng: random.Random) -> None:
 @settings(max_examples=40)
 def test_every_order_of_an_operator_graph_is_one_of_its_memory_graph(graph: OperatorGraph, rng: random.Random) -> None:
     memory = memory_graph(graph)
-    place = {name: index for index, name in enumerate(memory.operators)}
-    order = [place[name] for name in random_order(rng, graph)]
+    position = {name: index for index, name in enumerate(memory.operators)}
+    order = [position[name] for name in random_order(rng, graph)]
     assert peak_bytes(memory, order) == simulated_peak(memory, order)
 
 

@@ -21,7 +21,7 @@ def test_no_order_needs_less(rng: random.Random) -> None:
 
 
 def test_soft_budgets_make_steps_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for few schedules a step, a lower budget still leads to the optimum, or nothing is claimed."""
+    """With few schedules a step, a lower budget still leads to the optimum, or nothing is claimed."""
     proven = 0
     monkeypatch.setattr(serenity, "STEP_LIMIT", 12)
     for seed in range(40):

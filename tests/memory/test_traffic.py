@@ -45,8 +45,8 @@ def random_graph(rng: random.Random, most: int, sizes: Sequence[int] = (1, 2, 3)
             readers[read].append(index)
     workspace = tuple(rng.choice((0, 0, 0, 1)) for _ in range(count))
     made = (
-        Buffer(f"b{place}", size, tuple(writers), tuple(readers[place]), pinned)
-        for place, (size, writers, pinned) in enumerate(buffers)
+        Buffer(f"b{index}", size, tuple(writers), tuple(readers[index]), pinned)
+        for index, (size, writers, pinned) in enumerate(buffers)
     )
     return MemoryGraph("random", tuple(map(str, range(count))), tuple(made), workspace)
 
@@ -68,8 +68,8 @@ def least_moved(graph: MemoryGraph, order: Sequence[int], capacity: int) -> int:
     inputs = frozenset(b for b in buffers if not graph.buffers[b].producers)
     states = {(frozenset[int](), inputs): 0}  # on chip, off chip -> bytes moved
 
-    def total(places: frozenset[int]) -> int:
-        return sum(graph.buffers[place].bytes for place in places)
+    def total(indices: frozenset[int]) -> int:
+        return sum(graph.buffers[index].bytes for index in indices)
 
     for step, index in enumerate(order):
         reads = frozenset(b for b in buffers if index in graph.buffers[b].consumers)

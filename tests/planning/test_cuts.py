@@ -74,21 +74,21 @@ def check(graph: OperatorGraph, cuts: Cuts, expected: set[frozenset[str]]) -> No
     position = {name: index for index, name in enumerate(operators)}
     weights = [float(index * index + 1) for index in range(len(operators))]
     sums = cuts.sums(weights)
-    for place, cut in enumerate(listed):
+    for index, cut in enumerate(listed):
         rest = operators.keys() - cut
         groups = [cut, rest]
-        assert cuts.crossing_bytes[place] == sum(tensor.bytes for tensor in crossing_tensors(graph, groups)[1])
-        assert cuts.handed_on_bytes[place] == handed_on_bytes(graph, groups)[0]
+        assert cuts.crossing_bytes[index] == sum(tensor.bytes for tensor in crossing_tensors(graph, groups)[1])
+        assert cuts.handed_on_bytes[index] == handed_on_bytes(graph, groups)[0]
         split = any(set(readers) & cut and set(readers) & rest for readers in readers_of(graph).values())
-        assert cuts.together[place] == (not split)
-        assert sums[place] == sum(weights[position[name]] for name in cut)
-        earlier = np.arange(place)
-        assert cuts.inside(earlier, place).tolist() == [listed[other] <= cut for other in earlier]
+        assert cuts.together[index] == (not split)
+        assert sums[index] == sum(weights[position[name]] for name in cut)
+        earlier = np.arange(index)
+        assert cuts.inside(earlier, index).tolist() == [listed[other] <= cut for other in earlier]
     # A cut is its parent and one operator.
-    for place in range(1, len(listed)):
-        parent, added = int(cuts.parent[place]), graph.operators[int(cuts.added[place])].name
-        assert parent < place
-        assert listed[place] - listed[parent] == {added}
+    for index in range(1, len(listed)):
+        parent, added = int(cuts.parent[index]), graph.operators[int(cuts.added[index])].name
+        assert parent < index
+        assert listed[index] - listed[parent] == {added}
 
 
 @given(graphs(1, 8))

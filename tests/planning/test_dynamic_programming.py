@@ -196,7 +196,7 @@ def test_without_time_there_is_a_plan_with_a_bound(scheduler: Scheduler, data: s
 @settings(max_examples=25)
 @given(randoms(), st.sampled_from(TIMED))
 def test_equal_devices_change_places_without_a_trace(rng: random.Random, objective: Objective) -> None:
-    """Of equal devices only the first free one is tried; in what order they stand in the platform must not matter."""
+    """Only the first free one of equal devices is tried, so their order in the platform must not matter."""
     traits = Traits(overlapping=False, modelled=True)
     problem = random_problem(rng, objective, operators=(2, 5), devices=(2, 2), traits=traits)
     first, other = problem.platform.devices

@@ -73,8 +73,8 @@ def test_chain_finds_the_best_of_the_graph_s_order(problem: Problem) -> None:
 @given(problem=lexicographic_problems(operators=(2, 6), devices=(1, 3)), data=st.data())
 def test_what_a_device_can_hold_is_kept(problem: Problem, data: st.DataObject) -> None:
     assert problem.stages is not None
-    held = sum(operator.param_bytes for operator in problem.graph.operators)
-    sizes = st.one_of(st.none(), st.integers(1, max(1, held)))
+    param_bytes = sum(operator.param_bytes for operator in problem.graph.operators)
+    sizes = st.one_of(st.none(), st.integers(1, max(1, param_bytes)))
     tight = tuple(replace(device, memory_bytes=data.draw(sizes)) for device in problem.platform.devices)
     problem = replace(problem, platform=replace(problem.platform, devices=tight))
     best = least(problem, stagings(problem, problem.stages))
@@ -146,7 +146,7 @@ def test_a_diamond_by_hand(objective: Objective) -> None:
 @pytest.mark.parametrize(
     ("objective", "param_bytes", "widths", "stages"),
     [
-        # 6 | 6 | 2 has the least fullest stage and overflows by 4; 3 | 4 | 7 overflows by 3.
+        # 6 | 6 | 2 has the least peak and overflows by 4; 3 | 4 | 7 overflows by 3.
         ("memory,communication", (3, 3, 1, 5, 2), (1, 1, 1, 1), [6, 6, 2]),
         ("memory,dram,communication", (3, 3, 1, 5, 2), (1, 1, 1, 1), [6, 6, 2]),
         ("dram,memory,communication", (3, 3, 1, 5, 2), (1, 1, 1, 1), [3, 4, 7]),
@@ -167,8 +167,8 @@ def test_the_order_of_the_objectives_decides(
     graph = OperatorGraph("net", (Tensor("t0", (1,), "int8"),), operators, (f"t{len(operators)}",))
     devices = tuple(Device(name, cache_bytes=4) for name in "abc")
     plan = ideals(Problem(graph, Platform("box", devices), unmeasured(graph), objective))
-    held = {operator.name: operator.param_bytes for operator in operators}
-    assert [sum(held[name] for name in stage.operators) for stage in plan.stages] == stages
+    param_bytes = {operator.name: operator.param_bytes for operator in operators}
+    assert [sum(param_bytes[name] for name in stage.operators) for stage in plan.stages] == stages
 
 
 def test_cutting_anywhere_beats_the_given_order() -> None:
@@ -211,9 +211,9 @@ def test_another_solver_agrees_on_published_networks(name: str, together: bool, 
 
 @given(lexicographic_problems(operators=(2, 6), devices=(1, 3)), st.integers(1, 5))
 def test_more_cache_never_overflows_more(problem: Problem, more: int) -> None:
-    roomier = tuple(replace(d, cache_bytes=(d.cache_bytes or 0) + more) for d in problem.platform.devices)
+    with_larger_caches = tuple(replace(d, cache_bytes=(d.cache_bytes or 0) + more) for d in problem.platform.devices)
     problem = replace(problem, objective="dram,memory,communication")
-    larger = replace(problem, platform=replace(problem.platform, devices=roomier))
+    larger = replace(problem, platform=replace(problem.platform, devices=with_larger_caches))
     before, after = ideals(problem).predicted.dram_bytes, ideals(larger).predicted.dram_bytes
     assert before is not None
     assert after is not None

@@ -53,21 +53,21 @@ def least(table: Table, operators: int, devices: int, idle: bool) -> float:
     return min((bottleneck(table, operators, cuts) for cuts in every), default=math.inf)
 
 
-def asked_of(table: Table) -> tuple[Callable[[int, int, int], float], list[tuple[int, int, int]]]:
-    asked: list[tuple[int, int, int]] = []
+def evaluated_of(table: Table) -> tuple[Callable[[int, int, int], float], list[tuple[int, int, int]]]:
+    evaluated: list[tuple[int, int, int]] = []
 
     def seconds(*segment: int) -> float:
-        asked.append(segment)  # type: ignore[arg-type]
+        evaluated.append(segment)  # type: ignore[arg-type]
         return table[segment]  # type: ignore[index]
 
-    return seconds, asked
+    return seconds, evaluated
 
 
 @pytest.mark.parametrize("idle", [False, True])
 @given(rng=randoms(), operators=st.integers(1, 8), devices=st.integers(1, 4))
 def test_it_is_the_best_of_all_partitions(idle: bool, rng: random.Random, operators: int, devices: int) -> None:
     table = monotone_table(rng, operators, devices)
-    seconds, asked = asked_of(table)
+    seconds, evaluated = evaluated_of(table)
     best = least(table, operators, devices, idle)
     if best == math.inf:
         with pytest.raises(InfeasibleError, match=r"no way to cut|need as many operators"):
@@ -76,13 +76,13 @@ def test_it_is_the_best_of_all_partitions(idle: bool, rng: random.Random, operat
     found = fewest_bottleneck(operators, devices, seconds, idle=idle)
     assert found.bottleneck_s == found.bound_s == best == bottleneck(table, operators, found.cuts)
     assert found.cuts in set(partitions(operators, devices, idle))
-    assert found.evaluations == len(asked) == len(set(asked))
+    assert found.evaluations == len(evaluated) == len(set(evaluated))
 
 
 @given(rng=randoms(), operators=st.integers(1, 9), devices=st.integers(1, 4), most=st.integers(0, 20))
 def test_a_search_cut_short_says_how_far_it_may_be(rng: random.Random, operators: int, devices: int, most: int) -> None:
     table = monotone_table(rng, operators, devices)
-    seconds, _ = asked_of(table)
+    seconds, _ = evaluated_of(table)
     best = least(table, operators, devices, idle=True)
     if best == math.inf:
         return
@@ -92,7 +92,7 @@ def test_a_search_cut_short_says_how_far_it_may_be(rng: random.Random, operators
 
 
 def test_a_device_steps_back_for_one_that_cannot_take_the_next_operator() -> None:
-    """Device 0 has room for operators 0 and 1, but device 1 cannot run operator 2 and then would have nothing."""
+    """Device 0 fits operators 0 and 1, but device 1 cannot run operator 2 and then would have nothing."""
 
     def seconds(device: int, start: int, end: int) -> float:
         impossible = (device == 0 and end - start > 2) or (device == 1 and start <= 2 < end)
@@ -104,7 +104,7 @@ def test_a_device_steps_back_for_one_that_cannot_take_the_next_operator() -> Non
 
 
 def test_costs_that_do_not_add_up() -> None:
-    """An Edge TPU with room for 8 bytes: operators of 3 bytes and 1 s; each byte beyond the cache takes 10 s more.
+    """An Edge TPU with a cache of 8 bytes: operators of 3 bytes and 1 s; each byte beyond the cache takes 10 s more.
 
     Two of them fit a device, three do not: of 6 on 3 devices each has two, of 7 one has three and spills one byte.
     """
@@ -152,14 +152,14 @@ def test_segment_seconds_are_those_of_the_judge(data: st.DataObject) -> None:
     cuts = data.draw(st.sampled_from(list(itertools.combinations(range(1, len(names)), count - 1))))
     segments = list(enumerate(itertools.pairwise((0, *cuts, len(names)))))
     seconds = segment_seconds(problem, devices)
-    asked = [seconds(device, start, end) for device, (start, end) in segments]
+    evaluated = [seconds(device, start, end) for device, (start, end) in segments]
     stages = tuple(Stage((devices[d].name,), tuple(names[start:end])) for d, (start, end) in segments)
     try:
         judged = evaluate(problem, stages).costs
     except PlanError:
-        assert math.inf in asked
+        assert math.inf in evaluated
         return
-    assert asked == pytest.approx([cost.seconds for cost in judged], rel=1e-9, abs=1e-12)
+    assert evaluated == pytest.approx([cost.seconds for cost in judged], rel=1e-9, abs=1e-12)
 
 
 @given(st.randoms(use_true_random=False))

@@ -57,9 +57,9 @@ def fits(problem: Problem, stages: tuple[Stage, ...]) -> bool:
     """Return whether each device fits its stages, each in its best order, by trying every order."""
     for device in problem.platform.devices:
         served = [stage for stage in stages if device.name in stage.devices]
-        held = sum(o.param_bytes for o in problem.graph.operators for s in served if o.name in s.operators)
+        param_bytes = sum(o.param_bytes for o in problem.graph.operators for s in served if o.name in s.operators)
         most = max((needs(problem.graph, stage.operators) for stage in served), default=0)
-        if device.memory_bytes is not None and held + most > device.memory_bytes:
+        if device.memory_bytes is not None and param_bytes + most > device.memory_bytes:
             return False
     return True
 
@@ -160,7 +160,7 @@ def branches(count: int = 4) -> OperatorGraph:
 
 
 def test_a_stage_that_fits_only_because_it_is_reordered() -> None:
-    """Listed: 10 and four times 100 and the first 10 are alive at once; branch by branch 10 + 30 + 100 + 10."""
+    """Listed: 10 and four times 100 and the first 10 are alive together; branch by branch 10 + 30 + 100 + 10."""
     graph = branches()
     names = tuple(operator.name for operator in graph.operators)
     roomy = problem_of(graph, 8 + 150)
@@ -187,7 +187,7 @@ def row(*tensor_bytes: int, param_bytes: int = 10) -> OperatorGraph:
     return OperatorGraph("row", (tensors[0],), operators, (tensors[-1].name,))
 
 
-# Two and two operators hold the tensor of 100 bytes on either side of the cut, besides the two of 80.
+# Two and two operators hold the tensor of 100 bytes on either side of the cut, beside the two of 80.
 UNEVEN = row(1, 1, 100, 80, 80, param_bytes=40)
 
 

@@ -22,7 +22,7 @@ def monotone(graph: OperatorGraph, seed: int) -> SetSeconds:
     """Return costs that never fall with more operators: work, cache overflow, and something for a few pairs."""
     rng = random.Random(seed)
     work = {(d, o.name): rng.randint(1, 9) for d in "abc" for o in graph.operators}
-    held = {o.name: rng.randint(0, 9) for o in graph.operators}
+    param_bytes = {o.name: rng.randint(0, 9) for o in graph.operators}
     cache = {d: rng.randint(0, 20) for d in "abc"}
     pair = {o.name for o in graph.operators if rng.random() < 0.5}
     cannot = {(d, o.name) for d in "abc" for o in graph.operators if rng.random() < 0.05}
@@ -30,7 +30,7 @@ def monotone(graph: OperatorGraph, seed: int) -> SetSeconds:
     def seconds(device: str, operators: tuple[str, ...]) -> float:
         if any((device, name) in cannot for name in operators):
             return math.inf
-        spilled = max(0, sum(held[name] for name in operators) - cache[device])
+        spilled = max(0, sum(param_bytes[name] for name in operators) - cache[device])
         together = len(pair & set(operators))
         return float(max(sum(work[device, name] for name in operators), 3 * spilled) + together * (together - 1))
 

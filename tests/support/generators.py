@@ -1,8 +1,8 @@
 """Operator graphs made to measure: the shapes on which planners of real networks differ, at any size.
 
-Chains are the least that a planner must do; random DAGs, RandWire and NASNet cells are wide, and have more downsets than
-a network of layers; transformers are narrow and, at 50 000 operators, long. Next: `tests/test_generators.py`, which
-holds them against the figures that the papers publish.
+Chains are the least that a planner must do; random DAGs, RandWire and NASNet cells are wide, and have more downsets
+than a network of layers; transformers are narrow and, at 50 000 operators, long. Next: `tests/test_generators.py`,
+which holds them against the figures that the papers publish.
 
 A parameter and an element of a tensor are a byte each. What is random comes from the `random.Random` that is given, so
 that a seed makes one graph.

@@ -31,7 +31,7 @@ DTYPES = ("float32", "int8", "uint8", "float16", "int64")
 
 @dataclass(frozen=True)
 class Traits:
-    """What a random problem may have; False makes one thing simple.
+    """The traits that a random problem may have; False leaves one out.
 
     Attributes:
         powerless: the power of some device may be unknown.
@@ -89,17 +89,17 @@ def random_platform(rng: random.Random, graph: OperatorGraph, count: int, traits
         cores: tuple[int, ...] = () if kind == "accelerator" else (2 * index, 2 * index + 1)
         if kind == "shared" and traits.overlapping and index:
             cores = tuple(sorted({*cores, *(2 * i for i in range(index) if rng.random() < 0.7)}))
-        held = sum(operator.param_bytes for operator in graph.operators)
-        memory = rng.randint(1, held + 1) if traits.memory and rng.random() < 0.4 else None
+        param_bytes = sum(operator.param_bytes for operator in graph.operators)
+        memory = rng.randint(1, param_bytes + 1) if traits.memory and rng.random() < 0.4 else None
         active_w = None if traits.powerless and rng.random() < 0.5 else float(rng.randint(1, 5))
-        cache = rng.randint(1, held + 1) if traits.caches else None
-        model = random_model(rng, held) if traits.modelled and rng.random() < 0.6 else None
+        cache = rng.randint(1, param_bytes + 1) if traits.caches else None
+        model = random_model(rng, param_bytes) if traits.modelled and rng.random() < 0.6 else None
         bus = rng.choice(BUSES) if traits.buses and model else ""
         devices.append(Device(f"dev{index}", "host", cores, "", memory, active_w, cache, bus, model))
     return Platform("box", tuple(devices), random_links(rng, devices, buses=traits.buses))
 
 
-def random_model(rng: random.Random, held: int) -> DeviceModel:
+def random_model(rng: random.Random, param_bytes: int) -> DeviceModel:
     """Return a model of a device for a graph with so many bytes of parameters."""
     return DeviceModel(
         macs_per_s=rng.choice((None, 250.0, 1000.0)),
@@ -107,7 +107,7 @@ def random_model(rng: random.Random, held: int) -> DeviceModel:
         operator_s=rng.randint(0, 3) / 1000,
         input_bytes_per_s=rng.choice((None, 1e5)),
         output_bytes_per_s=rng.choice((None, 1e5)),
-        cached_bytes=rng.choice((None, rng.randint(0, held))),
+        cached_bytes=rng.choice((None, rng.randint(0, param_bytes))),
         refill_bytes_per_s=rng.choice((None, 500.0)),
     )
 
@@ -181,8 +181,8 @@ def lexicographic_problem(
 ) -> Problem:
     """Return a problem of bytes alone: equal devices, nothing measured, and small sizes with frequent ties."""
     graph = small_sizes(rng, rng.choice((random_chain, random_dag, random_dag))(rng, rng.randint(*operators)))
-    held = sum(operator.param_bytes for operator in graph.operators)
-    cache = rng.randint(1, max(1, held * 2 // 3))
+    param_bytes = sum(operator.param_bytes for operator in graph.operators)
+    cache = rng.randint(1, max(1, param_bytes * 2 // 3))
     equal = tuple(Device(f"dev{index}", cache_bytes=cache) for index in range(rng.randint(*devices)))
     stages = rng.randint(1, min(len(graph), len(equal)))
     platform = Platform("box", equal)

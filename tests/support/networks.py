@@ -185,8 +185,8 @@ def random_stages(graph: OperatorGraph, random: Random, stages: int) -> list[lis
         waiting.remove(chosen)
         order.append(chosen.name)
         known.update(tensor.name for tensor in chosen.outputs)
-    places = sorted(random.sample(range(1, len(order)), stages - 1))
-    return [order[a:b] for a, b in zip([0, *places], [*places, len(order)], strict=True)]
+    positions = sorted(random.sample(range(1, len(order)), stages - 1))
+    return [order[a:b] for a, b in zip([0, *positions], [*positions, len(order)], strict=True)]
 
 
 def run_stages(

@@ -21,7 +21,7 @@ from tvm_pipeline.core.problem import Problem
 
 @dataclass(frozen=True)
 class Run:
-    """When each frame came out (in the order of completion), and the joules all frames took.
+    """The seconds at which each frame came out, in the order of completion, and the joules of all frames.
 
     Attributes:
         order: for each stage, the frames in the order in which they were done there.
@@ -40,7 +40,7 @@ class Run:
     def overtaken(self, stage: int) -> int:
         """Return the most frames that were done at a stage before an earlier one was."""
         order = self.order[stage]
-        return max(sum(other > frame for other in order[:place]) for place, frame in enumerate(order))
+        return max(sum(other > frame for other in order[:position]) for position, frame in enumerate(order))
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,8 @@ def naive_crossing(graph: OperatorGraph, groups: Sequence[Sequence[str]], bounda
     after = {name for group in groups[boundary:] for name in group}
     exist = {tensor.name for tensor in graph.inputs}
     exist |= {tensor.name for operator in graph.operators if operator.name in before for tensor in operator.outputs}
-    wanted = {read for operator in graph.operators if operator.name in after for read in operator.inputs}
-    return exist & (wanted | set(graph.outputs))
+    read_later = {read for operator in graph.operators if operator.name in after for read in operator.inputs}
+    return exist & (read_later | set(graph.outputs))
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -107,13 +107,13 @@ def model_phases(
     worked = sum(operator.macs for operator in operators) / model.macs_per_s if model.macs_per_s else 0.0
     fetched = 0.0
     if model.cached_bytes is not None and model.refill_bytes_per_s:
-        held = sum(operator.param_bytes for operator in operators)
-        fetched = max(held - model.cached_bytes, 0) / model.refill_bytes_per_s
+        param_bytes = sum(operator.param_bytes for operator in operators)
+        fetched = max(param_bytes - model.cached_bytes, 0) / model.refill_bytes_per_s
     return Phase(copied), Phase(max(worked, fetched), device.bus, fetched)
 
 
 class Service:
-    """What each device does, and takes, for a frame of each stage."""
+    """The work of each device for a frame of each stage, and its seconds."""
 
     def __init__(self, problem: Problem, stages: Sequence[Stage], *, busy: bool) -> None:
         graph, groups = problem.graph, [stage.operators for stage in stages]

@@ -1,6 +1,6 @@
-"""The order of a stage's operators that needs least memory, and where its buffers then lie.
+"""The order of a stage's operators that needs least memory, and the layout of its buffers.
 
-The names below are what others use; `memory_graph.py` says what they mean.
+The names below are the interface of the package; `memory_graph.py` defines their terms.
 
 memory_graph.py   buffers, the bytes alive at each step of an order, and the check of an order
 orders.py         orders that cost no search
@@ -11,7 +11,7 @@ order_arrays.py   the arrays of that search, with named fields
 regions.py        the parts of a graph that can be ordered one by one
 serenity.py       a published scheduler, to compare with
 stage_memory.py   the activations that a stage of a plan needs
-arena.py          where the buffers of an order lie
+arena.py          the layout of an order's buffers
 rewriting.py      graphs rewritten so that they need less
 traffic.py        the bytes that an order moves between on-chip memory and the memory behind it
 traffic_order.py  the order that moves the least

@@ -1,4 +1,4 @@
-"""Where the buffers of an order lie: one arena, each tensor at an offset, no two that are alive together overlapping.
+"""The layout of an order's buffers: one arena, a tensor at each offset, without overlap of tensors alive together.
 
 After a good order, the greedy layout by size is nearly always as small as possible. If it takes more than is alive at
 the same time, `exact_layout` asks CP-SAT. `check_layout` checks the result of either. Next: `research/minimalloc.py`,
@@ -34,7 +34,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where tensors lie in an arena.
+    """The offsets of tensors in an arena.
 
     Attributes:
         offsets: in bytes, one for each tensor.

@@ -105,7 +105,7 @@ class Store(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How the search goes on.
+    """The limits of a search, and its ideas that can be switched off.
 
     Attributes:
         bound: bytes that no step may exceed.
