@@ -1,4 +1,4 @@
-"""Measure how the position of the stack changes the time of compiled kernels, with and without `tvm/stack_placement.py`.
+"""Measure how the position of the stack changes the time of kernels, with and without `tvm/stack_placement.py`.
 
     python benchmarks/stack_placement.py
 

@@ -210,8 +210,10 @@ def model_outputs(model: RelayModel, tensors: Mapping[str, tuple[Port, Array]]) 
 
 
 def every_tensor(model: RelayModel, target: str, frame: Mapping[str, Array]) -> dict[str, Array]:
-    """What each operator of the unsplit model writes, in logical order: TVM's own executor over the whole library,
-    with every entry of its graph an output."""
+    """Return the outputs of every operator of the unsplit model, in logical order.
+
+    TVM's own executor runs the whole library, with every entry of its graph an output.
+    """
     library = model.libraries[target]
     graph = json.loads(json.dumps(library.graph))
     rows, nodes = graph["node_row_ptr"], graph["nodes"]
