@@ -30,7 +30,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.runtime.isolation import isolated
 
-DEPTH = 3  # frames that wait or run in a pipeline of two stages, besides the one that comes
+DEPTH = 3  # frames that wait or run in a pipeline of two stages, and the one that comes
 
 # Seconds a frame of one form, and what came out.
 Way = Callable[[int], tuple[float, list[Array]]]

@@ -82,7 +82,7 @@ def of_bytes(graph: OperatorGraph, stages: int, order: Objective, **options: Any
 
 
 def timed(problem: Problem, scheduler: str, *, again: bool = False) -> tuple[float, Plan]:
-    """Time one solve, and return its seconds and the plan; downsets are listed anew unless planned `again`."""
+    """Time one solve, and return its seconds and the plan; the cached downsets are only kept for `again`."""
     if not again:
         ideals.cache_clear()
     begin = time.perf_counter()

@@ -164,20 +164,20 @@ def seconds_and_joules(rng: random.Random, more: bool) -> Iterator[Outcome]:
         if objective != "throughput":
             limited = {"min_throughput_fps": limit.throughput_fps}
         for problem in (free, replace(free, **limited)):
-            held = "limited" if problem is not free else ""
+            limits = "limited" if problem is not free else ""
             allowed = [plan for plan in plans if keeps_limits(problem, plan.predicted)]
             for scheduler in ("ideals", "cp-sat", *(("chain", "hybrid") if more else ())):
                 figures = [figure(problem, p.predicted) for p in allowed if is_in_space(problem, scheduler, p)]
                 unproven = scheduler == "hybrid" or (traits.buses and scheduler != "cp-sat")
-                yield objective, held, scheduler, compared(problem, scheduler, min(figures, default=None), unproven)
+                yield objective, limits, scheduler, compared(problem, scheduler, min(figures, default=None), unproven)
 
 
 def bytes_(rng: random.Random) -> Iterator[Outcome]:
     """Yield the same for the three orders of bytes, on equal devices, with readers of an operator together or not."""
     graph = small_sizes(rng, random_dag(rng, rng.randint(2, 7)))
-    held = sum(operator.param_bytes for operator in graph.operators)
+    param_bytes = sum(operator.param_bytes for operator in graph.operators)
     count = rng.randint(1, min(4, len(graph)))
-    cache = rng.randint(1, max(1, held * 2 // 3))
+    cache = rng.randint(1, max(1, param_bytes * 2 // 3))
     platform = Platform("box", tuple(Device(f"dev{index}", cache_bytes=cache) for index in range(count)))
     names = [device.name for device in platform.devices]
     # The devices are equal, so stage b is on the b-th.
@@ -215,13 +215,13 @@ def main() -> None:
     began = time.perf_counter()
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         for seed, outcomes in track(pool.map(checked, seeds, chunksize=5), total=len(seeds), console=console):
-            for objective, held, scheduler, outcome in outcomes:
+            for objective, limits, scheduler, outcome in outcomes:
                 known = outcome if outcome in OUTCOMES else "mismatch"
-                counts[objective, held, scheduler, known] += 1
+                counts[objective, limits, scheduler, known] += 1
                 if known != outcome:
-                    mismatches.append(f"seed {seed}, {objective} {held}, {scheduler}: {outcome}")
+                    mismatches.append(f"seed {seed}, {objective} {limits}, {scheduler}: {outcome}")
     table = Table(title=f"{len(seeds)} random DAGs against every plan there is", title_justify="left")
-    for column in ("objective", "held", "scheduler", *OUTCOMES):
+    for column in ("objective", "limits", "scheduler", *OUTCOMES):
         table.add_column(column, justify="right" if column in OUTCOMES else "left")
     for key in dict.fromkeys(key[:3] for key in counts):
         table.add_row(*key, *(str(counts[(*key, outcome)]) for outcome in OUTCOMES))

@@ -55,7 +55,7 @@ from tvm_pipeline.watch import LiveWatch, WatchServer
 
 SIDE = 64
 FPS = 30
-PICTURES = 90  # of the video: three seconds, then it is opened again
+PICTURES = 90  # of the video: three seconds, then it starts again
 WATCHDOG_S = 3.0  # on a busy machine a frame may well take a second
 COOL_DOWN_S = 0.5
 SAMPLE_S = 10.0
@@ -83,7 +83,7 @@ def make_video(path: Path) -> None:
 
 
 def player(path: Path) -> Callable[[str], Source]:
-    """Open the video as a live source: at its own rate, and opened again where it ends."""
+    """Open the video as a live source: at its own rate, and from the start again where it ends."""
 
     def open_(spec: str) -> Source:
         def pictures() -> Iterator[Picture]:

@@ -171,4 +171,4 @@ def test_it_ends_where_a_longer_segment_may_take_less(random):
         for end in range(start + 1, operators + 1)
     }
     found = fewest_bottleneck(operators, devices, lambda _, start, end: table[start, end])
-    assert found.seconds == tuple(table[place] for place in pairwise((0, *found.cuts, operators)))
+    assert found.seconds == tuple(table[segment] for segment in pairwise((0, *found.cuts, operators)))
