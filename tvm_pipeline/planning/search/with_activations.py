@@ -8,7 +8,7 @@ module cuts the graph's own order by dynamic programming over (last device, devi
 A segment first counts with a cheap lower bound of its memory (`least_needs`). Only when the best pipeline contains the
 segment, its best order is searched; if the segment is too large, the best pipeline is searched again. The pipeline at
 the end is the best one. LazySP (Dellin and Srinivasa, ICAPS 2016) checks only the edges of the best path in the same
-way, as does `planning/baselines/corrected.py`.
+way, as does `planning/corrected.py`.
 
 Next: `tvm_pipeline/memory/stage_memory.py`, the memory that a stage needs.
 """
