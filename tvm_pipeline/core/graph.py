@@ -319,9 +319,8 @@ def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> li
     A tensor counts once at every boundary between its writer and its last reader, however many readers it has; the
     model's own inputs and outputs do not count.
 
-    Objective (3) of Yin et al., SEC 2022, differs: their equations 9 and 10 count each edge, and only at the boundary
-    in front of its reader's stage. A tensor with two readers in that stage counts twice there, and a tensor that skips
-    a stage counts only in front of its reader. The count here is the bytes that move where devices form a chain.
+    This is what devices move that hand tensors on in a chain. Objective (3) of Yin et al., SEC 2022, counts otherwise:
+    see `edge_communication_bytes`.
 
     Args:
         groups: names of operators; every operator of the graph is in one group, and the groups are in a legal order.
@@ -343,6 +342,56 @@ def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> li
                 change[group[index]] += size
                 change[last] -= size
     return list(accumulate(change))[: len(groups) - 1]
+
+
+def edge_bytes(graph: OperatorGraph) -> dict[tuple[int, int], int]:
+    """Return the bytes that the reader of each edge reads from its writer, by the indices of the two operators.
+
+    Example:
+        >>> a = Operator("a", "split", (), (Tensor("x", (2,), "int8"), Tensor("y", (3,), "int8")))
+        >>> b = Operator("b", "add", ("x", "y", "x"), (Tensor("z", (2,), "int8"),))
+        >>> edge_bytes(OperatorGraph("net", (), (a, b), ("z",)))
+        {(0, 1): 5}
+    """
+    edges = graph.edges
+    sizes: dict[tuple[int, int], int] = {}
+    for name, writer in edges.writer.items():
+        size = graph.tensors[name].bytes
+        for reader in edges.readers[name]:
+            sizes[writer, reader] = sizes.get((writer, reader), 0) + size
+    return sizes
+
+
+def edge_communication_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[int]:
+    """Return the bytes that edges bring into each of the `len(groups) - 1` groups behind the first.
+
+    This is objective (3) of Yin et al., SEC 2022. Their equations 9 and 10, with s the stage of an operator and t_e the
+    bytes of edge e from operator i to operator j:
+
+        com_{k,k+1} = sum over edges e of t_e * alpha_e,    alpha_e = 1 where s_i != s_j and s_j = k + 1, else 0
+
+    So an edge counts once, at the boundary in front of its reader's stage, however many stages it skips. A tensor with
+    two readers in that stage counts twice. `handed_on_bytes` counts what devices in a chain move. (Equation 10 is
+    printed with the index i in places where the text above it has j. The text is what is counted here.)
+
+    Args:
+        groups: names of operators; every operator of the graph is in one group, and the groups are in a legal order.
+
+    Example:
+        Group 1 receives x for two readers, and z skips it.
+
+        >>> a = Operator("a", "split", (), (Tensor("x", (2,), "int8"), Tensor("z", (7,), "int8")))
+        >>> b, c = (Operator(name, "relu", ("x",), (Tensor(f"{name}_out", (1,), "int8"),)) for name in "bc")
+        >>> d = Operator("d", "concat", ("b_out", "c_out", "z"), (Tensor("y", (9,), "int8"),))
+        >>> graph, groups = OperatorGraph("net", (), (a, b, c, d), ("y",)), [["a"], ["b", "c"], ["d"]]
+        >>> edge_communication_bytes(graph, groups), handed_on_bytes(graph, groups)
+        ([4, 9], [9, 9])
+    """
+    group, received = _group_of(graph, groups), [0] * len(groups)
+    for (writer, reader), size in edge_bytes(graph).items():
+        if group[writer] != group[reader]:
+            received[group[reader]] += size
+    return received[1:]
 
 
 def _group_of(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> list[int]:

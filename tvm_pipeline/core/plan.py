@@ -53,6 +53,7 @@ class Prediction:
         memory_bytes: parameters of the largest stage.
         dram_bytes: parameters beyond the caches of their stages' devices; None where a device states no cache.
         communication_bytes: tensors that cross the widest boundary between stages, each counted once.
+        edge_communication_bytes: the most that edges bring into a stage, each edge counted in front of its reader's.
     """
 
     throughput_fps: float | None = None
@@ -62,6 +63,7 @@ class Prediction:
     memory_bytes: int | None = None
     dram_bytes: int | None = None
     communication_bytes: int | None = None
+    edge_communication_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

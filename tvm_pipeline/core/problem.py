@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Link, Platform, find_link
@@ -21,6 +21,9 @@ Objective = Literal[
     "memory,communication",
     "memory,dram,communication",
     "dram,memory,communication",
+    "memory,edge_communication",
+    "memory,dram,edge_communication",
+    "dram,memory,edge_communication",
 ]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
@@ -33,8 +36,10 @@ class Problem:
         objective: the figures that decide between plans. `throughput` is the most frames a second, `latency` the least
             seconds of a frame and `energy` the least joules of a frame. The objectives of bytes compare three figures
             in lexicographic order: the parameter bytes of the largest stage (`memory`), the bytes of parameters beyond
-            the stages' caches (`dram`) and the bytes that cross the widest boundary (`communication`). The three are
-            from Yin et al., SEC 2022; `graph.handed_on_bytes` says where communication differs from theirs.
+            the stages' caches (`dram`) and the bytes that cross the widest boundary. The three are from Yin et al., SEC
+            2022. The last counts tensors, as devices in a chain hand them on (`communication`, see
+            `graph.handed_on_bytes`), or edges, as equations 9 and 10 of the paper do (`edge_communication`, see
+            `graph.edge_communication_bytes`).
         stages: the number of stages of a plan; None lets the planner choose.
         children_together: whether all operators that read an operator's outputs must stand in one stage.
         min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).
@@ -118,3 +123,13 @@ class Problem:
 def is_lexicographic(objective: Objective) -> bool:
     """Return whether the objective counts bytes: memory, DRAM overflow and communication in some order."""
     return "communication" in objective
+
+
+def counts_edges(objective: Objective) -> bool:
+    """Return whether the objective counts communication by edges, at the boundary in front of each edge's reader."""
+    return "edge_communication" in objective
+
+
+def by_tensors(objective: Objective) -> Objective:
+    """Return the objective with communication counted by tensors, where it is counted by edges."""
+    return cast(Objective, objective.replace("edge_communication", "communication"))

@@ -23,7 +23,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, handed_on_bytes, readers_of
+from tvm_pipeline.core.graph import (
+    Operator,
+    OperatorGraph,
+    Tensor,
+    edge_communication_bytes,
+    handed_on_bytes,
+    readers_of,
+)
 from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -178,10 +185,12 @@ def _predicted_bytes(problem: Problem, stages: tuple[Stage, ...]) -> Prediction:
     caches = [[problem.platform.device(name).cache_bytes or math.inf for name in stage.devices] for stage in stages]
     beyond = [max(0, size - min(row)) for size, row in zip(sizes, caches, strict=True)]
     stated = all(problem.platform.device(name).cache_bytes for stage in stages for name in stage.devices)
+    groups = [stage.operators for stage in stages]
     return Prediction(
         memory_bytes=max(sizes),
         dram_bytes=int(sum(beyond)) if stated else None,
-        communication_bytes=max(handed_on_bytes(problem.graph, [stage.operators for stage in stages]), default=0),
+        communication_bytes=max(handed_on_bytes(problem.graph, groups), default=0),
+        edge_communication_bytes=max(edge_communication_bytes(problem.graph, groups), default=0),
     )
 
 

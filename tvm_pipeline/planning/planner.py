@@ -24,8 +24,9 @@ from dataclasses import dataclass, replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.platform import disjoint_sets
-from tvm_pipeline.core.problem import OBJECTIVES, Problem
+from tvm_pipeline.core.problem import OBJECTIVES, Problem, by_tensors, counts_edges
 from tvm_pipeline.cost.device_costs import require_caches, require_energy
+from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
 from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.baselines.two_stage import two_stage
@@ -41,6 +42,9 @@ from tvm_pipeline.planning.search.space import replica_units, single_units
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
 BEST = "best"
+
+# The schedulers to use where communication is counted by edges.
+BY_EDGES = "cp-sat or best"
 
 # `best` gives CP-SAT this time where the downsets are too many to list and the problem has no time limit.
 CP_SAT_S = 60.0
@@ -111,7 +115,8 @@ def _check_declared(problem: Problem, scheduler: str) -> None:
     if problem.objective not in declared.objectives:
         raise OptionError(
             f"scheduler {scheduler} does not plan for objective {problem.objective}, only for "
-            f"{', '.join(o for o in OBJECTIVES if o in declared.objectives)}; use {declared.instead}",
+            f"{', '.join(o for o in OBJECTIVES if o in declared.objectives)}; use "
+            f"{BY_EDGES if counts_edges(problem.objective) else declared.instead}",
             option="objective",
             value=problem.objective,
         )
@@ -188,7 +193,7 @@ def _recut(problem: Problem, deadline: float | None) -> list[Plan]:
     limited = _with_time_left(problem, deadline)
     # The simple plans are made again, because `_candidates` drops those that differ in their memory alone.
     makers: dict[str, _Maker] = {
-        "chain": lambda _: [chain(limited)],
+        "chain": lambda _: [_chain(limited)],
         "single": lambda _: singles(limited),
         "replicas": lambda _: [replicas(limited)],
     }
@@ -267,6 +272,8 @@ def _makers(problem: Problem, deadline: float | None) -> dict[str, _Maker]:
         return _with_time_left(problem, deadline)
 
     pipeline: dict[str, _Maker] = {"pipeline": lambda _: [_pipeline(left(), cuts)]}
+    if counts_edges(problem.objective):
+        return pipeline
     if problem.is_lexicographic:
         return {"chain": lambda _: [chain(left())], **pipeline}
     makers: dict[str, _Maker] = {
@@ -348,13 +355,24 @@ def _has_few_sequences(problem: Problem) -> bool:
 
 
 def _pipeline(problem: Problem, cuts: Cuts | None) -> Plan:
-    """Return the best pipeline over all cuts of the graph, by the exact method that fits the graph's size."""
-    if cuts is not None:
+    """Return the best pipeline over all cuts of the graph, by the exact method that fits the graph's size and the objective."""
+    if cuts is not None and not counts_edges(problem.objective):
         return plan_over(problem, cuts, single_units, "ideals")
     started = time.monotonic()
-    guess = chain(problem)
+    guess = _chain(problem) if cuts is None else _by_edges(problem, lambda other: _pipeline(other, cuts))
     most_s = CP_SAT_S if problem.time_limit_s is None else problem.time_limit_s - (time.monotonic() - started)
     return cp_sat(replace(problem, time_limit_s=max(0.0, most_s)), guess.stages)
+
+
+def _chain(problem: Problem) -> Plan:
+    """The best pipeline along the graph's order, or a good one where communication is counted by edges."""
+    return _by_edges(problem, chain) if counts_edges(problem.objective) else chain(problem)
+
+
+def _by_edges(problem: Problem, plan_by_tensors: Callable[[Problem], Plan]) -> Plan:
+    """Return the plan that is best with communication counted by tensors; nothing is proven of it by edges."""
+    plan = plan_by_tensors(replace(problem, objective=by_tensors(problem.objective)))
+    return replace(judged(problem, plan), objective=problem.objective, status="feasible", bound=None)
 
 
 def _why(candidates: list[Plan]) -> str:

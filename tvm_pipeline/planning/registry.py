@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, is_lexicographic
+from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
@@ -26,6 +26,8 @@ LIMITS = ("children_together", "min_throughput_fps", "max_latency_s")
 ALL_LIMITS = frozenset(LIMITS)
 
 EVERY = frozenset(OBJECTIVES)
+# Dynamic programming needs figures of single cuts. The bytes that edges bring into a stage are figures of two.
+BY_CUTS = frozenset(objective for objective in OBJECTIVES if not counts_edges(objective))
 TIMED = frozenset(objective for objective in OBJECTIVES if not is_lexicographic(objective))
 
 
@@ -58,9 +60,11 @@ SCHEDULERS: dict[str, Scheduler] = {
     "replicas": Scheduler(
         replicas, "the whole model on several devices", counts=ALL_LIMITS | {"activations"}, stages=(1,)
     ),
-    "two-stage": Scheduler(two_stage, "the best cut in two (Velasco-Montero et al., Algorithm 1)", stages=(2,)),
-    "chain": Scheduler(chain, "the best pipeline along the graph's order", counts=ALL_LIMITS | {"activations"}),
-    "ideals": Scheduler(ideals, "the best pipeline of all cuts, by dynamic programming", counts=ALL_LIMITS),
+    "two-stage": Scheduler(
+        two_stage, "the best cut in two (Velasco-Montero et al., Algorithm 1)", BY_CUTS, stages=(2,)
+    ),
+    "chain": Scheduler(chain, "the best pipeline along the graph's order", BY_CUTS, ALL_LIMITS | {"activations"}),
+    "ideals": Scheduler(ideals, "the best pipeline of all cuts, by dynamic programming", BY_CUTS, ALL_LIMITS),
     "cp-sat": Scheduler(cp_sat, "the best pipeline of all cuts, by OR-tools", counts=ALL_LIMITS),
     "hybrid": Scheduler(
         hybrid, "the best pipeline whose stages may be replicated", TIMED, ALL_LIMITS, instead="ideals or cp-sat"

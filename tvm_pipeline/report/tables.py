@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tvm_pipeline.core.plan import Decision, Plan, Prediction, describe, margin
 from tvm_pipeline.core.platform import Platform, Transfer
+from tvm_pipeline.core.problem import counts_edges
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
@@ -64,6 +65,8 @@ def candidates_table(decision: Decision) -> TextTable:
             "communication": lambda p: size(p.communication_bytes),
             **figures,
         }
+    if counts_edges(decision.plan.objective):
+        figures["edge communication"] = lambda p: size(p.edge_communication_bytes)
     # A column in which everything is unknown is left out.
     known = {
         name: show for name, show in figures.items() if any(show(p.predicted) != UNKNOWN for p in decision.candidates)

@@ -27,7 +27,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.plan import Decision, Plan, read_plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
-from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, is_lexicographic
+from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError
@@ -230,8 +230,9 @@ def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:
 
 
 def _objectives(plan: Plan) -> dict[str, float | None]:
-    """Return the figure of the objective; where bytes are the objective, all three figures of bytes."""
+    """Return the figure of the objective; where bytes are the objective, memory, overflow and its communication."""
     if not is_lexicographic(plan.objective):
         return {plan.objective: plan.value[0] if plan.value else None}
     figures = asdict(plan.predicted)
-    return {name: figures[name] for name in ("memory_bytes", "dram_bytes", "communication_bytes")}
+    communication = "edge_communication_bytes" if counts_edges(plan.objective) else "communication_bytes"
+    return {name: figures[name] for name in ("memory_bytes", "dram_bytes", communication)}

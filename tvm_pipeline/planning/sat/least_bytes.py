@@ -3,7 +3,14 @@
 The problem is that of Yin et al., "Exact Memory- and Communication-aware Scheduling of DNNs on Pipelined Edge TPUs",
 SEC 2022, objectives (1) to (3). The parts are solved one after another: the optimum of a part becomes a limit of the
 next. An upper bound of the bytes of a stage leaves each operator a window of stages, which is most of the speed.
-Communication is counted as `handed_on_bytes` counts it, and not as the paper's equations 9 and 10 do.
+
+Communication is counted in one of two ways. `communication` counts tensors at every boundary that they cross, as
+`handed_on_bytes` does. `edge_communication` is the paper's: by equations 9 and 10, with s the stage of an operator and
+t_e the bytes of edge e from operator i to operator j,
+
+    com_{k,k+1} = sum over edges e of t_e * alpha_e,    alpha_e = 1 where s_i != s_j and s_j = k + 1, else 0
+
+and objective (3) is the largest of them (section IV-B), as `edge_communication_bytes` counts it.
 
 Next: `cp_sat.py`, which calls this, and `staging.py`, the booleans.
 """
@@ -16,6 +23,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
+from tvm_pipeline.core.graph import edge_bytes
 from tvm_pipeline.core.plan import Plan, Prediction, Stage, Status
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
@@ -133,6 +141,8 @@ class _Bytes:
                     model.add(size <= goal)
             case "dram":
                 goal = self._overflow(staging, param_bytes, most)
+            case "edge_communication":
+                goal = self._edge_communication(staging)
             case _:
                 goal = self._communication(staging)
         if part != "dram" and "dram" in self.known:
@@ -187,6 +197,22 @@ class _Bytes:
         widest = staging.model.new_int_var(0, sum(flow.bytes for flow in flows), "")
         for boundary in range(1, self.stages):
             staging.model.add(weighted(staging.crossing(boundary, flows)) <= widest)
+        return widest
+
+    def _edge_communication(self, staging: Staging) -> cp_model.IntVar:
+        """Objective (3) by the paper's equations 9 and 10: the most bytes that edges bring into a stage."""
+        sizes: dict[tuple[int, int], int] = {}
+        leader = self.dag.leader
+        for (writer, reader), size in edge_bytes(self.problem.graph).items():
+            # Edges between operators that share their stages count at the same boundary.
+            pair = leader[writer], leader[reader]
+            if size and pair[0] != pair[1]:
+                sizes[pair] = sizes.get(pair, 0) + size
+        widest = staging.model.new_int_var(0, sum(sizes.values()), "")
+        for stage in range(1, self.stages):
+            terms = [(staging.enters(stage, *pair), size) for pair, size in sizes.items()]
+            received = weighted([(literal, size) for literal, size in terms if literal is not staging.false])
+            staging.model.add(received <= widest)
         return widest
 
     def _forbid_unsupported(self, staging: Staging) -> None:

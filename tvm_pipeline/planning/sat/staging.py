@@ -214,6 +214,19 @@ class Staging:
             self.model.add_bool_or(crosses, ~written, literal)
         return crosses
 
+    def enters(self, stage: int, writer: int, reader: int) -> cp_model.IntVar:
+        """Return a literal that is true if the reader is in the stage, and the writer in an earlier one.
+
+        It may be true otherwise, too, as that of `crossing`.
+        """
+        written, read = self.before[writer][stage], self.before[reader][stage + 1]
+        earlier = self.before[reader][stage]
+        if written is self.false or read is self.false or earlier is self.true:
+            return self.false
+        enters = self.model.new_bool_var("")
+        self.model.add_bool_or(enters, ~written, ~read, earlier)
+        return enters
+
     def hint(self, stage_of: Sequence[int]) -> None:
         """Start the search at this assignment of operators to stages."""
         for leader in set(self.dag.leader):

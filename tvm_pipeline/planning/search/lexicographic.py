@@ -6,8 +6,8 @@ stages on equal devices, where
 - memory M is the peak of the parameter bytes of a stage,
 - dram D is the sum over stages of the parameter bytes beyond the device's cache,
 - communication C is the bytes handed on across the widest boundary; a tensor counts once, however many operators read
-  it. The paper's equations 9 and 10 count each edge once, at the boundary in front of its reader's stage: see
-  `handed_on_bytes`.
+  it. The paper's equations 9 and 10 count each edge once, at the boundary in front of its reader's stage: that
+  figure is one of two cuts, so this search cannot take it; `sat/least_bytes.py` can.
 
 One pass finds the optimum of (sum, then max), since a prefix with a worse sum can never become better. It does not find
 the optimum of (max, then max), so there the first optimum becomes a cap of a second pass:
@@ -32,7 +32,7 @@ import numpy as np
 
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import disjoint_sets
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import equal_cache_bytes
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
@@ -87,8 +87,15 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning
     Raises:
         InfeasibleError: no chain has so many stages (the message says how many are possible), or none fits the
             `memory_bytes` of the devices.
-        OptionError: `equal_cache_bytes` refuses the devices.
+        OptionError: `equal_cache_bytes` refuses the devices, or the objective counts edges.
     """
+    if counts_edges(problem.objective):
+        raise OptionError(
+            f"`objective` {problem.objective}: dynamic programming counts communication by tensors; use `scheduler` "
+            "cp-sat or best",
+            option="objective",
+            value=problem.objective,
+        )
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     most = max(map(len, disjoint_sets(problem.platform.devices)))
     devices, cache = equal_devices(problem, problem.stages or min(most, len(problem.graph)))
