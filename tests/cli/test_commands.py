@@ -59,7 +59,7 @@ def test_plan_gives_one_json_object(cli, bundle, tmp_path):
     assert planned["objectives"]["throughput"] == pytest.approx(planned["bound"])
     assert planned["predicted"].keys() == {
         *("throughput_fps", "latency_s", "energy_j", "jitter_s"),
-        *("memory_bytes", "dram_bytes", "communication_bytes"),
+        *("memory_bytes", "dram_bytes", "communication_bytes", "edge_communication_bytes"),
     }
     best = max(candidate["predicted"]["throughput_fps"] for candidate in planned["candidates"])
     assert planned["predicted"]["throughput_fps"] == best

@@ -16,6 +16,7 @@ RESNET = PROFILES / "keras" / "ResNet50.json"
 SIX = PROFILES / "platforms" / "coral-usb-6.toml"
 TWO = PROFILES / "platforms" / "coral-usb-2.toml"
 LEXICOGRAPHIC = ["memory,communication", "memory,dram,communication", "dram,memory,communication"]
+BY_EDGES = [objective.replace("communication", "edge_communication") for objective in LEXICOGRAPHIC]
 CACHE_BYTES = 8 * 2**20
 
 
@@ -49,6 +50,24 @@ def test_objectives_of_bytes_are_those_of_the_paper(cli, objective):
     assert planned["objectives"] == figures_of(RESNET, planned["stages"])
     assert planned["bound"] == [planned["objectives"][f"{part}_bytes"] for part in objective.split(",")]
     assert (planned["status"], planned["gap"], len(planned["stages"])) == ("optimal", 0, 4)
+
+
+@pytest.mark.parametrize("objective", BY_EDGES)
+def test_communication_by_edges_is_that_of_equations_9_and_10(cli, objective):
+    outcome = cli("plan", RESNET, "--platform", SIX, "--stages", 4, "--objective", objective, "--json")
+    assert outcome.code == 0, outcome.err
+    planned = outcome.json
+    file = json.loads(RESNET.read_text())
+    stage_of = {name: index for index, stage in enumerate(planned["stages"]) for name in stage["operators"]}
+    received = dict.fromkeys(range(4), 0)
+    for source, reader in file["edges"]:
+        writer, reads = file["nodes"][source], stage_of[file["nodes"][reader]["name"]]
+        received[reads] += writer["output_bytes"] if stage_of[writer["name"]] != reads else 0
+    figures = figures_of(RESNET, planned["stages"])
+    assert planned["predicted"]["communication_bytes"] == figures.pop("communication_bytes")
+    assert planned["objectives"] == {**figures, "edge_communication_bytes": max(received.values())}
+    assert planned["bound"] == [planned["objectives"][f"{part}_bytes"] for part in objective.split(",")]
+    assert (planned["status"], planned["gap"]) == ("optimal", 0)
 
 
 def test_the_orders_disagree_as_they_should(cli):
@@ -156,6 +175,7 @@ def refused(outcome, code: int, *words: str) -> None:
         (["--max-latency", 1e-6], 1, ["--max-latency allows 1e-06"]),
         (["--objective", "latency", "--min-throughput", 1e9], 1, ["--min-throughput"]),
         (["--objective", "energy"], 1, ["nothing is known of the power of device", "active_w"]),
+        (["--scheduler", "ideals", "--objective", BY_EDGES[0]], 2, ["ideals does not plan for", "use cp-sat or best"]),
         (["--scheduler", "revisits"], 1, ["no device can serve two of three or four stages", "cached_bytes"]),
         (
             ["--scheduler", "hybrid", "--objective", LEXICOGRAPHIC[0]],

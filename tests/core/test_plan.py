@@ -33,7 +33,7 @@ STAGES = st.lists(
     ),
     max_size=4,
 ).map(tuple)
-PREDICTIONS = st.builds(Prediction, *([st.none() | FIGURE] * 4), *([st.none() | BYTES] * 3))
+PREDICTIONS = st.builds(Prediction, *([st.none() | FIGURE] * 4), *([st.none() | BYTES] * 4))
 
 
 @st.composite
@@ -217,6 +217,17 @@ def test_of_two_plans_the_first_part_that_differs_decides() -> None:
     assert cost_key(fast) < cost_key(slow)
     assert margin(fast, slow) == pytest.approx(0.5)
     assert margin(planned("latency", latency_s=0.1), planned("latency", latency_s=0.2)) == pytest.approx(0.5)
+
+
+def test_communication_by_edges_is_a_figure_of_its_own() -> None:
+    """A plan that was printed before there was one parses, and nothing is known of it then."""
+    plan = planned("memory,edge_communication", memory_bytes=10, communication_bytes=1, edge_communication_bytes=2)
+    assert (plan.value, replace(plan, objective="memory,communication").value) == ((10, 2), (10, 1))
+    printed = str(plan)
+    assert "predicted memory_bytes 10 communication_bytes 1 edge_communication_bytes 2\n" in printed
+    earlier = Plan.parse(printed.replace(" edge_communication_bytes 2", ""))
+    assert earlier == replace(plan, predicted=replace(plan.predicted, edge_communication_bytes=None))
+    assert earlier.value is None
 
 
 def test_what_is_not_known_is_not_judged() -> None:

@@ -1,11 +1,13 @@
 """The objectives of bytes (Yin et al., SEC 2022) as `evaluate` counts them, against a count by their definitions.
 
 M: parameters of the largest stage. D: parameters beyond the cache, summed over the stages. C: bytes across the widest
-boundary, each tensor once. The children rule: all that read from one operator stand in one stage.
+boundary, each tensor once; by edges, the most bytes on edges that end in one stage and begin in an earlier one, which
+is how the paper's equations 9 and 10 count. The children rule: all that read from one operator stand in one stage.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +15,7 @@ import pytest
 from hypothesis import given
 
 from tests.support.brute_force import every_plan, figure, verdict
-from tests.support.graphs import lexicographic_problems
+from tests.support.graphs import BY_EDGES, LEXICOGRAPHIC, lexicographic_problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -42,7 +44,18 @@ def counted(problem: Problem, groups: Sequence[Sequence[str]]) -> dict[str, int]
         "memory": max(param_bytes),
         "dram": sum(max(0, h - cache) for h in param_bytes),
         "communication": max(widths),
+        "edge_communication": max(com(problem.graph, stage, k) for k in range(-1, len(groups) - 1)),
     }
+
+
+def com(graph: OperatorGraph, stage: dict[str, int], k: int) -> int:
+    """Equation 9, the bytes t_e of each edge for which alpha_e holds: s_i != s_j and s_j = k + 1."""
+    total = 0
+    for i, j in itertools.product(graph.operators, repeat=2):
+        t_e = sum(tensor.shape[0] for tensor in i.outputs if tensor.name in j.inputs)  # int8, of one axis
+        if stage[i.name] != stage[j.name] and stage[j.name] == k + 1:
+            total += t_e
+    return total
 
 
 def has_children_together(graph: OperatorGraph, groups: Sequence[Sequence[str]]) -> bool:
@@ -54,7 +67,7 @@ def has_children_together(graph: OperatorGraph, groups: Sequence[Sequence[str]])
     return True
 
 
-@given(lexicographic_problems(operators=(2, 6), devices=(1, 3)))
+@given(lexicographic_problems(LEXICOGRAPHIC + BY_EDGES, operators=(2, 6), devices=(1, 3)))
 def test_every_schedule_is_counted_as_it_is_defined(problem: Problem) -> None:
     parts = problem.objective.split(",")
     together = replace(problem, children_together=True)
@@ -102,6 +115,26 @@ def test_a_tensor_counts_at_every_boundary_that_it_crosses() -> None:
     assert found.communication_bytes == 8
     found = evaluate(diamond(), (Stage(("p",), ("a",)), Stage(("q",), ("b", "c", "d")))).predicted
     assert found.communication_bytes == 3
+
+
+def test_an_edge_counts_once_in_front_of_its_reader() -> None:
+    """a | b | c, d: 3 bytes for b, then b's 5 and a's 3. a | b, c, d: b and c read the same 3 bytes by two edges."""
+    found = evaluate(diamond(), (Stage(("p",), ("a",)), Stage(("q",), ("b",)), Stage(("r",), ("c", "d")))).predicted
+    assert found.edge_communication_bytes == 8
+    found = evaluate(diamond(), (Stage(("p",), ("a",)), Stage(("q",), ("b", "c", "d")))).predicted
+    assert (found.edge_communication_bytes, found.communication_bytes) == (6, 3)
+
+
+def test_an_edge_that_skips_a_stage_does_not_count_there() -> None:
+    """a, b | c | d: both counts have b's 6 bytes at the first boundary; only tensors have the 4 of a there as well."""
+    names = {"a": 4, "b": 6, "c": 1, "d": 1}
+    reads = {"a": (), "b": (), "c": ("b",), "d": ("a", "c")}
+    operators = tuple(Operator(n, "k", reads[n], (Tensor(n, (size,), "int8"),), 1) for n, size in names.items())
+    graph = OperatorGraph("skip", (), operators, ("d",))
+    platform = Platform("box", tuple(Device(name) for name in "pqr"))
+    stages = (Stage(("p",), ("a", "b")), Stage(("q",), ("c",)), Stage(("r",), ("d",)))
+    found = evaluate(Problem(graph, platform, unmeasured(graph), "memory,edge_communication"), stages).predicted
+    assert (found.communication_bytes, found.edge_communication_bytes) == (10, 6)
 
 
 def test_without_a_cache_nothing_is_known_of_an_overflow_and_replicas_have_the_smallest() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least, verdict
-from tests.support.graphs import LEXICOGRAPHIC, TIMED, Traits, lexicographic_problems, problems
+from tests.support.graphs import BY_EDGES, LEXICOGRAPHIC, TIMED, Traits, lexicographic_problems, problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, disjoint_sets
@@ -22,6 +22,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError, SearchTimeError
+from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 
 pytest.importorskip("ortools")
@@ -71,6 +72,45 @@ def assert_best(problem: Problem, plans: list[tuple[Stage, ...]]) -> None:
 def test_bytes_are_the_least_of_all_plans(data: st.DataObject, together: bool) -> None:
     problem = data.draw(lexicographic_problems(operators=(2, 7), children_together=together))
     assert_best(problem, in_space(problem))
+
+
+@given(data=st.data(), together=st.booleans())
+@settings(max_examples=300)
+def test_bytes_with_communication_by_edges_are_the_least_of_all_plans(data: st.DataObject, together: bool) -> None:
+    problem = data.draw(lexicographic_problems(BY_EDGES, operators=(2, 7), children_together=together))
+    assert_best(problem, in_space(problem))
+
+
+@given(data=st.data(), together=st.booleans())
+def test_best_is_by_edges_where_they_are_counted(data: st.DataObject, together: bool) -> None:
+    """`best` begins at the plan that is best by tensors, which is another one in some of these."""
+    problem = data.draw(lexicographic_problems(BY_EDGES, operators=(2, 6), children_together=together))
+    expected = least(problem, iter(in_space(problem)))
+    if expected is None:
+        with pytest.raises(NoPlanError):
+            plan(problem)
+        return
+    best = plan(problem).plan
+    assert (best.value, best.status, best.bound) == (expected, "optimal", expected)
+
+
+def test_the_two_counts_of_communication_choose_different_cuts() -> None:
+    """a's 5 bytes have one reader, b's 4 have two: edges bring 5 bytes to b, and 8 to c and d. Memory is the same."""
+    sizes = {"a": 5, "b": 4, "c": 9, "d": 9, "e": 1}
+    reads = {"a": (), "b": ("a",), "c": ("b",), "d": ("b",), "e": ("c", "d")}
+    operators = tuple(
+        Operator(name, "k", reads[name], (Tensor(name, (size,), "int8"),), int(name in "ae"))
+        for name, size in sizes.items()
+    )
+    graph = OperatorGraph("two readers", (), operators, ("e",))
+    for objective, first, value in [
+        ("memory,communication", ("a", "b"), (1, 4)),
+        ("memory,edge_communication", ("a",), (1, 5)),
+        ("dram,memory,edge_communication", ("a",), (0, 1, 5)),
+    ]:
+        for scheduler in ("best", "cp-sat"):
+            found = plan(equal_devices(graph, 2, objective, stages=2), scheduler).plan
+            assert (found.stages[0].operators, found.value, found.status) == (first, value, "optimal")
 
 
 @pytest.mark.parametrize("objective", TIMED)
@@ -200,7 +240,7 @@ def test_time_that_is_over_proves_nothing() -> None:
 
 def test_time_over_before_it_began() -> None:
     """Bytes have a plan all the same, an even split; seconds have the hint."""
-    for objective in LEXICOGRAPHIC:
+    for objective in LEXICOGRAPHIC + BY_EDGES:
         plan = cp_sat(equal_devices(fork(4), 3, objective, stages=3, time_limit_s=0.0))
         assert plan.value is not None
         assert plan.bound is not None

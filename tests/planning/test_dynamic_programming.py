@@ -313,6 +313,20 @@ def test_replicas_do_not_change_bytes() -> None:
         planning.plan(problem, "hybrid")
 
 
+@pytest.mark.parametrize("scheduler", ["chain", "ideals", "two-stage", "hybrid"])
+def test_communication_by_edges_is_no_figure_of_one_cut(scheduler: str) -> None:
+    problem = replace(of_chain({"a": (0.1, 0.1), "b": (0.1, 0.1)}), objective="memory,edge_communication")
+    refused = (
+        f"scheduler {scheduler} does not plan for objective memory,edge_communication, only .*; use cp-sat or best"
+    )
+    with pytest.raises(OptionError, match=refused):
+        planning.plan(problem, scheduler)
+    if scheduler != "hybrid":
+        run = planning.SCHEDULERS[scheduler].run
+        with pytest.raises(OptionError, match="counts communication by tensors; use `scheduler` cp-sat or best"):
+            run(problem)
+
+
 def test_too_many_ideals_are_refused_with_what_to_use_instead() -> None:
     """2^20 subsets of twenty operators side by side."""
     operators = tuple(Operator(f"op{i}", "k", ("x",), (Tensor(f"t{i}", (1,)),)) for i in range(20))

@@ -232,7 +232,9 @@ def test_what_fits_nowhere_is_refused_with_the_figures() -> None:
             planning.plan(replace(problem_of(row(1, 90, 40, 50), 145, 145), stages=stages))
 
 
-@pytest.mark.parametrize("objective", ["memory,communication", "memory,dram,communication"])
+@pytest.mark.parametrize(
+    "objective", ["memory,communication", "memory,dram,communication", "memory,dram,edge_communication"]
+)
 def test_bytes_are_the_objective(objective: Objective) -> None:
     devices = tuple(Device(name, memory_bytes=301, cache_bytes=100) for name in "ab")
     plan = planning.plan(Problem(UNEVEN, Platform("box", devices), unmeasured(UNEVEN), objective)).plan

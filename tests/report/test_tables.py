@@ -88,6 +88,15 @@ def test_candidates_for_bytes_show_every_part_and_no_column_of_unknowns() -> Non
     assert table.rows[1][1:] == ("8.00 MB", "0 B", "4.00 MB, 1.00 kB", "100.0%", "optimal", "+50.0%")
 
 
+def test_candidates_for_bytes_by_edges_show_both_counts_of_communication() -> None:
+    figures = Prediction(memory_bytes=4_000_000, communication_bytes=1000, edge_communication_bytes=2000)
+    bound = (4_000_000, 2000)
+    plan = Plan("net", "cp-sat", "memory,edge_communication", PIPELINE.stages, figures, "optimal", bound)
+    table = candidates_table(Decision(plan, (plan,), ""))
+    assert table.columns[1:5] == ("memory", "communication", "edge communication", "bound")
+    assert table.rows[0][1:5] == ("4.00 MB", "1.00 kB", "2.00 kB", "4.00 MB, 2.00 kB")
+
+
 def test_devices_with_and_without_a_profile() -> None:
     platform = Platform(
         "board",

@@ -142,6 +142,7 @@ def figure(problem: Problem, predicted: Prediction) -> Any:
         "memory": predicted.memory_bytes,
         "dram": predicted.dram_bytes,
         "communication": predicted.communication_bytes,
+        "edge_communication": predicted.edge_communication_bytes,
     }
     return tuple(known[part] for part in problem.objective.split(","))
 

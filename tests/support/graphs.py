@@ -25,6 +25,12 @@ LEXICOGRAPHIC: tuple[Objective, ...] = (
     "memory,dram,communication",
     "dram,memory,communication",
 )
+# The same with communication counted by edges, which dynamic programming does not plan for.
+BY_EDGES: tuple[Objective, ...] = (
+    "memory,edge_communication",
+    "memory,dram,edge_communication",
+    "dram,memory,edge_communication",
+)
 BUSES = ("", "usb", "pcie")
 DTYPES = ("float32", "int8", "uint8", "float16", "int64")
 

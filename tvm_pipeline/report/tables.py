@@ -63,10 +63,11 @@ def candidates_table(decision: Decision) -> TextTable:
             "memory": lambda p: size(p.memory_bytes),
             "DRAM": lambda p: size(p.dram_bytes),
             "communication": lambda p: size(p.communication_bytes),
+            "edge communication": lambda p: size(p.edge_communication_bytes),
             **figures,
         }
-    if counts_edges(decision.plan.objective):
-        figures["edge communication"] = lambda p: size(p.edge_communication_bytes)
+    if not counts_edges(decision.plan.objective):
+        figures.pop("edge communication", None)
     # A column in which everything is unknown is left out.
     known = {
         name: show for name, show in figures.items() if any(show(p.predicted) != UNKNOWN for p in decision.candidates)
