@@ -35,7 +35,7 @@ from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import equal_cache_bytes
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError
+from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning.search.cuts import Cuts, Integers
 from tvm_pipeline.planning.search.even_split import even_split
 from tvm_pipeline.solvers.hot import hot
