@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
+import tvm_pipeline
+
 ROOT = Path(__file__).parents[1]
 TOOLS = {"int8_models.py"}  # makes models for other benchmarks and measures nothing
 
@@ -25,3 +29,15 @@ def test_files_that_pages_name_exist() -> None:
         if not (ROOT / name).exists()
     }
     assert not missing
+
+
+def test_the_api_page_shows_an_example_of_every_public_name() -> None:
+    """The page is made by griffe, which imports nothing, so it may take a name for something else than Python does."""
+    griffe = pytest.importorskip("griffe", reason="make docs installs it")
+    package = griffe.load("tvm_pipeline", search_paths=[ROOT], docstring_parser="google", resolve_aliases=True)
+    without = []
+    for name in tvm_pipeline.__all__:
+        docstring = package[name].docstring
+        if docstring is None or "examples" not in {section.kind.value for section in docstring.parsed}:
+            without.append(name)
+    assert not without

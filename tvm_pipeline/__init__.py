@@ -9,7 +9,8 @@
         for result in pipeline.map(frames):
             ...
 
-The names of `__all__` are the public surface. The rooms, from the ground up:
+The names of `__all__` are the public surface. The docstring of each has an example that needs no TVM and no hardware;
+`tvm_pipeline.testing` has the small network that the examples share. The rooms, from the ground up:
 
 version.py   the version of this package
 errors.py    the errors a user can meet, as one tree
@@ -46,7 +47,8 @@ from tvm_pipeline.cost.evaluate import Evaluation, evaluate
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.frontends import load
 from tvm_pipeline.planning import plan
-from tvm_pipeline.profiling import profile_model, stage_timer
+from tvm_pipeline.profiling import profile_model
+from tvm_pipeline.profiling.stage_timer import stage_timer
 from tvm_pipeline.runtime import Pipeline, Result
 from tvm_pipeline.version import __version__ as __version__
 

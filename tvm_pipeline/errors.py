@@ -25,7 +25,15 @@ from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """Anything that tvm-pipeline reports on purpose."""
+    """Anything that tvm-pipeline reports on purpose.
+
+    Examples:
+        >>> try:
+        ...     load("missing.onnx")
+        ... except PipelineError as error:
+        ...     print(type(error).__name__, str(error)[:26])
+        ModelError missing.onnx: no such file
+    """
 
 
 class OptionError(PipelineError):

@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_who_compiles_is_never_decided_by_order(monkeypatch, cutting, message):
 def test_two_packages_with_a_backend_of_one_name(monkeypatch):
     install(monkeypatch, cpu("a"))
     [point] = registry.entry_points(group=registry.GROUP)
-    twin = type(point)("a", "another.module:backend", registry.GROUP)
+    twin = replace(point, package="another-package")
     monkeypatch.setattr(registry, "entry_points", lambda group: [point, twin])
     with pytest.raises(PlatformError, match=r"two packages bring a backend called a: .*; uninstall one of them"):
         find_backend("a")

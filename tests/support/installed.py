@@ -1,25 +1,16 @@
-"""Backends as if packages had installed them, and no others: entry points without packages."""
+"""Backends as if packages had installed them, for as long as a test lasts."""
 
 from __future__ import annotations
-
-from importlib.metadata import EntryPoint
-from types import SimpleNamespace
 
 import pytest
 
 from tvm_pipeline.backends import registry
 from tvm_pipeline.backends.contract import Backend
-
-# What the entry points name.
-backends = SimpleNamespace()
+from tvm_pipeline.testing import installed
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *installed: Backend, own: str = "") -> None:
-    """Make these the installed backends, in this order; `own` names the one that comes with tvm-pipeline."""
-    points = []
-    for backend in installed:
-        setattr(backends, backend.name, backend)
-        point = EntryPoint(backend.name, f"{__name__}:backends.{backend.name}", registry.GROUP)
-        package = "tvm-pipeline" if backend.name == own else f"{backend.name}-backend"
-        points.append(point._for(SimpleNamespace(name=package)))
-    monkeypatch.setattr(registry, "entry_points", lambda group: points)
+def install(monkeypatch: pytest.MonkeyPatch, *backends: Backend, own: str = "") -> None:
+    """Make these the installed backends, in this order; `own` is the name of that which comes with tvm-pipeline."""
+    with installed(*backends, own=own):
+        found = registry.entry_points
+    monkeypatch.setattr(registry, "entry_points", found)

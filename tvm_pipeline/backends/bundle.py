@@ -55,7 +55,15 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle in memory; `preprocessing` is what `video.Preprocessing.to_dict` returns."""
+    """A bundle in memory; `preprocessing` is what `video.Preprocessing.to_dict` returns.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_model, example_problem
+        >>> problem = example_problem()
+        >>> bundle = Bundle(problem.graph, problem.platform, problem.profile, plan(problem).plan, example_model())
+        >>> bundle.plan.devices
+        ('d0', 'd1')
+    """
 
     graph: OperatorGraph
     platform: Platform
@@ -66,7 +74,18 @@ class Bundle:
 
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
-    """Write the bundle, whole or not at all; raise PipelineError where that is not possible."""
+    """Write the bundle, whole or not at all; raise PipelineError where that is not possible.
+
+    Examples:
+        >>> import tarfile, tempfile
+        >>> from pathlib import Path
+        >>> from tvm_pipeline.testing import example_backend, example_bundle, installed
+        >>> with installed(example_backend()), tempfile.TemporaryDirectory() as folder:
+        ...     write_bundle(Path(folder) / "net.tar", example_bundle())
+        ...     with tarfile.open(Path(folder) / "net.tar") as tar:
+        ...         print(*tar.getnames())
+        manifest.json compiled/model.pickle graph.json plan.txt platform.json profile.json
+    """
     backend = platform_backend(bundle.platform)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -96,6 +115,16 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
 
     Raises:
         BundleError: it is cut short, unsafe, damaged, or made by another version or for another machine.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from tvm_pipeline.testing import example_backend, example_bundle, installed
+        >>> with installed(example_backend()), tempfile.TemporaryDirectory() as folder:
+        ...     write_bundle(Path(folder) / "net.tar", example_bundle())
+        ...     with open_bundle(Path(folder) / "net.tar") as bundle:
+        ...         print(bundle.graph.name, bundle.plan.devices)
+        net ('d0', 'd1')
     """
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         root = Path(folder)

@@ -71,6 +71,13 @@ def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
 
     Raises:
         PlatformError: a device cannot be used here.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_backend, installed
+        >>> with installed(example_backend()):
+        ...     backend, platform = settle_platform(Platform("box", (Device("d1", "fake"),)))
+        >>> backend.name, [device.stand_in for device in platform.devices]
+        ('fake', [''])
     """
     backend = platform_backend(platform)
     devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
@@ -85,6 +92,12 @@ def detect_platform(model: Model | None = None) -> Platform:
 
     Raises:
         PlatformError: nothing is left.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_backend, installed
+        >>> with installed(example_backend()):  # an example needs devices that every machine has
+        ...     [device.name for device in detect_platform().devices]
+        ['d0', 'd1']
     """
     found: dict[str, Sequence[Device]] = {}
     backends: dict[str, Backend] = {}

@@ -25,7 +25,7 @@ from tvm_pipeline.errors import GraphError
 class Tensor:
     """A tensor by name, with its logical shape and its numpy dtype name.
 
-    Example:
+    Examples:
         >>> Tensor("image", (1, 8, 8, 3), "int8").bytes
         192
     """
@@ -51,7 +51,7 @@ class Operator:
         param_bytes: bytes of constants (weights) that it reads.
         macs: multiply-accumulates, or elementary operations where there is nothing to multiply.
 
-    Example:
+    Examples:
         >>> conv = Operator("conv", "conv2d+relu", ("image",), (Tensor("features", (1, 8, 8, 4)),), param_bytes=432)
         >>> conv.output_bytes
         1024
@@ -89,7 +89,7 @@ class OperatorGraph(_ComputedOnce):
     Raises GraphError when a name is not unique or cannot stand on a line of a plan, a tensor is read before it
     is written (a cycle, or a wrong order), or a figure is impossible.
 
-    Example:
+    Examples:
         >>> image, hidden, label = Tensor("image", (8,)), Tensor("hidden", (4,)), Tensor("label", (2,))
         >>> first = Operator("first", "dense", ("image",), (hidden,), param_bytes=128, macs=32)
         >>> second = Operator("second", "dense", ("hidden",), (label,), param_bytes=32, macs=8)
@@ -208,7 +208,7 @@ class Edges:
         before: for each operator, the operators that write its inputs.
         after: for each operator, the operators that read its outputs.
 
-    Example:
+    Examples:
         >>> source, left = Tensor("source", (2,)), Tensor("left", (2,))
         >>> a = Operator("a", "relu", ("source",), (left,))
         >>> b = Operator("b", "add", ("source", "left"), (Tensor("sum", (2,)),))
@@ -264,7 +264,7 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
     Raises:
         GraphError: an operator reads a tensor that a later group writes.
 
-    Example:
+    Examples:
         >>> source, left = Tensor("source", (2,)), Tensor("left", (2,))
         >>> a = Operator("a", "relu", ("source",), (left,))
         >>> b = Operator("b", "add", ("source", "left"), (Tensor("sum", (2,)),))
@@ -301,7 +301,7 @@ def crossing_tensors(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> l
 def readers_of(graph: OperatorGraph) -> dict[str, tuple[str, ...]]:
     """Return for each operator the operators that read its outputs, each once, in the graph's order.
 
-    Example:
+    Examples:
         >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
         >>> b = Operator("b", "relu", ("x",), (Tensor("y", (2,)),))
         >>> readers_of(OperatorGraph("net", (), (a, b), ("y",)))
@@ -325,7 +325,7 @@ def handed_on_bytes(graph: OperatorGraph, groups: Sequence[Iterable[str]]) -> li
     Args:
         groups: names of operators; every operator of the graph is in one group, and the groups are in a legal order.
 
-    Example:
+    Examples:
         >>> a = Operator("a", "input", (), (Tensor("x", (2,), "int8"),))
         >>> b = Operator("b", "relu", ("x",), (Tensor("y", (3,), "int8"),))
         >>> c = Operator("c", "concat", ("x", "y"), (Tensor("z", (5,), "int8"),))

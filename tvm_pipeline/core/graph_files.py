@@ -61,8 +61,8 @@ def read_graph(path: Path | str) -> OperatorGraph:
         GraphError: the file cannot be read, or OperatorGraph or `graph_of_nodes` refuses its graph; the message names
             the file.
 
-    Example:
-        >>> import tempfile
+    Examples:
+        >>> import json, tempfile
         >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         ...     nodes = [{"name": "image", "output_bytes": 192}, {"name": "conv", "output_bytes": 256, "macs": 6912}]
         ...     _ = file.write(json.dumps({"name": "net", "nodes": nodes, "edges": [["image", "conv"]]}))
@@ -98,7 +98,7 @@ def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int |
         GraphError: there are no nodes, two have the same name, a size is negative or not a whole number, an edge names
             no node, or the graph is cyclic or in several parts.
 
-    Example:
+    Examples:
         >>> graph = graph_of_nodes("net", [Node("conv", output_bytes=256), Node("image", output_bytes=192)], [(1, 0)])
         >>> [operator.name for operator in graph.operators], graph.outputs
         (['image', 'conv'], ('conv',))
@@ -138,7 +138,7 @@ def graph_from_networkx(digraph: Any, name: str | None = None) -> OperatorGraph:
     Raises:
         GraphError: the graph is not directed, or `graph_of_nodes` refuses it.
 
-    Example:
+    Examples:
         >>> import networkx
         >>> digraph = networkx.DiGraph(name="net")
         >>> digraph.add_node("image", output_shape=(1, 8, 8, 3))
@@ -172,13 +172,13 @@ def merge_graphs(graphs: Sequence[OperatorGraph], name: str) -> OperatorGraph:
     Raises:
         GraphError: there are no graphs, or the names lead to two operators of one name.
 
-    Example:
-        >>> net = graph_of_nodes("net", [Node("conv", output_bytes=256)], [])
+    Examples:
+        >>> net = OperatorGraph("net", (), (Operator("conv", "conv2d", (), (Tensor("out", (8,)),)),), ("out",))
         >>> merged = merge_graphs([net, net], "two")
         >>> [operator.name for operator in merged.operators]
         ['source', 'net/conv', 'net#2/conv', 'sink']
         >>> merged.outputs
-        ('net/conv', 'net#2/conv')
+        ('net/out', 'net#2/out')
     """
     if not graphs:
         raise GraphError(f"graph {name}: there are no graphs to merge; give at least one")

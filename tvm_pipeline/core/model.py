@@ -26,6 +26,11 @@ class Model:
         content: the bytes of the file.
         inputs: name, shape and dtype of every input, all fixed; empty where the format's importer knows them.
         params: parameters that were saved beside a Relay file, in TVM's own format; empty where the file has them.
+
+    Examples:
+        >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
+        >>> model.name, model.format, model.inputs[0].bytes
+        ('resnet-50', 'relay.testing', 49152)
     """
 
     name: str

@@ -23,7 +23,7 @@ def check_partition(graph: OperatorGraph, groups: Sequence[Sequence[str]]) -> li
         PlanError: the groups do not contain every operator once, in a legal order; the message names the stage and
             the operator.
 
-    Example:
+    Examples:
         >>> from tvm_pipeline.core.graph import Operator
         >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
         >>> b = Operator("b", "relu", ("x",), (Tensor("y", (2,)),))
@@ -63,7 +63,7 @@ def check_stage(graph: OperatorGraph, operators: Iterable[str]) -> None:
     Raises:
         PlanError: there are no operators, the graph does not have one of them, or a path leaves them and comes back.
 
-    Example:
+    Examples:
         >>> from tvm_pipeline.core.graph import Operator
         >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
         >>> b = Operator("b", "relu", ("x",), (Tensor("y", (2,)),))

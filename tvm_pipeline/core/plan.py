@@ -35,7 +35,14 @@ Status = Literal["optimal", "feasible"]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A set of operators, in order, on one device or on several replicas that share the frames."""
+    """A set of operators, in order, on one device or on several replicas that share the frames.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> replicated = Stage(("d0", "d1"), ("double", "increment"))  # the two devices share the frames
+        >>> round(evaluate(example_problem(), (replicated,)).predicted.throughput_fps, 1)
+        33.3
+    """
 
     devices: tuple[str, ...]
     operators: tuple[str, ...]
@@ -54,6 +61,12 @@ class Prediction:
         dram_bytes: parameters beyond the caches of their stages' devices; None where a device states no cache.
         communication_bytes: tensors that cross the widest boundary between stages, each counted once.
         edge_communication_bytes: the most that edges bring into a stage, each edge counted in front of its reader's.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> predicted = plan(example_problem()).plan.predicted
+        >>> predicted.throughput_fps, predicted.latency_s, predicted.memory_bytes, predicted.energy_j
+        (50.0, 0.04, 4, None)
     """
 
     throughput_fps: float | None = None
@@ -75,6 +88,14 @@ class Plan:
         status: `optimal` where the value is proven to be the best of all plans that the scheduler considers.
         bound: no plan that the scheduler considers is better than this, in the objective's unit; one figure for each
             part of a lexicographic objective. None where nothing is proven.
+
+    Examples:
+        >>> text = "plan net by hand\\nobjective latency\\nstatus optimal\\nbound 0.04\\npredicted latency_s 0.05"
+        >>> by_hand = Plan.parse(text + "\\nstage d0\\n  double\\nstage d1\\n  increment\\n")
+        >>> by_hand.devices, by_hand.value, round(by_hand.gap, 2)
+        (('d0', 'd1'), (0.05,), 0.25)
+        >>> Plan.parse(str(by_hand)) == by_hand
+        True
     """
 
     graph: str
@@ -225,6 +246,14 @@ class Decision:
         candidates: every plan that was considered, the chosen one among them, best first.
         why: the reason, in words.
         segments: stages that were measured as a whole for this decision; a profile with them predicts the plan.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> decision = plan(example_problem())
+        >>> [candidate.scheduler for candidate in decision.candidates]
+        ['two-stage', 'replicas', 'single']
+        >>> decision.why.partition(":")[0], decision.plan == decision.candidates[0]
+        ('two-stage (d0 | d1) has the best throughput', True)
     """
 
     plan: Plan
@@ -234,7 +263,17 @@ class Decision:
 
 
 def read_plan(path: Path | str) -> Plan:
-    """Read a plan from its text in a file. Raise PlanError, which names the file and the line."""
+    """Read a plan from its text in a file. Raise PlanError, which names the file and the line.
+
+    Examples:
+        >>> import tempfile
+        >>> from tvm_pipeline.testing import example_problem
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        ...     _ = file.write(str(plan(example_problem()).plan))
+        ...     file.flush()
+        ...     print(read_plan(file.name).stages[1])
+        Stage(devices=('d1',), operators=('increment',))
+    """
     content = read_bytes(path, PlanError)
     try:
         return Plan.parse(content.decode())

@@ -112,6 +112,11 @@ class Device:
         stand_in: the name of another processor that computes its stages, and the reason, where the device itself is
             missing; else empty. Platform files do not have it: a backend's `settle` finds it out, and every output
             repeats it.
+
+    Examples:
+        >>> big = Device("big", cores=(2, 3), memory_bytes=2**30)
+        >>> big.overlaps(Device("cpu", cores=(0, 1, 2, 3))), big.overlaps(Device("little", cores=(0, 1)))
+        (True, False)
     """
 
     name: str
@@ -168,6 +173,11 @@ class Link:
 
     `r2` is the quality of the fit where the link was measured. Links and devices that name the same `bus` take turns on
     it: the seconds that a frame needs of the bus, in all, bound the throughput.
+
+    Examples:
+        >>> usb = Link("cpu", "tpu", latency_s=0.001, bandwidth_bytes_per_s=4e8, bus="hub")
+        >>> usb.seconds(400_000)
+        0.002
     """
 
     source: str
@@ -192,7 +202,17 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """The devices and links of one machine. Raise PlatformError where they contradict each other."""
+    """The devices and links of one machine. Raise PlatformError where they contradict each other.
+
+    Examples:
+        >>> platform = Platform("box", (Device("cpu"), Device("gpu")), (Link("cpu", "gpu", latency_s=0.001),))
+        >>> platform.device("gpu").backend
+        'host'
+        >>> platform.device("npu")
+        Traceback (most recent call last):
+            ...
+        tvm_pipeline.errors.PlatformError: platform box has no device npu; it has cpu, gpu
+    """
 
     name: str
     devices: tuple[Device, ...]
@@ -280,7 +300,16 @@ class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_platform(path: Path | str) -> Platform:
-    """Read a platform from a TOML file. Raise PlatformError, which names the file and the mistake."""
+    """Read a platform from a TOML file. Raise PlatformError, which names the file and the mistake.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        ...     _ = file.write('name = "desk"\\n[[device]]\\nname = "cpu0"\\ncores = [0]\\n')
+        ...     file.flush()
+        ...     print(read_platform(file.name).devices[0].cores)
+        (0,)
+    """
     content = read_bytes(path, PlatformError)
     try:
         tables = tomllib.loads(content.decode())

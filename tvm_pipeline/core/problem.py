@@ -49,6 +49,16 @@ class Problem:
             parameters. Leave it True. The planner sets it to False for searches that count parameters alone: every
             plan of the problem is one of that relaxation, so the bound of the relaxation is a bound of the problem.
             `planner.py` then checks the plans that were found with their activations.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_graph
+        >>> graph = example_graph()
+        >>> platform = Platform("box", (Device("d0"), Device("d1")))
+        >>> seconds = {"d0": [0.02, 0.04], "d1": [0.04, 0.02]}
+        >>> devices = {name: DeviceProfile.in_order(graph, listed) for name, listed in seconds.items()}
+        >>> problem = Problem(graph, platform, Profile(graph.name, graph.fingerprint, devices), "latency")
+        >>> plan(problem).plan.predicted.latency_s
+        0.04
     """
 
     graph: OperatorGraph

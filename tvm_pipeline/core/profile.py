@@ -36,6 +36,12 @@ class DeviceProfile:
         receive: the transfer by which the device receives the tensors of a stage from the host's memory; None where
             the device works on the host's memory itself.
         send: the transfer by which it sends the tensors of a stage back to the host's memory; None as above.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_graph
+        >>> measured = DeviceProfile.in_order(example_graph(), [0.02, None])
+        >>> measured.seconds, measured.runs
+        ({'double': 0.02, 'increment': None}, 1)
     """
 
     seconds: Mapping[str, float | None]
@@ -115,7 +121,16 @@ class SegmentProfile:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The measured figures of a graph, which its name and fingerprint tell, on the devices of a platform."""
+    """The measured figures of a graph, which its name and fingerprint tell, on the devices of a platform.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_graph
+        >>> graph = example_graph()
+        >>> devices = {"d0": DeviceProfile.in_order(graph, [0.02, 0.04])}
+        >>> profile = Profile(graph.name, graph.fingerprint, devices)
+        >>> profile.device("d0").whole_s
+        0.06
+    """
 
     graph: str
     fingerprint: str
@@ -210,7 +225,16 @@ def unmeasured(graph: OperatorGraph) -> Profile:
 
 
 def read_profile(path: Path | str) -> Profile:
-    """Read a profile from its JSON file. Raise ProfileError, which names the file."""
+    """Read a profile from its JSON file. Raise ProfileError, which names the file.
+
+    Examples:
+        >>> import tempfile
+        >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        ...     _ = file.write('{"graph": "net", "fingerprint": "0", "devices": {"d0": {"seconds": {"conv": 0.02}}}}')
+        ...     file.flush()
+        ...     print(read_profile(file.name).device("d0").seconds)
+        {'conv': 0.02}
+    """
     content = read_bytes(path, ProfileError)
     try:
         return msgspec.json.decode(content, type=Profile)

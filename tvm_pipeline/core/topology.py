@@ -18,7 +18,7 @@ Neighbours = Sequence[Sequence[int]]
 def successors(before: Sequence[Iterable[int]]) -> list[list[int]]:
     """Return for each node the nodes that need it, in ascending order.
 
-    Example:
+    Examples:
         >>> successors([[], [0], [0, 1]])
         [[1, 2], [2], []]
     """
@@ -40,7 +40,7 @@ def topological_order(
         choose: which of the ready nodes comes next: the one of least index, the one that became ready first, or the
             one that became ready last (which follows a branch to its end).
 
-    Example:
+    Examples:
         >>> before = [[], [], [0], [1, 2]]
         >>> topological_order(before, successors(before))
         [0, 1, 2, 3]
@@ -68,7 +68,7 @@ def separators(before: Neighbours, after: Neighbours) -> set[int]:
 
     The nodes must be listed in a topological order.
 
-    Example:
+    Examples:
         >>> before = [[], [0], [0], [1, 2], [3]]  # 0 splits into two branches, which join at 3
         >>> sorted(separators(before, successors(before)))
         [0, 3, 4]
@@ -83,7 +83,7 @@ def find_cycle(before: Neighbours, order: Iterable[int]) -> list[int]:
     Args:
         order: the result of `topological_order` for the graph; it must be shorter than the graph.
 
-    Example:
+    Examples:
         >>> before = [[], [0, 2], [1]]
         >>> find_cycle(before, topological_order(before, successors(before)))
         [2, 1]

@@ -61,6 +61,13 @@ class Evaluation:
     Attributes:
         bottleneck: index of the slowest stage.
         bus_s: seconds that a frame needs of each bus; the slowest bus bounds the throughput as the slowest stage does.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> stages = Stage(("d0",), ("double",)), Stage(("d1",), ("increment",))
+        >>> judged = evaluate(example_problem(), stages)
+        >>> judged.bottleneck, [(cost.device, cost.seconds) for cost in judged.costs]
+        (0, [('d0', 0.02), ('d1', 0.02)])
     """
 
     predicted: Prediction
@@ -75,6 +82,15 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     Raises:
         PlanError: the stages do not fit the graph, the platform or a limit of the problem; the message names the
             operator, device or limit.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> evaluate(example_problem(), (Stage(("d0",), ("double", "increment")),)).predicted.latency_s
+        0.06
+        >>> evaluate(example_problem(), (Stage(("d0",), ("double",)),))
+        Traceback (most recent call last):
+            ...
+        tvm_pipeline.errors.PlanError: operator increment is in no stage (1 missing in all)
     """
     boundaries = check_stages(problem.graph, problem.platform, stages)
     if problem.children_together:

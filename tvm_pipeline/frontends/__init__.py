@@ -51,9 +51,10 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
         OptionError: `input_shapes` names an input that the model does not have, or gives it another shape than the
             file does.
 
-    >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
-    >>> model.format, model.inputs[0].name, model.inputs[0].shape
-    ('relay.testing', 'data', (1, 3, 64, 64))
+    Examples:
+        >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
+        >>> model.format, model.inputs[0].name, model.inputs[0].shape
+        ('relay.testing', 'data', (1, 3, 64, 64))
     """
     path = Path(source)
     shapes = dict(input_shapes or {})
@@ -97,8 +98,9 @@ def parse_shapes(text: str) -> dict[str, tuple[int, ...]]:
     Raises:
         OptionError: the text is something else.
 
-    >>> parse_shapes("left:[1,3,224,224], right:[1,3,224,224]")
-    {'left': (1, 3, 224, 224), 'right': (1, 3, 224, 224)}
+    Examples:
+        >>> parse_shapes("left:[1,3,224,224], right:[1,3,224,224]")
+        {'left': (1, 3, 224, 224), 'right': (1, 3, 224, 224)}
     """
     found = _SHAPE.findall(text)
     shapes = {name: tuple(int(extent) for extent in extents.split(",")) for name, extents in found}

@@ -45,7 +45,7 @@ def listed_peak(graph: OperatorGraph, operators: Iterable[str]) -> int:
     Raises:
         GraphError: as `stage_graph` does.
 
-    Example:
+    Examples:
         >>> from tvm_pipeline.core.graph import Operator, Tensor
         >>> a = Operator("a", "conv2d", ("x",), (Tensor("y", (8,), "int8"),))
         >>> b = Operator("b", "conv2d", ("y",), (Tensor("z", (2,), "int8"),))

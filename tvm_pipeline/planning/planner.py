@@ -73,6 +73,14 @@ def plan(
         InfeasibleError: it is proven that no plan exists; the message names the operators and limits in conflict.
         NoPlanError: no plan was found, but one may exist.
         ProfileError: the speed of a device is not known, or, for objective energy, its power.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> decision = plan(example_problem())
+        >>> [(stage.devices, stage.operators) for stage in decision.plan.stages]
+        [(('d0',), ('double',)), (('d1',), ('increment',))]
+        >>> plan(example_problem(), "single").plan.devices  # by another scheduler
+        ('d0',)
     """
     _check(problem, scheduler)
     if scheduler == MEASURED:

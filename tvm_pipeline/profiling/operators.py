@@ -51,6 +51,12 @@ def profile_model(
     Args:
         repeats: passes over the model for each device, spread over the rounds.
         progress: is told in a few words what is being measured.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_backend, example_model, example_problem
+        >>> profile = profile_model(example_backend(), example_model(), example_problem().platform, repeats=4)
+        >>> profile.graph, {name: device.runs for name, device in profile.devices.items()}
+        ('net', {'d0': 2, 'd1': 2})
     """
     names = [operator.name for operator in compiled.graph.operators]
     measurable = [device for device in platform.devices if can_time_operators(device)]

@@ -26,6 +26,12 @@ def stage_timer(compiled: CompiledModel) -> SegmentTimer:
     """Return a function that compiles operators as a stage on a device and times the stage.
 
     The function raises what the backend raises where the operators cannot be a stage.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_model
+        >>> timed = stage_timer(example_model())(["double"], Device("d0", "fake"))
+        >>> timed.device, timed.operators, timed.seconds > 0
+        ('d0', ('double',), True)
     """
 
     def timed(operators: Sequence[str], device: Device) -> SegmentProfile:

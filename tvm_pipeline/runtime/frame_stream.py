@@ -28,6 +28,12 @@ class Result:
         outputs: the model's outputs by name.
         latency_s: seconds that the frame was inside.
         tag: whatever the frame was submitted with.
+
+    Examples:
+        >>> import numpy
+        >>> result = Result(7, {"label": numpy.array([2])}, latency_s=0.04, tag="image7.png")
+        >>> result.frame, int(result.outputs["label"][0]), result.tag
+        (7, 2, 'image7.png')
     """
 
     frame: int

@@ -55,6 +55,17 @@ class Pipeline(FrameStream):
     Raises:
         OptionError: `in_flight` is less than one.
         PlanError: the plan does not fit the model or the platform.
+
+    Examples:
+        >>> import numpy
+        >>> from tvm_pipeline.testing import example_model, example_problem
+        >>> problem = example_problem()
+        >>> with Pipeline(example_model(), plan(problem).plan, problem.platform) as pipeline:
+        ...     for result in pipeline.map(numpy.full(4, number, "float32") for number in range(3)):
+        ...         print(result.frame, result.outputs["y"])
+        0 [1. 1. 1. 1.]
+        1 [3. 3. 3. 3.]
+        2 [5. 5. 5. 5.]
     """
 
     def __init__(

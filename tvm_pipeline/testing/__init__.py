@@ -3,6 +3,8 @@
 fake.py           FakeBackend: a backend without hardware, which holds its caller to the contract
 conformance.py    check_backend: whether a backend keeps the contract
 cut_cases.py      the cuts that it makes, and how tensors go through them
+installed.py      installed: backends without a package, as if packages had installed them
+examples.py       the small network that the examples in docstrings share
 
     from tvm_pipeline.testing import check_backend
 
@@ -11,7 +13,15 @@ cut_cases.py      the cuts that it makes, and how tensors go through them
 """
 
 from tvm_pipeline.testing.conformance import ContractError, check_backend
+from tvm_pipeline.testing.examples import (
+    example_backend,
+    example_bundle,
+    example_graph,
+    example_model,
+    example_problem,
+)
 from tvm_pipeline.testing.fake import LAYOUTS, FakeBackend, FakeModel, FakeRunner, Function, Hook, busy, raise_at
+from tvm_pipeline.testing.installed import installed
 
 __all__ = [
     "LAYOUTS",
@@ -23,5 +33,11 @@ __all__ = [
     "Hook",
     "busy",
     "check_backend",
+    "example_backend",
+    "example_bundle",
+    "example_graph",
+    "example_model",
+    "example_problem",
+    "installed",
     "raise_at",
 ]

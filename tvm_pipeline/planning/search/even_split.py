@@ -22,7 +22,7 @@ def even_split(sums: Sequence[int], groups: int) -> list[int]:
     Returns:
         `groups` positions, the last one `len(sums) - 1`; empty if there are fewer items than groups.
 
-    Example:
+    Examples:
         >>> even_split([0, 4, 5, 6, 13], 2)  # items of 4, 1, 1 and 7
         [3, 4]
         >>> even_split([0, 4, 5], 3)
