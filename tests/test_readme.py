@@ -1,0 +1,119 @@
+"""Every command of the README runs in CI: by `.ci/run`, by a test named here, or by this file itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tvm_pipeline
+from tests import test_examples
+from tests.support.command import run_command
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+CI = (ROOT / ".ci/run").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+IN_BLOCKS = [
+    line.partition("  #")[0].strip()
+    for language, block in BLOCKS
+    if language == "sh"
+    for line in block.splitlines()
+    if line.strip()
+]
+IN_TEXT = re.findall(
+    r"`((?:make|pip|python|tvm-pipeline|\.ci/run)[^`\n]*)`", re.sub(r"```.*?```", "", README, flags=re.DOTALL)
+)
+COMMANDS = list(dict.fromkeys(IN_BLOCKS + IN_TEXT))
+
+# Commands that `.ci/run` does not contain, and the test below that says how CI runs each.
+RUN_OTHERWISE = {
+    "make demo": "test_the_demo_is_run_by_a_test",
+    "make bench": "test_every_benchmark_is_run_in_short",
+    "pip install '.[relay,video,plot,edgetpu,watch]'": "test_the_extras_are_installed",
+    "tvm-pipeline compile model.onnx -o model.tar": "test_the_commands_for_a_model_run",
+    "tvm-pipeline run model.tar --source bikes.mp4 --output out.mp4": "test_the_commands_for_a_model_run",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_runs_in_ci(command: str) -> None:
+    if command in RUN_OTHERWISE:
+        assert RUN_OTHERWISE[command] in globals()
+    elif command != ".ci/run":
+        assert re.search(rf"(?m)^(\w+=\S+ )?{re.escape(command)}$", CI), f".ci/run does not run {command!r}"
+
+
+def test_nothing_is_listed_that_the_readme_does_not_say() -> None:
+    assert RUN_OTHERWISE.keys() <= set(COMMANDS)
+
+
+def test_the_demo_is_run_by_a_test() -> None:
+    """`.ci/run` sets TVM_PIPELINE_DEMO, with which tests/test_examples.py runs the script of `make demo`."""
+    assert "TVM_PIPELINE_DEMO=1 make test" in CI
+    assert "$(BIN)/python examples/face_detector/demo.py" in MAKEFILE
+    assert hasattr(test_examples, "test_the_demo_writes_all_it_promises")
+
+
+def test_every_benchmark_is_run_in_short() -> None:
+    loop = CI[CI.index("for benchmark in") : CI.index("; do")]
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert scripts - {"int8_models"} == set(
+        loop.replace("\\", " ").split()[3:]
+    )  # that one makes models from TensorFlow
+
+
+def test_the_extras_are_installed() -> None:
+    """`make` installs all of them for the tests, and .ci/packages.py each alone from the built package."""
+    [extras] = re.findall(r"pip install '\.\[([\w,]+)\]'", README)
+    assert f"'.[{extras},dev]'" in MAKEFILE
+    assert ".ci/packages.py" in CI
+
+
+def test_the_readme_is_three_screens_long() -> None:
+    assert len(README.splitlines()) <= 90
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the README's commands name."""
+    pytest.importorskip("tvm")
+    pytest.importorskip("onnx")
+    from tests.support.onnx_models import write_picture_net
+
+    monkeypatch.chdir(tmp_path)
+    return write_picture_net(tmp_path / "model.onnx").parent
+
+
+def test_the_commands_for_a_model_run(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("av")
+    from tests.video.test_sources import encode
+
+    encode(here / "bikes.mp4")
+    commands = [command for command in COMMANDS if command.startswith("tvm-pipeline ")]
+    for command in commands:
+        done = run_command(capfd, monkeypatch, *shlex.split(command)[1:])
+        assert done.code == 0, done.err
+    assert len(commands) == 2
+    assert (here / "out.mp4").stat().st_size > 0
+
+
+def test_the_program_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [program] = [block for language, block in BLOCKS if language == "python"]
+    public = {name: getattr(tvm_pipeline, name) for name in tvm_pipeline.__all__}
+    exec(program, {**public, "frames": [np.zeros((1, 3, 32, 32), np.float32)] * 3})
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in printed[-3:]] == ["0", "1", "2"]
+
+
+def test_the_page_first_pipeline_has_the_same_program() -> None:
+    [program] = [block for language, block in BLOCKS if language == "python"]
+    page = re.sub(r"  # .*", "", (ROOT / "docs/first-pipeline.md").read_text())
+    assert program in page
