@@ -1,13 +1,17 @@
-"""The pages of docs/: every benchmark has its figures there, and every command that they quote exists."""
+"""The pages of docs/: every benchmark has its figures there, what they name exists, and their programs run."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 import tvm_pipeline
+from tvm_pipeline.planning import SCHEDULERS, Scheduler
+from tvm_pipeline.planning.registry import ALL_LIMITS, EVERY, TIMED
+from tvm_pipeline.service.option_names import OTHER_NAMES
 
 ROOT = Path(__file__).parents[1]
 TOOLS = {"int8_models.py"}  # makes models for other benchmarks and measures nothing
@@ -41,3 +45,65 @@ def test_the_api_page_shows_an_example_of_every_public_name() -> None:
         if docstring is None or "examples" not in {section.kind.value for section in docstring.parsed}:
             without.append(name)
     assert not without
+
+
+def test_the_page_lists_every_room_above_those_that_import_it() -> None:
+    page = (ROOT / "docs/how-it-works.md").read_text()
+    rooms = re.findall(r"^\| `tvm_pipeline/(\w+)/`", page, re.MULTILINE)
+    package = ROOT / "tvm_pipeline"
+    assert sorted(rooms) == sorted(path.parent.name for path in package.glob("*/__init__.py"))
+    wrong = {
+        f"{path.relative_to(ROOT)} imports {imported}"
+        for path in package.glob("*/**/*.py")
+        for imported in imported_rooms(path)
+        if rooms.index(imported) > rooms.index(path.relative_to(package).parts[0])
+    }
+    assert not wrong
+
+
+def imported_rooms(path: Path) -> set[str]:
+    modules = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+    rooms = {
+        parts[1] for parts in (module.split(".") for module in modules) if parts[0] == "tvm_pipeline" and parts[1:]
+    }
+    return {room for room in rooms if (ROOT / "tvm_pipeline" / room).is_dir()}
+
+
+def test_the_page_on_planning_states_what_each_scheduler_takes() -> None:
+    page = (ROOT / "docs/planning.md").read_text()
+    assert "\n".join(declared_row(name, declared) for name, declared in SCHEDULERS.items()) in page
+
+
+def declared_row(name: str, declared: Scheduler) -> str:
+    """Return the row of the table of docs/planning.md."""
+    objectives = {EVERY: "all", TIMED: "throughput, latency, energy"}.get(declared.objectives)
+    stages = " or ".join(map(str, declared.stages)) or "any"
+    limits = sorted(declared.counts - {"activations"})
+    counts = ["all"] if declared.counts >= ALL_LIMITS else [option(limit) for limit in limits]
+    counts += sorted(declared.counts & {"activations"})
+    refuses = [option(limit) for limit in sorted(declared.refuses)]
+    columns = (
+        f"`{name}`",
+        objectives or ", ".join(sorted(declared.objectives)),
+        stages,
+        ", ".join(counts) or "none",
+        ", ".join(refuses) or "none",
+    )
+    return f"| {' | '.join(columns)} |"
+
+
+def option(field: str) -> str:
+    return f"`--{OTHER_NAMES.get(field, field.replace('_', '-'))}`"
+
+
+def test_the_program_without_hardware_prints_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs/first-pipeline.md").read_text()
+    section = page[page.index("## Without hardware") : page.index("## In a TVM script")]
+    program, printed = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)
+    exec(program, {})
+    assert capsys.readouterr().out.split() == printed.split()
