@@ -46,7 +46,7 @@ def profile_model(
     """Measure `compiled` on every device of `platform`, and the links between the devices.
 
     A device that is present and has a model is not measured, because operators cannot be timed one by one on it (an
-    Edge TPU is such a device). `measured_plan` measures whole stages on such devices.
+    Edge TPU is such a device). `stage_timer` times whole stages on such devices, for the scheduler `measured`.
 
     Args:
         repeats: passes over the model for each device, spread over the rounds.
