@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from networks import load
@@ -21,6 +20,7 @@ from rich.table import Table
 from tvm_pipeline import detect_platform, settle_platform
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.profiling.bound import in_bound_thread
+from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.stack_placement import PAGE, PLACE, placed
 
 
@@ -34,10 +34,12 @@ def main() -> None:
 
     backend, platform = settle_platform(detect_platform())
     compiled = backend.compile(load(arguments.model), platform.devices, lambda _: None)
-    stage: Any = compiled.stage([operator.name for operator in compiled.graph.operators], platform.devices[0])
-    inputs, outputs = [noise(port) for port in stage.inputs], [port.buffer() for port in stage.outputs]
-    stage.run(inputs, outputs)
-    plain = stage._slice.executor["run"]
+    device, names = platform.devices[0], [operator.name for operator in compiled.graph.operators]
+    stage = compiled.stage(names, device)  # binds the measuring thread to its device
+    part = compiled.cut(names, device)
+    whole = Slice(compiled.libraries[device.target], part)
+    whole.run([noise(port) for port in part.inputs], [port.buffer() for port in part.outputs])
+    plain = whole.executor["run"]
 
     def measure() -> None:
         depths = range(12)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.support.fake_backend import (
     LAYOUTS,
     FakeModel,
+    FakeRunner,
     Mix,
     busy,
     chain_model,
@@ -292,6 +293,20 @@ def test_plans_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("in_flight", [0, -1])
+def test_a_stage_that_cannot_be_closed_is_logged_and_holds_nobody_up(monkeypatch, caplog) -> None:
+    model = chain_model(2)
+
+    def broken(self: FakeRunner) -> None:
+        raise RuntimeError("the driver is gone")
+
+    monkeypatch.setattr(FakeRunner, "close", broken)
+    with Pipeline(
+        model, make_plan(model.graph, (["d0"], ["op0"]), (["d1"], ["op1"])), fake_platform("d0", "d1")
+    ) as pipeline:
+        assert len(list(pipeline.map(numbers(3)))) == 3
+    assert "could not be closed" in caplog.text
+
+
 def test_a_pipeline_without_room_is_refused(in_flight: int) -> None:
     with pytest.raises(OptionError, match="at least one frame"):
         chain_pipeline(chain_model(), in_flight=in_flight)

@@ -363,7 +363,7 @@ def _has_few_sequences(problem: Problem) -> bool:
 
 
 def _pipeline(problem: Problem, cuts: Cuts | None) -> Plan:
-    """Return the best pipeline over all cuts of the graph, by the exact method that fits the graph's size and the objective."""
+    """Return the best pipeline over all cuts of the graph, by the method that fits the graph and the objective."""
     if cuts is not None and not counts_edges(problem.objective):
         return plan_over(problem, cuts, single_units, "ideals")
     started = time.monotonic()

@@ -6,6 +6,7 @@ never give back what it ties to a thread (TVM keeps the pool of every thread tha
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -17,6 +18,8 @@ from typing import TypeAlias
 from tvm_pipeline.backends.contract import StageRunner
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.runtime.slots import Binding, Slot
+
+_log = logging.getLogger(__name__)
 
 # What travels between threads: a slot, or None for "nothing more comes". No slot ever follows a None.
 SlotQueue: TypeAlias = "SimpleQueue[Slot | None]"
@@ -176,7 +179,7 @@ class Worker:
         self.abandoned = True
         self._gate.close()
         self.done.set()
-        self._runner.close()  # ends what hangs, where the backend can
+        self.close()  # ends what hangs, where the backend can
 
     def run(self) -> None:
         """Bind the calling thread and work until the end of the stream."""
@@ -187,8 +190,14 @@ class Worker:
             self.done.set()
 
     def close(self) -> None:
-        """Close the stage: its thread does so at the end, and the pipeline where that thread never ran or hangs."""
-        self._runner.close()
+        """Close the stage: its thread does so at the end, and the pipeline where that thread never ran or hangs.
+
+        A stage that cannot be closed is logged: its frames are out, and no other stage may wait for it.
+        """
+        try:
+            self._runner.close()
+        except Exception:
+            _log.exception("stage %d on %s could not be closed", self.record.stage, self.record.device)
 
     def _work(self) -> None:
         try:

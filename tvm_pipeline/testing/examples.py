@@ -8,8 +8,8 @@ from __future__ import annotations
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Problem
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.planning import plan
 from tvm_pipeline.testing.fake import FakeBackend, FakeModel
