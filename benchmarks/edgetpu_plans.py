@@ -33,6 +33,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import NoPlanError
+from tvm_pipeline.planning.planner import proposed
 from tvm_pipeline.planning.rehearsal import rehearsed, shares_a_bus
 
 PLATFORMS = Path(__file__).parents[1] / "profiles/platforms"
@@ -82,14 +83,14 @@ def fps(problem: Problem, stages: tuple[Stage, ...], jitter: float = 0.0) -> flo
 
 def chosen(problem: Problem, decision: Decision) -> tuple[Stage, ...]:
     """Return the plan that `tvm-pipeline plan` chooses: by simulation, if devices share a bus."""
-    return (rehearsed(problem, decision) if shares_a_bus(problem) else decision).plan.stages
+    return (rehearsed(problem, decision, proposed) if shares_a_bus(problem) else decision).plan.stages
 
 
 def compare(graph: OperatorGraph, kind: str, devices: int) -> Found:
     free = Problem(graph, coral(kind, devices), unmeasured(graph))
     problem = replace(free, stages=devices)
-    planned = planning.plan(problem, "ideals")
-    our_stages, free_stages = chosen(problem, planned), chosen(free, planning.plan(free))
+    planned = proposed(problem, "ideals")
+    our_stages, free_stages = chosen(problem, planned), chosen(free, proposed(free))
     ours, free_fps = fps(problem, our_stages), fps(free, free_stages)
     if free_fps < ours * (1 - ROUNDING):  # the free one may have as many stages, too
         free_stages, free_fps = our_stages, ours

@@ -292,7 +292,6 @@ def test_plans_that_do_not_fit_are_refused() -> None:
         Pipeline(model, make_plan(model.graph, (["d0"], ["op0"])), PLATFORM)
 
 
-@pytest.mark.parametrize("in_flight", [0, -1])
 def test_a_stage_that_cannot_be_closed_is_logged_and_holds_nobody_up(monkeypatch, caplog) -> None:
     model = chain_model(2)
 
@@ -307,6 +306,7 @@ def test_a_stage_that_cannot_be_closed_is_logged_and_holds_nobody_up(monkeypatch
     assert "could not be closed" in caplog.text
 
 
+@pytest.mark.parametrize("in_flight", [0, -1])
 def test_a_pipeline_without_room_is_refused(in_flight: int) -> None:
     with pytest.raises(OptionError, match="at least one frame"):
         chain_pipeline(chain_model(), in_flight=in_flight)
