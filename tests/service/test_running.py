@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import fields
 from inspect import signature
 
@@ -28,6 +27,7 @@ class Heard(Listener):
         self.lines: list[str] = []
         self.begun: list[Settings] = []
         self.looks = self.ends = 0
+        self.frames_came = threading.Event()
 
     def say(self, line):
         self.lines.append(line)
@@ -38,7 +38,10 @@ class Heard(Listener):
         self.begun.append(settings)
 
     def look(self, reports):
-        self.looks += len(reports())
+        seen = reports()
+        self.looks += len(seen)
+        if any(report.statistics.frames for report in seen):
+            self.frames_came.set()
 
     def end(self, reports):
         self.ends += len(reports)
@@ -60,10 +63,11 @@ def test_a_run_in_another_thread_can_be_stopped(bundle):
     """Signals belong to the main thread, so that such a run leaves them alone."""
     reports = []
     sources = ["synthetic:64x48", "synthetic:32x32"]
-    service = Service(Settings(bundle=[bundle], source=sources, limit=10**6, objective="latency"), listener=Heard())
+    heard = Heard()
+    service = Service(Settings(bundle=[bundle], source=sources, limit=10**6, objective="latency"), listener=heard)
     thread = threading.Thread(target=lambda: reports.extend(service.run()))
     thread.start()
-    time.sleep(1.0)
+    assert heard.frames_came.wait(60)
     service.stop()
     thread.join(60)
     assert not thread.is_alive()
