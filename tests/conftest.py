@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
+
+# A shell starts a job in the background with SIGINT ignored; tests of Ctrl-C and their processes need it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60, print_blob=False)
 settings.load_profile("repeatable")
