@@ -21,11 +21,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
 from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.platform import Device, DeviceModel, Transfer, disjoint_sets, per_unit
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.errors import OptionError, ProfileError
+
+Floats = npt.NDArray[np.float64]
 
 _FREE = Transfer()
 
@@ -88,6 +93,16 @@ class DeviceCosts:
     def alone_s(self, operator: Operator) -> float:
         """Return the seconds of the operator without the call and the transfers; infinite where it cannot run."""
         return self.added_s(operator) + self.work_s(operator) if self.can_run(operator) else math.inf
+
+    def every_added_s(self, operators: Sequence[Operator]) -> Floats:
+        """Return `added_s` of each operator; NaN where the device cannot run it."""
+        if self._seconds is None:
+            return np.full(len(operators), self._operator_s)
+        return np.array([self._seconds[operator.name] for operator in operators], np.float64)  # None becomes NaN
+
+    def every_work_s(self, macs: Floats) -> Floats:
+        """Return `work_s` of operators with so many multiply-accumulates each."""
+        return macs * self._s_per_mac
 
     def added_j(self, operator: Operator) -> float | None:
         """Return the measured joules of the operator; None where there was no sensor."""

@@ -137,16 +137,15 @@ def _costs(
     enter = _links(problem, cuts, devices, scale)
     figures, blocked = np.zeros((size, len(operators))), np.zeros((size, len(operators)), bool)
     busiest = np.zeros((size, len(operators)))
+    macs = np.array([operator.macs for operator in operators], np.float64)
     for index, (device, factor) in enumerate(zip(devices, scale, strict=True)):
         costs = cost_of(problem, device)
+        seconds = costs.every_added_s(operators)
+        blocked[index] = np.isnan(seconds)
         measured_j = [costs.added_j(operator) for operator in operators] if joules else [None]
-        blocked[index] = [not costs.can_run(operator) for operator in operators]
+        figures[index] = np.nan_to_num(seconds) * factor if None in measured_j else measured_j
         call[index] = costs.call_s * factor
-        if None in measured_j:
-            figures[index] = [costs.added_s(operator) * factor for operator in operators]
-        else:
-            figures[index] = measured_j
-        busiest[index] = [costs.work_s(operator) * factor for operator in operators]
+        busiest[index] = costs.every_work_s(macs) * factor
         work[index] = cuts.sums(busiest[index])
         spill[index] = costs.spill_s_per_byte * factor
         cached[index] = costs.cached_bytes
