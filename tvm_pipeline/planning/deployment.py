@@ -237,7 +237,7 @@ def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...
     _check_together(platform, param_bytes)
     work: dict[str, float] = defaultdict(float)
     for index, (demand, stages) in enumerate(zip(demands, plans, strict=True)):
-        problem, rate = demand.problem, demand.rate_fps
+        problem, rate, busy = demand.problem, demand.rate_fps, _busy(demand.problem)
         boundaries = crossing_tensors(problem.graph, [stage.operators for stage in stages])
         crossing = [sum(tensor.bytes for tensor in boundary) for boundary in boundaries]
         for number, stage in enumerate(stages):
@@ -253,7 +253,7 @@ def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...
                     work[link.bus] += rate * link.seconds(crossing[number])
             if costs.shared_bus:
                 work[costs.shared_bus] += rate * spill_s
-            work[name] += rate * busy_factor(problem, name, len(platform.devices)) * seconds
+            work[name] += rate * busy[name] * seconds
     return dict(work)
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of
+from tvm_pipeline.cost.device_costs import busy_factor
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
@@ -40,7 +40,7 @@ from tvm_pipeline.planning.search.pipelines import (
     least_sum,
     relaxed_bound,
 )
-from tvm_pipeline.planning.search.space import Space, Units, replica_units, single_units
+from tvm_pipeline.planning.search.space import Space, Units, is_steady, replica_units, serving_once, single_units
 from tvm_pipeline.planning.search.states import TooManyError
 from tvm_pipeline.planning.search.with_activations import fitting_chain
 from tvm_pipeline.planning.stage_orders import fitting_plan
@@ -205,15 +205,11 @@ def _spaces(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]
     """Yield a space for each set of devices that can work together, and for each number of them if they slow down."""
     apart = problem.objective == "throughput" or problem.min_throughput_fps is not None
     for devices in disjoint_sets(problem.platform.devices):
-        once = frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
+        once = serving_once(problem, devices, apart)
         # A frame costs the mean of its replicas, or the worst. Without a limit of throughput one device is never worse.
         units = units_of(devices) if apart else single_units(devices)
         space = Space(cuts, devices, units, once, problem.stages, together=problem.children_together)
-        steady = all(
-            busy_factor(problem, device.name, 1) == busy_factor(problem, device.name, len(devices))
-            for device in devices
-        )
-        if not apart or steady:
+        if not apart or is_steady(problem, devices):
             yield space
             continue
         for working in range(problem.stages or 1, len(devices) + 1):

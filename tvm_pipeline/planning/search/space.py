@@ -12,6 +12,8 @@ from itertools import combinations
 import numpy as np
 
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.planning.search.cost_tables import capacities
 from tvm_pipeline.planning.search.cuts import Cuts, Floats
 
@@ -68,3 +70,13 @@ def single_units(devices: Sequence[Device]) -> Units:
 def replica_units(devices: Sequence[Device]) -> Units:
     """Return every set of devices as a unit of replicas."""
     return [unit for size in range(1, len(devices) + 1) for unit in combinations(range(len(devices)), size)]
+
+
+def serving_once(problem: Problem, devices: Sequence[Device], apart: bool) -> frozenset[int]:
+    """Return the indices of the devices that serve one stage at most: all that are to stand `apart`, or that must."""
+    return frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
+
+
+def is_steady(problem: Problem, devices: Sequence[Device]) -> bool:
+    """Return whether no device is slower while the others work."""
+    return all(busy_factor(problem, d, 1) == busy_factor(problem, d, len(devices)) for d in devices)

@@ -26,12 +26,12 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.memory import stage_memory as memory
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
+from tvm_pipeline.planning.search.space import is_steady, serving_once
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 # If there are more devices, only their order in the platform is tried: all orders of six devices take seconds for a
@@ -174,13 +174,12 @@ def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
     # As in `dynamic_programming.py`: only if no throughput is required, a device may serve several stages.
     apart = problem.objective == "throughput" or problem.min_throughput_fps is not None or problem.is_lexicographic
     for devices in disjoint_sets(problem.platform.devices):
-        once = frozenset(index for index, device in enumerate(devices) if apart or cost_of(problem, device).serves_once)
+        once = serving_once(problem, devices, apart)
         if problem.is_lexicographic:
             stages = problem.stages or min(len(devices), len(problem.graph))
             yield _Search(problem, cuts, devices, once, stages, 1)
             continue
-        steady = all(busy_factor(problem, d.name, 1) == busy_factor(problem, d.name, len(devices)) for d in devices)
-        if not apart or steady:
+        if not apart or is_steady(problem, devices):
             yield _Search(problem, cuts, devices, once, problem.stages, 1)
             continue
         for working in range(1, len(devices) + 1) if problem.stages is None else [problem.stages]:
