@@ -213,7 +213,9 @@ def test_both_kinds_are_profiled_and_planned_together(model, platform, cache, tm
             assert seconds[reshape] == min(seconds)
     assert "device tpu0 was not here, measured were TFLite's CPU kernels" in profile.warnings
     decision = planning.plan(Problem(model.graph, platform, profile))
-    assert decision.plan.status == "optimal"
+    # Whether the best plan is proven depends on the figures: the bound of replicated stages leaves out the links.
+    assert decision.plan.bound >= decision.plan.value
+    assert decision.plan.value == max(plan.value for plan in decision.candidates)
 
     plan = cut(model, ("cpu0", 0, 2), ("tpu0", 2, 4), ("cpu1", 4, 6))
     expected = outputs_of(model, plan, platform, frames)
