@@ -43,7 +43,20 @@ MOST_LINES = 420
 UNITS = ("_s", "_bytes", "_j", "_w", "_fps", "_bytes_per_s", "_s_per_byte")
 UNITLESS = {
     *("stage", "stages", "frame", "frames", "bottleneck", "dropped", "cores", "shape"),
-    *("macs", "r2", "busy_factor", "spread", "factors", "index", "writer", "readers", "before", "after", "bound"),
+    *(
+        "macs",
+        "r2",
+        "busy_factor",
+        "spread",
+        "uncertainty",
+        "factors",
+        "index",
+        "writer",
+        "readers",
+        "before",
+        "after",
+        "bound",
+    ),
     *("bubble_share", "plan_version", "in_flight", "queue_depths", "output_shape", "samples"),
     # Figures of a profile whose words are their units.
     *("seconds", "joules"),

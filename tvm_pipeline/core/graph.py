@@ -50,6 +50,8 @@ class Operator:
         outputs: the tensors it writes.
         param_bytes: bytes of constants (weights) that it reads.
         macs: multiply-accumulates, or elementary operations where there is nothing to multiply.
+        ordered: whether one instance takes all frames, in order, so that its stage has no replicas. An encoder of video
+            is such an operator.
 
     Examples:
         >>> conv = Operator("conv", "conv2d+relu", ("image",), (Tensor("features", (1, 8, 8, 4)),), param_bytes=432)
@@ -63,6 +65,7 @@ class Operator:
     outputs: tuple[Tensor, ...]
     param_bytes: int = 0
     macs: int = 0
+    ordered: bool = False
 
     @property
     def output_bytes(self) -> int:
@@ -191,7 +194,7 @@ class OperatorGraph(_ComputedOnce):
             return self._fingerprint
         except AttributeError:
             by_name = sorted(self.operators, key=lambda operator: operator.name)
-            unordered = (self.name, self.inputs, by_name, self.outputs)
+            unordered = (self.name, self.inputs, [_hashed(operator) for operator in by_name], self.outputs)
             fingerprint = hashlib.sha256(msgspec.json.encode(unordered)).hexdigest()[:16]
             object.__setattr__(self, "_fingerprint", fingerprint)
             return fingerprint
@@ -242,6 +245,12 @@ class Edges:
             tuple(before),
             tuple(map(tuple, successors(before))),
         )
+
+
+def _hashed(operator: Operator) -> dict[str, object]:
+    """Return the fields of an operator that its graph's fingerprint covers: `ordered` only where it is true."""
+    fields = {name: getattr(operator, name) for name in Operator.__slots__}
+    return fields if operator.ordered else {name: value for name, value in fields.items() if name != "ordered"}
 
 
 def _fits_a_line(name: str) -> bool:

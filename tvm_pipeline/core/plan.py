@@ -61,6 +61,8 @@ class Prediction:
         dram_bytes: parameters beyond the caches of their stages' devices; None where a device states no cache.
         communication_bytes: tensors that cross the widest boundary between stages, each counted once.
         edge_communication_bytes: the most that edges bring into a stage, each edge counted in front of its reader's.
+        uncertainty: relative half-width of the 95 % confidence interval of throughput_fps and latency_s, which follows
+            from that of the profile; None where the profile has none.
 
     Examples:
         >>> from tvm_pipeline.testing import example_problem
@@ -77,6 +79,7 @@ class Prediction:
     dram_bytes: int | None = None
     communication_bytes: int | None = None
     edge_communication_bytes: int | None = None
+    uncertainty: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

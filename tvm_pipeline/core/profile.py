@@ -36,6 +36,8 @@ class DeviceProfile:
         receive: the transfer by which the device receives the tensors of a stage from the host's memory; None where
             the device works on the host's memory itself.
         send: the transfer by which it sends the tensors of a stage back to the host's memory; None as above.
+        uncertainty: relative half-width of the 95 % confidence interval of each operator's seconds, by its name; empty
+            where it is not known.
 
     Examples:
         >>> from tvm_pipeline.testing import example_graph
@@ -50,6 +52,7 @@ class DeviceProfile:
     joules: Mapping[str, float] | None = None
     receive: Transfer | None = None
     send: Transfer | None = None
+    uncertainty: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def in_order(
@@ -123,6 +126,10 @@ class SegmentProfile:
 class Profile:
     """The measured figures of a graph, which its name and fingerprint tell, on the devices of a platform.
 
+    Attributes:
+        lock_s: seconds for which an operator holds the lock of the Python interpreter, by its name. All devices share
+            that lock, so it bounds the throughput like a bus. Operators without an entry hardly hold it.
+
     Examples:
         >>> from tvm_pipeline.testing import example_graph
         >>> graph = example_graph()
@@ -139,6 +146,7 @@ class Profile:
     environment: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     segments: tuple[SegmentProfile, ...] = ()
+    lock_s: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for segment in self.segments:
@@ -149,6 +157,9 @@ class Profile:
                 )
         for name, device in self.devices.items():
             _check_device(f"profile of {self.graph}, device {name}", device)
+        for name, seconds in self.lock_s.items():
+            if not (seconds >= 0 and math.isfinite(seconds)):
+                raise ProfileError(f"profile of {self.graph}: lock_s of operator {name} is {seconds}; measure again")
         if len({frozenset(device.seconds) for device in self.devices.values()}) > 1:
             raise ProfileError(f"profile of {self.graph}: its devices list different operators; measure again")
         for link in self.links:
@@ -201,12 +212,18 @@ class Profile:
 
 
 def _check_device(where: str, device: DeviceProfile) -> None:
-    listed: tuple[Mapping[str, float | None], ...] = (device.seconds, device.spread, device.joules or {})
+    listed: tuple[Mapping[str, float | None], ...] = (
+        device.seconds,
+        device.spread,
+        device.joules or {},
+        device.uncertainty,
+    )
     for figures in listed:
         for operator, figure in figures.items():
             if figure is not None and not (figure >= 0 and math.isfinite(figure)):
                 raise ProfileError(f"{where}: the figure of operator {operator} is {figure}; measure again")
-    for name, other in (("spread", device.spread), ("joules", device.joules)):
+    others = ("spread", device.spread), ("joules", device.joules), ("uncertainty", device.uncertainty)
+    for name, other in others:
         if other and other.keys() != device.seconds.keys():
             raise ProfileError(f"{where}: seconds and {name} list different operators; measure again")
     if not (device.busy_factor > 0 and math.isfinite(device.busy_factor)):
