@@ -14,7 +14,7 @@
     ├── BundleError                a bundle that is damaged, unsafe or of another version
     ├── VideoError                 a source or a sink of frames
     └── RunError                   a running pipeline
-        ├── StageError             a stage raised; carries stage, device and frame
+        ├── StageError             a stage raised; carries stage, device and frame, and the host operator that raised
         ├── PipelineTimeoutError   nothing came in the time allowed
         └── PipelineClosedError    used before start or after stop
 
@@ -107,13 +107,16 @@ class StageError(RunError):
         stage: index of the stage in the plan.
         device: name of the device it ran on.
         frame: index of the frame it was given; -1 where it could not be tied to its device.
+        operator: the host operator that raised; empty where the device failed. No other device would do better.
     """
 
-    def __init__(self, stage: int, device: str, frame: int, cause: BaseException) -> None:
-        super().__init__(f"stage {stage} on {device} failed at frame {frame}: {type(cause).__name__}: {cause}")
+    def __init__(self, stage: int, device: str, frame: int, cause: BaseException, operator: str = "") -> None:
+        where = f"{operator} in stage {stage}" if operator else f"stage {stage}"
+        super().__init__(f"{where} on {device} failed at frame {frame}: {type(cause).__name__}: {cause}")
         self.stage = stage
         self.device = device
         self.frame = frame
+        self.operator = operator
 
 
 class PipelineTimeoutError(RunError):

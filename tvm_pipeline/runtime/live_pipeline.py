@@ -35,6 +35,7 @@ from tvm_pipeline.errors import (
 from tvm_pipeline.runtime.events import Event
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.generations import Generation, Generations
+from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline.runtime.pipeline import Pipeline
 from tvm_pipeline.runtime.quarantine import Quarantine
 from tvm_pipeline.runtime.replanning import (
@@ -65,10 +66,10 @@ class LivePipeline(FrameStream):
         watchdog_s: a stage that works at one frame for longer has failed; None waits for ever.
         cool_down_s: how long a failed device is left out before it may serve again, see `Quarantine`.
         on_event: is called with every event, from the thread in which it happens.
-        in_flight: as for Pipeline.
+        in_flight, host: as for Pipeline.
 
     A device that fails costs speed and no frame: it is left out of the next plan, and the frames inside are run again.
-    A StageError is raised only if no device or plan is left.
+    A StageError is raised only if no device or plan is left, or a host operator failed.
     """
 
     def __init__(
@@ -82,11 +83,12 @@ class LivePipeline(FrameStream):
         cool_down_s: float = 30.0,
         on_event: Callable[[Event], None] = lambda _: None,
         in_flight: int | None = None,
+        host: HostWork | None = None,
     ) -> None:
         self.plan, self.version = plan, 0
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._compiled, self._problem, self._in_flight = compiled, timed(problem), in_flight
-        self._adaptation, self._watchdog_s = adaptation, watchdog_s
+        self._adaptation, self._watchdog_s, self._host = adaptation, watchdog_s, host
         self._on_event = on_event
         self._limits = LimitWatch()
         self._quarantine = Quarantine(cool_down_s)
@@ -267,15 +269,19 @@ class LivePipeline(FrameStream):
     def _pipeline(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
         slots = frames_inside(plan.stages, plan.predicted) if self._in_flight is None else self._in_flight
         inside, platform, threads = max(least_slots, slots), self._problem.platform, self._threads
-        return Pipeline(self._compiled, plan, platform, in_flight=inside, threads=threads, after=after)
+        return Pipeline(self._compiled, plan, platform, in_flight=inside, threads=threads, after=after, host=self._host)
 
     def _outlive(self, generation: Generation, failure: StageError) -> None:
         """Put the unfinished frames of a failed pipeline into a new one on other devices.
 
-        Raises the failure, with the frame's number in the whole run, if no device or plan is left.
+        Raises the failure, with the frame's number in the whole run, if no device or plan is left, or if a host
+        operator failed.
         """
         cause = failure.__cause__ or failure
-        error = StageError(failure.stage, failure.device, generation.base + failure.frame, cause)
+        number = generation.base + failure.frame
+        error = StageError(failure.stage, failure.device, number, cause, failure.operator)
+        if error.operator:
+            raise error from cause
         with self._changing, generation.taking:
             if generation.over:
                 return

@@ -27,7 +27,6 @@ from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunn
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
-from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import check_stages, frames_inside
 from tvm_pipeline.errors import (
     ModelError,
@@ -37,8 +36,11 @@ from tvm_pipeline.errors import (
     StageError,
 )
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
+from tvm_pipeline.runtime.host_work import HostStage, HostWork, StageWork, stage_work
 from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, StreamState, Threads, Worker
+
+SOURCE_S = 1.0  # how long `stop` waits for a frame from outside
 
 
 class Pipeline(FrameStream):
@@ -50,7 +52,10 @@ class Pipeline(FrameStream):
         platform: the devices, settled on this machine.
         in_flight: frames inside at once; the default, see `cost.evaluate.frames_inside`, keeps every worker busy.
         threads: where the workers run; its own unless given.
-        after: a pipeline that ends; a stage begins when that pipeline has left the cores of its device.
+        after: a pipeline that ends; a stage begins when that pipeline has left the cores of its device, and, where the
+            stage holds host operators, when that pipeline has no more frames for these.
+        host: the host operators around the model's, where the plan holds some. Frames then come from the first of
+            these: submit `{}` for each, with the tag that the operators share.
 
     Raises:
         OptionError: `in_flight` is less than one.
@@ -77,22 +82,26 @@ class Pipeline(FrameStream):
         in_flight: int | None = None,
         threads: Threads | None = None,
         after: Pipeline | None = None,
+        host: HostWork | None = None,
     ) -> None:
         if in_flight is not None and in_flight < 1:
             raise OptionError(f"in_flight is {in_flight}; a pipeline holds at least one frame")
-        check_stages(compiled.graph, platform, plan.stages)
-        self.plan, self._graph = plan, compiled.graph
-        self._inputs = {tensor.name: tensor for tensor in compiled.graph.inputs}
+        self._graph = compiled.graph if host is None else host.graph
+        check_stages(self._graph, platform, plan.stages)
+        self.plan, self._host = plan, host
+        self._work = [stage_work(stage.operators, host) for stage in plan.stages]
+        self._inputs = {tensor.name: tensor for tensor in self._graph.inputs}
         with ExitStack() as opened:  # what follows may fail, and stages may hold devices
             runners = [
-                [opened.enter_context(closing(compiled.stage(s.operators, platform.device(d)))) for d in s.devices]
-                for s in plan.stages
+                [opened.enter_context(closing(_runner(compiled, work, platform.device(d)))) for d in stage.devices]
+                for stage, work in zip(plan.stages, self._work, strict=True)
             ]
-            self._prepare(runners, platform, in_flight, threads, after)
+            self._prepare(slot_ports(compiled.graph, runners), runners, platform, in_flight, threads, after)
             opened.pop_all()
 
     def _prepare(
         self,
+        ports: Mapping[str, Port],
         runners: Sequence[Sequence[StageRunner]],
         platform: Platform,
         in_flight: int | None,
@@ -100,8 +109,8 @@ class Pipeline(FrameStream):
         after: Pipeline | None,
     ) -> None:
         """Make the slots, and a worker for each stage on each of its devices."""
-        plan = self.plan
-        self._ports = ports = slot_ports(self._graph, runners)
+        plan, functions = self.plan, self._host.functions if self._host else {}
+        source = next(iter(functions), "")
         inside = in_flight or frames_inside(plan.stages, plan.predicted)
         self._slots = [new_slot(number, ports) for number in range(inside)]
         self._free: SlotQueue = SimpleQueue()
@@ -111,25 +120,29 @@ class Pipeline(FrameStream):
         self._bound = threading.Semaphore(0)
         self._workers: list[Worker] = []
         self._devices = [platform.device(device) for stage in plan.stages for device in stage.devices]
+        self._places: list[Device] = []  # where the first host operator runs
         self._started: list[Worker] = []
         self._threads, self._keeps_threads = threads or Threads(), threads is not None
-        for index, (stage, replicas) in enumerate(zip(plan.stages, runners, strict=True)):
+        for index, (stage, replicas, work) in enumerate(zip(plan.stages, runners, self._work, strict=True)):
             gate = StageGate(self._queues[index], self._queues[index + 1], len(replicas))
-            for device, runner in zip(stage.devices, replicas, strict=True):
+            for device, runner in zip(map(platform.device, stage.devices), replicas, strict=True):
                 scratch: dict[Port, Array] = {}
-                bindings = [bind_slot(slot, ports, runner, scratch) for slot in self._slots]
-                record = StageRecord(index, platform.device(device).label)
                 self._workers.append(
                     Worker(
                         runner,
-                        bindings,
+                        [bind_slot(slot, ports, runner, scratch) for slot in self._slots],
                         gate,
-                        record,
+                        StageRecord(index, device.label),
                         self._stream,
                         self._bound.release,
-                        after.leaving(platform.device(device)) if after else (),
+                        after.leaving(device, work) if after else (),
+                        {name: functions[name] for name in work.before},
+                        {name: functions[name] for name in work.after},
+                        source,
                     )
                 )
+                if self._host and source in work.before:
+                    self._places.append(device)
         self._submitted = self._delivered = 0
         self._last_entry_s = 0.0
         self._early: dict[int, Slot] = {}
@@ -147,6 +160,9 @@ class Pipeline(FrameStream):
             self._stream.name = "running"
         for slot in self._slots:
             self._free.put(slot)
+        if self._host:
+            for device in self._places:
+                self._host.place(device)
         try:
             for worker in self._workers:
                 self._threads.start(worker)
@@ -204,7 +220,7 @@ class Pipeline(FrameStream):
             slot = self._take(self._queues[-1], left_s, "no result")
             self._early[slot.frame] = slot
         slot = self._early.pop(self._delivered)
-        outputs = {name: self._output(slot, name) for name in self._graph.outputs}
+        outputs = {name: slot.logical(name).copy() for name in self._graph.outputs if name in slot.buffers}
         result = Result(slot.frame, outputs, slot.done_s - slot.entered_s, slot.tag)
         slot.tag = None  # a picture would stay in memory until the slot is used again
         self._record.add(slot.entered_s, slot.done_s)
@@ -236,8 +252,7 @@ class Pipeline(FrameStream):
         """
         late = [worker for worker in self._workers if worker.busy_s() > limit_s and not worker.abandoned]
         for worker in late:
-            error = PipelineTimeoutError(f"it did not end within {limit_s:g} s")
-            self._stream.fail(worker.record.stage, worker.record.device, worker.frame, error)
+            worker.fail(PipelineTimeoutError(f"it did not end within {limit_s:g} s"))
             worker.abandon()
 
     def stop(self) -> None:
@@ -252,17 +267,19 @@ class Pipeline(FrameStream):
         for queue in (self._free, *self._queues):
             queue.put(None)
         for worker in self._started:
-            if not worker.abandoned:
-                worker.done.wait()
+            # A source may give no frame for long; its thread is left behind, and ends with the source.
+            while not worker.abandoned and not worker.done.wait(SOURCE_S):
+                if worker.waiting:
+                    worker.abandon()
         for worker in self._workers:
             worker.close()
         if not self._keeps_threads:
             self._threads.close()
 
-    def leaving(self, device: Device) -> list[threading.Event]:
-        """Return the events that are set when the workers on the device, or on cores of it, have ended."""
+    def leaving(self, device: Device, work: StageWork) -> list[threading.Event]:
+        """Return the events that are set when the workers on the device, or with the host operators, have ended."""
         workers = zip(self._workers, self._devices, strict=True)
-        return [worker.done for worker, own in workers if own.overlaps(device)]
+        return [w.done for w, own in workers if own.overlaps(device) or self._work[w.record.stage].shares(work)]
 
     @property
     def state(self) -> str:
@@ -317,10 +334,6 @@ class Pipeline(FrameStream):
                 )
         return inputs
 
-    def _output(self, slot: Slot, name: str) -> Array:
-        array: Array = to_logical(slot.buffers[name], self._ports[name].layout).copy()
-        return array
-
     def _take(self, queue: SlotQueue, timeout_s: float | None, what: str) -> Slot:
         """Return the next slot of a queue; a None in it means that no more will come."""
         try:
@@ -342,3 +355,7 @@ class Pipeline(FrameStream):
         self._raise_failure()
         todo = "call start() first, or use `with`" if self._stream.name == "new" else "make a new one"
         raise PipelineClosedError(f"{what}: the pipeline is {self._stream.name}; {todo}")
+
+
+def _runner(compiled: CompiledModel, work: StageWork, device: Device) -> StageRunner:
+    return compiled.stage(work.model, device) if work.model else HostStage(work.host, device)

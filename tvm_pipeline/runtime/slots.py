@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.tensor_layout import logical_shape, primal, relayout
+from tvm_pipeline.core.tensor_layout import logical_shape, primal, relayout, to_logical
 from tvm_pipeline.errors import PlanError
 
 
@@ -27,17 +27,25 @@ class Slot:
     """One frame's buffers by tensor name, reused for frame after frame.
 
     Attributes:
+        layouts: how each tensor lies in its buffer; empty for the logical order.
         frame: index of the frame that it carries.
         tag: whatever the caller wants back with the frame's result.
-        entered_s, done_s: clock times of its submission and of the end of its last stage.
+        entered_s, done_s: clock times of its submission, or of the moment when host work took it from outside, and of
+            the end of its last stage.
     """
 
     number: int
     buffers: dict[str, Array]
+    layouts: dict[str, str]
     frame: int = -1
     tag: Any = None
     entered_s: float = 0.0
     done_s: float = 0.0
+
+    def logical(self, name: str) -> Array:
+        """Return a tensor in logical order; of an input of the model that is the buffer itself, to be written to."""
+        array: Array = to_logical(self.buffers[name], self.layouts[name])
+        return array
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +86,8 @@ def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -
 
 def new_slot(number: int, ports: Mapping[str, Port]) -> Slot:
     """Return a slot with a buffer for every tensor."""
-    return Slot(number, {name: port.buffer() for name, port in ports.items()})
+    layouts = {name: port.layout for name, port in ports.items()}
+    return Slot(number, {name: port.buffer() for name, port in ports.items()}, layouts)
 
 
 def bind_slot(slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratch: dict[Port, Array]) -> Binding:

@@ -11,18 +11,29 @@ import math
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from tvm_pipeline.backends.contract import StageRunner
 from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction
 from tvm_pipeline.runtime.slots import Binding, Slot
 
 _log = logging.getLogger(__name__)
 
 # What travels between threads: a slot, or None for "nothing more comes". No slot ever follows a None.
 SlotQueue: TypeAlias = "SimpleQueue[Slot | None]"
+
+
+class Failure(NamedTuple):
+    """Why a frame failed; the arguments of a StageError."""
+
+    stage: int
+    device: str
+    frame: int
+    error: BaseException
+    operator: str = ""
 
 
 class StageGate:
@@ -47,14 +58,14 @@ class StreamState:
 
     Attributes:
         name: new, running, and then drained, stopped or failed.
-        failure: stage, device, frame and error of the earliest frame that failed.
+        failure: the arguments of a StageError for the earliest frame that failed.
         end: frames from this one on are dropped.
         lock: over the others, where more than one thread writes them.
     """
 
     def __init__(self, entrance: SlotQueue, free: SlotQueue) -> None:
         self.name = "new"
-        self.failure: tuple[int, str, int, BaseException] | None = None
+        self.failure: Failure | None = None
         self.end: float = math.inf
         self.lock = threading.Lock()
         self._entrance, self._free = entrance, free
@@ -62,14 +73,22 @@ class StreamState:
     def drops(self, frame: int) -> bool:
         return frame >= self.end
 
-    def fail(self, stage: int, device: str, frame: int, error: BaseException) -> None:
+    def finish(self, frame: int) -> None:
+        """Take note that no frame was left to be this one: those before it still come out."""
+        with self.lock:
+            if self.name in ("running", "drained"):
+                self.name = "drained"
+                self.end = min(self.end, frame)
+                self.close_entrance()
+
+    def fail(self, failure: Failure) -> None:
         """Take note of a failure; the earliest frame that failed is what the caller hears of."""
         with self.lock:
             if self.name == "stopped":
                 return
-            if self.failure is None or frame < self.failure[2]:
-                self.failure = (stage, device, frame, error)
-                self.end = min(self.end, frame)
+            if self.failure is None or failure.frame < self.failure.frame:
+                self.failure = failure
+                self.end = min(self.end, failure.frame)
             self.name = "failed"
             self.close_entrance()
 
@@ -148,6 +167,12 @@ class Worker:
 
     A failure is reported and the worker goes on, because frames that are to come out may still be behind: which
     frames are dropped is for the pipeline to say.
+
+    Args:
+        before, after: the host operators of the stage, to run before and after the model's, in turn.
+        ordered: whether the frames are to be taken in order, also where the stage before has replicas.
+        waits: the name of a host operator that waits for frames from outside, for as long as that takes.
+        follows: events to wait for before the first frame.
     """
 
     def __init__(
@@ -158,7 +183,10 @@ class Worker:
         record: StageRecord,
         stream: StreamState,
         bound: Callable[[], object],
-        after: Sequence[threading.Event],
+        follows: Sequence[threading.Event],
+        before: Mapping[str, HostFunction],
+        after: Mapping[str, HostFunction],
+        waits: str,
     ) -> None:
         self.record = record
         self._runner, self._bindings, self._gate = runner, bindings, gate
@@ -167,12 +195,24 @@ class Worker:
         self._since_s: float | None = None
         self.abandoned = False
         self.done = threading.Event()
-        self._after = list(after)
+        self._follows = list(follows)
+        self._before, self._after, self._waits = before, after, waits
+        self._ordered = bool(before or after)
+        self.operator = ""  # the host operator that it is at
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for a frame from outside."""
+        return bool(self.operator) and self.operator == self._waits
 
     def busy_s(self) -> float:
         """Return seconds since it began with the frame it is at; 0 where it is at none."""
         since_s = self._since_s
-        return 0.0 if since_s is None else time.perf_counter() - since_s
+        return 0.0 if since_s is None or self.waiting else time.perf_counter() - since_s
+
+    def fail(self, error: BaseException) -> None:
+        """Report that the frame it is at failed."""
+        self._stream.fail(Failure(self.record.stage, self.record.device, self.frame, error, self.operator))
 
     def abandon(self) -> None:
         """Give it up where it hangs: nothing that it does counts any more, and its stage ends without it."""
@@ -203,34 +243,53 @@ class Worker:
         try:
             self._runner.bind()
         except BaseException as error:  # whatever it is, the caller must hear of it
-            self._stream.fail(self.record.stage, self.record.device, -1, error)
+            self.fail(error)
         self._bound()
-        take, give = self._gate.source.get, self._gate.target.put
+        give = self._gate.target.put
         idle_since = time.perf_counter()
-        while (slot := take()) is not None:
+        for slot in self._taken():
             if self._stream.drops(slot.frame):
                 continue
-            while self._after:  # a frame that took a core from those before it would hold up both
-                self._after.pop().wait()
+            while self._follows:  # a frame that took a core from those before it would hold up both
+                self._follows.pop().wait()
             try:
                 idle_since = self._process(slot, idle_since)
+            except EndOfStream:
+                self._stream.finish(slot.frame)
             except BaseException as error:
                 if self.abandoned:  # its stage ended without it
                     return
-                self._stream.fail(self.record.stage, self.record.device, slot.frame, error)
+                self.fail(error)
             else:
                 if self.abandoned:
                     return
                 give(slot)
             finally:
-                self._since_s = None
+                self._since_s, self.operator = None, ""
         self._gate.close()
+
+    def _taken(self) -> Iterator[Slot]:
+        """Yield the slots that come, in the order of their frames where that is asked for."""
+        take = self._gate.source.get
+        if not self._ordered:
+            while (slot := take()) is not None:
+                yield slot
+            return
+        early: dict[int, Slot] = {}
+        following = 0
+        while (slot := take()) is not None:
+            early[slot.frame] = slot
+            while following in early:
+                yield early.pop(following)
+                following += 1
 
     def _process(self, slot: Slot, idle_since: float) -> float:
         """Run the stage on a slot, record how long each part took, and return when it was done."""
         clock = time.perf_counter
         self.frame, self._since_s = slot.frame, (began := clock())
         binding = self._bindings[slot.number]
+        waited_s, elsewhere_s = self._run_host(self._before, slot)
+        prepared = clock()
         for conversion in binding.receive:
             conversion.receive()
         received = clock()
@@ -238,7 +297,23 @@ class Worker:
         computed = clock()
         for conversion in binding.send:
             conversion.send()
-        slot.done_s = sent = clock()
-        transfer_s = received - began + sent - computed
-        self.record.add(began - idle_since, transfer_s, computed - received, slot.frame, sent)
-        return sent
+        sent = clock()
+        self._run_host(self._after, slot)
+        slot.done_s = done = clock()
+        transfer_s = received - prepared + sent - computed
+        compute_s = done - began - transfer_s - waited_s + elsewhere_s
+        wait_s = began - idle_since + waited_s - elsewhere_s
+        self.record.add(max(wait_s, 0.0), transfer_s, compute_s, slot.frame, done)
+        return done
+
+    def _run_host(self, functions: Mapping[str, HostFunction], slot: Slot) -> tuple[float, float]:
+        """Run host operators; return the seconds waited for a frame from outside, and spent on it elsewhere."""
+        entry: Entry | None = None
+        for name, function in functions.items():
+            self.operator = name
+            entry = function(slot.tag, slot.logical) or entry
+        self.operator = ""
+        if entry is None:
+            return 0.0, 0.0
+        slot.entered_s = entry.entered_s
+        return entry.waited_s, entry.elsewhere_s

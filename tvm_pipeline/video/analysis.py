@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.runtime import Result
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
@@ -71,8 +71,26 @@ def stream(
 
     for result in pipeline.map(pictures()):
         frame: FrameT = result.tag
-        transform = settings.transform(frame.image.shape[1], frame.image.shape[0])
-        yield Analysed(frame, result, decode(result.outputs, transform) if decode else ())
+        yield Analysed(frame, result, decoded(decode, result.outputs, settings, frame) if decode else ())
+
+
+def decoded(decode: Decoder, outputs: Outputs, settings: Preprocessing, frame: Frame) -> Sequence[Annotation]:
+    """Return what a decoder finds in the outputs of a frame.
+
+    Raises:
+        RunError: the decoder raised, or returned something else than annotations; with its name and the frame.
+    """
+    name = f"the decoder {decode.__module__}:{getattr(decode, '__qualname__', type(decode).__qualname__)}"
+    where = f"frame {frame.index} of {frame.source}"
+    try:
+        found = decode(outputs, settings.transform(frame.image.shape[1], frame.image.shape[0]))
+    except Exception as error:
+        raise RunError(f"{name} failed at {where}: {type(error).__name__}: {error}; mend the function") from error
+    if not isinstance(found, Sequence) or not all(isinstance(one, Annotation) for one in found):
+        raise RunError(
+            f"{name} returned {str(found)[:60]!r} at {where}; it must return a list of tvm_pipeline.video.Annotation"
+        )
+    return found
 
 
 def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | None = None) -> Preprocessing:

@@ -185,7 +185,8 @@ def _stream(
 ) -> Source:
     fps = float(stream.average_rate) if stream.average_rate else None
     pictures = decode(container, stream, name, timeout_s=timeout_s)
-    return Source(name, pictures, fps=fps, frames=stream.frames or None, limit=limit, live=live)
+    codec = stream.codec_context.name
+    return Source(name, pictures, fps=fps, frames=stream.frames or None, limit=limit, live=live, codec=codec)
 
 
 def _is_picture(path: Path) -> bool:

@@ -14,10 +14,12 @@ a pipeline).
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -45,11 +47,14 @@ _BREAKS = (VideoError, FFmpegError, OSError)  # anything else would fail again i
 class LiveFrame(Frame):
     """A frame of a LiveSource. `index` and `time_s` go on over reconnections; a dropped frame leaves a gap.
 
-    `captured_s` is the monotonic time at which it was decoded: no program can see for how long a camera or a network
-    held it back before.
+    Attributes:
+        captured_s: the monotonic time at which it was decoded: no program can see for how long a camera or a network
+            held it back before.
+        read_s: seconds for which the reader's thread computed to get it.
     """
 
     captured_s: float
+    read_s: float = 0.0
 
     @property
     def age_s(self) -> float:
@@ -129,6 +134,7 @@ class LiveSource:
         self._time_s = self._offset_s = 0.0
         self._finished = False
         self._listener: Callable[[], None] = lambda: None
+        self._cores: tuple[int, ...] = ()
         self._closing = threading.Event()
         self._hanging: list[_Reader] = []
         self._reader = reader = _Reader(self.name, self._open, self._receive)
@@ -212,9 +218,15 @@ class LiveSource:
         """Call `listener`, from another thread, whenever a frame came or the source ended."""
         self._listener = listener
 
+    def place(self, cores: Sequence[int]) -> None:
+        """Let the threads that read run on these cores alone, from now on."""
+        with self._changed:
+            self._cores = tuple(cores)
+            self._reader.place(self._cores)
+
     # The reader's side
 
-    def _receive(self, reader: _Reader, frame: Frame) -> bool:
+    def _receive(self, reader: _Reader, frame: Frame, read_s: float) -> bool:
         """Queue a frame as the policy says; return False if the reader has been given up."""
         captured_s = time.monotonic()
         policy = self._policy
@@ -238,7 +250,7 @@ class LiveSource:
             if len(self._waiting) >= capacity:
                 self._waiting.popleft()
                 self._dropped["latest" if policy.latest else "full"] += 1
-            self._waiting.append(LiveFrame(index, self._time_s, frame.image, self.name, captured_s))
+            self._waiting.append(LiveFrame(index, self._time_s, frame.image, self.name, captured_s, read_s))
         self._listener()
         return True
 
@@ -313,14 +325,15 @@ class LiveSource:
             self._damaged += self._reader.source.damaged if self._reader.source else 0
             self._reconnects += 1
             self._reader = _Reader(self.name, self._open, self._receive)
-        self._reader.start()
+            self._reader.start()
+            self._reader.place(self._cores)
         return True
 
 
 class _Reader(threading.Thread):
     """One connection, from opening to closing; the only thread that touches its Source."""
 
-    def __init__(self, name: str, open: Callable[[], Source], receive: Callable[[_Reader, Frame], bool]) -> None:
+    def __init__(self, name: str, open: Callable[[], Source], receive: Callable[[_Reader, Frame, float], bool]) -> None:
         super().__init__(name=f"reader of {name}", daemon=True)  # a hanging driver must not hold up the exit
         self.source: Source | None = None
         self.failure: Exception | None = None
@@ -331,16 +344,24 @@ class _Reader(threading.Thread):
         self.abandoned = False
         self._open, self._receive = open, receive
 
+    def place(self, cores: Sequence[int]) -> None:
+        """Run on these cores alone; on any where there are none."""
+        if cores and self.native_id is not None:
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(self.native_id, cores)
+
     def run(self) -> None:
         try:
             with self._open() as self.source:
                 self.opened.set()
+                computed_s = time.thread_time()
                 for frame in self.source:
                     self.frames += 1
                     self.owing_since_s = None
-                    if not self._receive(self, frame):
+                    if not self._receive(self, frame, time.thread_time() - computed_s):
                         break
                     self.owing_since_s = time.monotonic()
+                    computed_s = time.thread_time()
         except Exception as error:  # the keeper decides what it means
             self.failure = error
         finally:

@@ -53,6 +53,7 @@ class Source:
         frames: how many it will give as the container says it, None for live sources and where it does not
             say.
         live: whether it has no end of its own: a camera, or an address that does not say how long it is.
+        codec: of the video, as FFmpeg calls it; empty where the frames are not decoded from a video.
         damaged: damaged packets and pictures met so far, see decoding.py.
 
     Raises:
@@ -68,8 +69,10 @@ class Source:
         frames: int | None,
         limit: int | None,
         live: bool = False,
+        codec: str = "",
     ) -> None:
         self.name = name
+        self.codec = codec
         self.fps = fps
         self.frames = min((n for n in (frames, limit) if n is not None), default=None)
         self.live = live and self.frames is None
