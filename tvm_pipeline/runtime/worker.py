@@ -22,6 +22,8 @@ from tvm_pipeline.runtime.slots import Binding, Slot
 
 _log = logging.getLogger(__name__)
 
+FOLLOW_S = 0.05  # between two looks at whether the pipeline was stopped, while a worker waits for another one
+
 # What travels between threads: a slot, or None for "nothing more comes". No slot ever follows a None.
 SlotQueue: TypeAlias = "SimpleQueue[Slot | None]"
 
@@ -250,8 +252,7 @@ class Worker:
         for slot in self._taken():
             if self._stream.drops(slot.frame):
                 continue
-            while self._follows:  # a frame that took a core from those before it would hold up both
-                self._follows.pop().wait()
+            self._follow()  # a frame that took a core from those before it would hold up both
             try:
                 idle_since = self._process(slot, idle_since)
             except EndOfStream:
@@ -266,7 +267,14 @@ class Worker:
                 give(slot)
             finally:
                 self._since_s, self.operator = None, ""
+        self._follow()  # whoever waits for this worker waits for those before it, too
         self._gate.close()
+
+    def _follow(self) -> None:
+        """Wait for the events that come before the first frame, unless no frame will come."""
+        while self._follows and self._stream.end > 0:
+            if self._follows[-1].wait(FOLLOW_S):
+                self._follows.pop()
 
     def _taken(self) -> Iterator[Slot]:
         """Yield the slots that come, in the order of their frames where that is asked for."""
