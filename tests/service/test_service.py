@@ -107,8 +107,9 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
         ),
         (
             'bundle = "n.tar"\nsource = "a.mp4"\noutput = "b.mp4"\nsupervise = true',
-            "line 3: output with supervise: a video cannot go on",
+            "line 3: output with supervise: a video cannot go on where a crash broke it off; give segment",
         ),
+        ('bundle = "n.tar"\nsource = "a.mp4"\noutput = "b.mp4"\nsegment = 0', "line 4: segment 0: it must be positive"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(cli, tmp_path, text, said):

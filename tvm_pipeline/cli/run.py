@@ -42,12 +42,21 @@ def command(
             "SIGHUP it is read again: the frames inside come out, and the run goes on by the new settings."
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Annotated video to write.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Annotated video to write; it plays while it is written.")
+    ] = None,
     results: Annotated[
         str | None,
         typer.Option(
-            help="JSON lines to write, one for each frame; - is standard output. "
-            "With --config or --supervise they are appended as they come."
+            help="JSON lines to write, one for each frame, as they come; - is standard output. "
+            "With --config or --supervise they are appended to the file, which is replaced otherwise."
+        ),
+    ] = None,
+    segment: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of each source after which --output and --results go on in another file: out-0001.mp4, "
+            "out-0002.mp4 and so on. None that is there is overwritten."
         ),
     ] = None,
     decoder: Annotated[
@@ -138,6 +147,7 @@ def command(
         source=source or [],
         output=output,
         results=results,
+        segment=segment,
         decoder=decoder or [],
         plan=plan or [],
         preprocessing=preprocessing,

@@ -10,7 +10,8 @@ inputs.py         the sources of a run
 progress.py       how far each source has come, which outlives a process
 listener.py       the object that hears of a run while it runs
 records.py        results, events and figures as JSON
-log_files.py      files of JSON lines that several runs append to
+log_files.py      files of JSON lines that several runs append to, and the numbers of segments
+result_files.py   the files that lines and a video go to, in segments where requested
 control.py        a file that says what a running process plans for
 signals.py        the requests of signals
 supervisor.py     a parent that starts the run again after a crash

@@ -1,8 +1,9 @@
-"""Files of JSON lines that a service appends to over several runs: a line that a crash cut short is cut off."""
+"""Files of JSON lines over several runs: a line that a crash cut short is cut off, and segments have numbers."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,18 @@ def last_line(path: Path, after: int) -> dict[str, Any]:
     except msgspec.DecodeError:
         return {}
     return line if isinstance(line, dict) else {}
+
+
+def segment_path(path: Path, number: int) -> Path:
+    """Return the name of a segment: found.jsonl -> found-0001.jsonl."""
+    return path.with_name(f"{path.stem}-{number:04d}{path.suffix}")
+
+
+def segment_numbers(path: Path) -> list[int]:
+    """Return the numbers of the segments that there are, in ascending order."""
+    form = re.compile(re.escape(path.stem) + "-([0-9]{4,})" + re.escape(path.suffix))
+    names = (other.name for other in path.parent.iterdir()) if path.parent.is_dir() else ()
+    return sorted(int(found[1]) for name in names if (found := form.fullmatch(name)))
 
 
 def _tail(path: Path) -> tuple[bytes, int]:

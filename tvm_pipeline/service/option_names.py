@@ -46,6 +46,7 @@ SAME_NAMES = frozenset(
         "preprocessing",
         "profile",
         "results",
+        "segment",
         "scheduler",
         "source",
         "stages",

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline.service.log_files import last_line
+from tvm_pipeline.service.log_files import last_line, segment_numbers, segment_path
 
 WORKER = "TVM_PIPELINE_WORKER"  # the environment variable that gives a supervised run the folder of its counts
 
@@ -43,15 +43,31 @@ class FrameCounts:
             counts[:] = last["frame"] + every, counts[1] + 1
         return counts
 
-    def recall(self, results: Path) -> None:
-        """Trust the file of results: a process may have died after it wrote a line and before it counted the frame."""
+    def recall(self, results: Path, segmented: bool = False) -> None:
+        """Trust the results: a process may have died after it wrote a line and before it counted the frame.
+
+        Args:
+            results: the file.
+            segmented: it is the name from which segments have theirs.
+        """
         if self._folder is None:
+            return
+        if segmented:
+            self._recall_segments(results)
             return
         began = self.of("", str(results))  # 1 + how long the file was when this run first saw it
         if not began[0]:
             began[0] = 1 + (results.stat().st_size if results.is_file() else 0)
         elif results.is_file():
             self.last = last_line(results, int(began[0]) - 1)
+
+    def _recall_segments(self, results: Path) -> None:
+        began = self.of("", f"segments of {results}")  # 1 + the last number when this run first saw them
+        numbers = segment_numbers(results)
+        if not began[0]:
+            began[0] = 1 + max(numbers, default=0)
+        lines = (last_line(segment_path(results, number), 0) for number in reversed(numbers) if number >= began[0])
+        self.last = next(filter(None, lines), {})  # a process may have died before it wrote a line
 
     def _mapped(self, folder: Path, key: tuple[str, str]) -> Counts:
         path = folder / hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]

@@ -176,8 +176,10 @@ class Service:
             return None
         try:
             found = self._reader.read()
-            if found.output and found.output == settings.output:
-                raise OptionError(f"`output` {found.output} would be overwritten; give it another name")
+            if found.output and found.output == settings.output and found.segment is None:
+                raise OptionError(
+                    f"`output` {found.output} would be overwritten; give it another name, or give `segment`"
+                )
         except OptionError as error:
             self._listener.warn(f"{error}; it runs on as before")
             return None

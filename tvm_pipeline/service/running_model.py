@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO
 
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.problem import Problem
@@ -23,17 +22,15 @@ from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.service.control import requested_problem
 from tvm_pipeline.service.inputs import ModelSources, opened_sources
 from tvm_pipeline.service.listener import Listener
-from tvm_pipeline.service.log_files import appending
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log, line_json
+from tvm_pipeline.service.result_files import ResultFiles
 from tvm_pipeline.service.settings import STRATEGIES, Settings, for_each
 from tvm_pipeline.service.video_extra import (
     Analysed,
     Decoder,
     Frame,
-    JsonLines,
     Preprocessing,
-    VideoFile,
     draw,
     find_decoder,
     preprocessing_for,
@@ -106,7 +103,7 @@ def opened_models(
     decoders = for_each("decoder", settings.decoder, settings.models, "models")
     with ExitStack() as stack:
         if keeps_results and settings.results is not None and settings.results != "-":
-            counts.recall(Path(settings.results))
+            counts.recall(Path(settings.results), settings.segment is not None)
         write_event = stack.enter_context(event_log(settings.events, listener.warn))
         models = []
         for index, label in enumerate(labels):
@@ -195,20 +192,15 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
 def writing(models: Sequence[RunningModel], settings: Settings, keeps_results: bool) -> Iterator[Write]:
     """Open the files of results; yield the function that writes a frame's line, draws its picture and counts it."""
     lock = threading.Lock()  # each model has a thread; only the last line may be ahead of what is counted
-    with ExitStack() as stack:
-        target: str | IO[bytes] | None = settings.results
-        if settings.results is not None and settings.results != "-" and keeps_results:
-            target = stack.enter_context(appending(Path(settings.results)))
-        lines = stack.enter_context(JsonLines(target)) if target else None
-        fps = models[0].sources.fps or USUAL_FPS
-        video = stack.enter_context(VideoFile(settings.output, fps)) if settings.output else None
+    with ResultFiles(settings, models[0].sources.fps or USUAL_FPS, keeps_results) as files:
 
         def write(model: RunningModel, seen: Analysed[Frame]) -> None:
             with lock:
-                if lines:
-                    lines.write(line_json(seen, model.bundle.platform.stand_ins, model.label))
-                if video:
-                    video.write(draw(seen.frame.image, seen.annotations))
+                files.begin_frame(model.label, seen.frame.source, seen.frame.time_s)
+                if files.lines:
+                    files.lines.write(line_json(seen, model.bundle.platform.stand_ins, model.label))
+                if files.video:
+                    files.video.write(draw(seen.frame.image, seen.annotations))
                 model.sources.count(seen.frame)
 
         yield write

@@ -39,6 +39,7 @@ class Settings:
     source: list[str] = field(default_factory=list)
     output: Path | None = None
     results: str | None = None
+    segment: float | None = None
     decoder: list[str] = field(default_factory=list)
     plan: list[Path] = field(default_factory=list)
     preprocessing: Path | None = None
@@ -95,11 +96,20 @@ class Settings:
             raise OptionError(
                 "`output` is a video of one source; of several, write `results`, or run one for each", option="output"
             )
-        if self.output and self.supervise:
+        if self.output and self.supervise and self.segment is None:
             raise OptionError(
-                "`output` with `supervise`: a video cannot go on where a crash broke it off; write `results`",
+                "`output` with `supervise`: a video cannot go on where a crash broke it off; give `segment`, so that "
+                "the next process begins another file",
                 option="output",
             )
+        if self.segment is None:
+            return
+        if not 0 < self.segment < float("inf"):
+            raise _refusal("segment", f"{self.segment:g}", "it must be positive")
+        if self.results == "-":
+            raise OptionError("`segment` with `results` -: standard output has no segments", option="segment")
+        if not self.output and not self.results:
+            raise OptionError("`segment` is of files; give `output` or `results`", option="segment")
 
     def _check_sources(self) -> None:
         if not self.bundle or not self.source:

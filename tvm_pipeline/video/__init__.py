@@ -9,19 +9,23 @@ live_source.py    LiveSource: a source that stalls, comes back and may be late; 
 policies.py       which frames of a live source are dropped, and how it is opened again
 preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame
 analysis.py       a source through a running pipeline
-sinks.py          results become JSON lines, or a video with the results drawn on it
+drawing.py        what was found in a frame, drawn on it
+sinks.py          results become JSON lines
+video_file.py     frames become a video that plays while it is written
 """
 
 from __future__ import annotations
 
 from tvm_pipeline.video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
 from tvm_pipeline.video.decoding import Picture
+from tvm_pipeline.video.drawing import Annotation, draw
 from tvm_pipeline.video.kinds import KINDS, Kind, Opening, open_source, source_kind
 from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics, merge
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
-from tvm_pipeline.video.sinks import Annotation, JsonLines, VideoFile, draw
+from tvm_pipeline.video.sinks import JsonLines
 from tvm_pipeline.video.sources import Frame, Source
+from tvm_pipeline.video.video_file import VideoFile
 
 __all__ = [
     "KINDS",

@@ -1,0 +1,94 @@
+"""The files of a run's results, lines and a video: which names they have, and when the next segment begins.
+
+Without segments each is one file. With them, `found.jsonl` and `out.mp4` become found-0001.jsonl and out-0001.mp4, then
+number 2, and so on; the files of one number hold the same frames. A run takes numbers after all that it finds, so that
+it overwrites nothing, also when its process is started again. Read next: log_files.py, video/video_file.py.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.service.log_files import appending, segment_numbers, segment_path
+from tvm_pipeline.service.settings import Settings
+from tvm_pipeline.service.video_extra import JsonLines, VideoFile
+
+ROUNDING_S = 1e-6  # of the times of frames
+
+
+class ResultFiles:
+    """The files that a run writes its results to, for a `with` block.
+
+    Attributes:
+        lines: where each frame's line goes; None where no lines are wanted.
+        video: where the drawn frames go; None where no video is wanted.
+
+    Args:
+        fps: of the video.
+        keeps: lines are appended to those of runs before; they are replaced otherwise. Segments are never replaced.
+
+    Raises OptionError or VideoError where a file cannot be written.
+    """
+
+    def __init__(self, settings: Settings, fps: float, keeps: bool) -> None:
+        self.lines: JsonLines | None = None
+        self.video: VideoFile | None = None
+        self._results, self._output, self._segment_s = settings.results, settings.output, settings.segment
+        self._fps, self._keeps = fps, keeps
+        self._stack = ExitStack()
+        self._began_s: dict[tuple[str, str], float] = {}  # the first time of each model and source in this segment
+        self._number = 0
+        if self._segment_s is not None:
+            paths = [Path(path) for path in (self._results, self._output) if path]
+            for path in paths:
+                if path.exists() and not path.is_file():
+                    raise OptionError(
+                        f"`segment`: {path} is no file that could be numbered; choose another name", option="segment"
+                    )
+            self._number = max((number for path in paths for number in segment_numbers(path)), default=0)
+            if keeps and self._results and segment_numbers(Path(self._results))[-1:] == [self._number]:
+                with appending(segment_path(Path(self._results), self._number)):
+                    pass  # what a crash left of a line is cut off
+
+    def __enter__(self) -> ResultFiles:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # A frame that began and is not in the video met an error, which is the one to report.
+        lacks_frame = self.video is not None and not self.video.frames and bool(self._began_s)
+        with suppress(VideoError) if lacks_frame else nullcontext():
+            self._stack.__exit__(kind, error, trace)
+
+    def begin_frame(self, model: str, source: str, time_s: float) -> None:
+        """Go on in the next segment if this one is long enough by the time of the source."""
+        began_s = self._began_s.setdefault((model, source), time_s)
+        if self._segment_s is not None and time_s - began_s >= self._segment_s - ROUNDING_S:
+            self._stack.close()
+            self._began_s = {(model, source): time_s}
+            self._open()
+
+    def _open(self) -> None:
+        self._number += 1
+        with ExitStack() as stack:
+            if self._results:
+                self.lines = stack.enter_context(JsonLines(self._target(stack, self._results)))
+            if self._output:
+                self.video = stack.enter_context(VideoFile(self._named(self._output), self._fps))
+            self._stack = stack.pop_all()
+
+    def _target(self, stack: ExitStack, results: str) -> str | Path | IO[bytes]:
+        if results == "-":
+            return results
+        if self._keeps and self._segment_s is None:
+            return stack.enter_context(appending(Path(results)))
+        return self._named(Path(results))
+
+    def _named(self, path: Path) -> Path:
+        return path if self._segment_s is None else segment_path(path, self._number)
