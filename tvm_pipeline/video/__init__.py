@@ -9,7 +9,7 @@ live_source.py    LiveSource: a source that stalls, comes back and may be late; 
 policies.py       which frames of a live source are dropped, and how it is opened again
 preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame
 analysis.py       a source through a running pipeline
-drawing.py        what was found in a frame, drawn on it
+annotations.py    what was found in a frame, drawn on it
 sinks.py          results become JSON lines
 video_file.py     frames become a video that plays while it is written
 """
@@ -17,8 +17,8 @@ video_file.py     frames become a video that plays while it is written
 from __future__ import annotations
 
 from tvm_pipeline.video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
+from tvm_pipeline.video.annotations import Annotation, draw
 from tvm_pipeline.video.decoding import Picture
-from tvm_pipeline.video.drawing import Annotation, draw
 from tvm_pipeline.video.kinds import KINDS, Kind, Opening, open_source, source_kind
 from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics, merge
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy

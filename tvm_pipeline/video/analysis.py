@@ -20,7 +20,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.runtime import Result
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
-from tvm_pipeline.video.drawing import Annotation
+from tvm_pipeline.video.annotations import Annotation
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
 from tvm_pipeline.video.sources import Frame
 

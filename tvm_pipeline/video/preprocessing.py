@@ -2,7 +2,8 @@
 
 The form of a model's input (size, order of channels, normalisation, number type) is data: `Preprocessing`, kept in a
 small TOML file or inside a bundle. `preprocess` carries it out, with swscale for the resizing;
-`Preprocessing.transform` maps coordinates, so that a detector can draw on the original frame. Read next: drawing.py.
+`Preprocessing.transform` maps coordinates, so that a detector can draw on the original frame. Read next:
+annotations.py.
 """
 
 from __future__ import annotations
