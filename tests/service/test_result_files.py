@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.service.test_service import count, decoder, meanwhile, rows, service
 from tests.service.test_supervisor import wait_for, workers
+from tvm_pipeline.errors import VideoError
 from tvm_pipeline.service.log_files import segment_numbers, segment_path
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.result_files import ResultFiles
@@ -86,7 +88,7 @@ def test_numbers_are_free_for_both(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / "out-12345.mp4").touch()
     settings = Settings(results=str(tmp_path / "lines.jsonl"), output=tmp_path / "out.mp4", segment=5.0)
-    with pytest.raises(Exception, match="no frame was written"), ResultFiles(settings, 25.0, keeps=False):
+    with pytest.raises(VideoError, match="no frame was written"), ResultFiles(settings, 25.0, keeps=False):
         assert (tmp_path / "lines-12346.jsonl").exists()
 
 
@@ -97,17 +99,18 @@ def test_numbers_are_free_for_both(tmp_path):
 def test_a_segment_ends_before_the_first_frame_that_is_too_late_for_its_source(steps, segment):
     """Against a search from the beginning for every frame; times of a source begin anywhere."""
     clock_s = {0: 0.0, 1: 1000.0, 2: 5.5}
-    files = ResultFiles(Settings(segment=float(segment)), 25.0, keeps=False)
     frames: list[list[tuple[int, float]]] = [[]]
-    opened = []
-    files._open = lambda: opened.append(1)  # type: ignore[method-assign]
-    for source, step in steps:
-        clock_s[source] += step / 4
-        if any(s == source and clock_s[source] - time_s >= segment for s, time_s in frames[-1]):
-            frames.append([])
-        frames[-1].append((source, clock_s[source]))
-        files.begin_frame("", str(source), clock_s[source])
-        assert len(opened) == len(frames) - 1
+    with TemporaryDirectory() as folder:
+        lines = Path(folder) / "lines.jsonl"
+        with ResultFiles(Settings(results=str(lines), segment=float(segment)), 25.0, keeps=False) as files:
+            for source, step in steps:
+                clock_s[source] += step / 4
+                if any(s == source and clock_s[source] - time_s >= segment for s, time_s in frames[-1]):
+                    frames.append([])
+                frames[-1].append((source, clock_s[source]))
+                files.begin_frame("", str(source), clock_s[source])
+                files.lines.write([source, clock_s[source]])
+        assert [[tuple(row) for row in segment] for segment in lines_of(lines)] == frames
 
 
 def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_path):

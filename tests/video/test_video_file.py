@@ -95,14 +95,15 @@ import os, resource, sys
 import numpy as np
 from tvm_pipeline.errors import VideoError
 from tvm_pipeline.video import VideoFile
-path, fps, count, limit, still = sys.argv[1], float(sys.argv[2]), *map(int, sys.argv[3:5]), sys.argv[5] == "still"
+path, count, limit, still = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4] == "still"
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 noise = np.random.default_rng(0)
-video = VideoFile(path, fps)
+video = VideoFile(path, 12.5)
 try:
     for number in range(count):
-        low = 100 if still else number  # the picture's brightness is its number
-        coarse = noise.integers(low, low + 3, (15, 20, 3), dtype=np.uint8)
+        # The picture's brightness is its number; or nothing moves, so that hardly a byte comes.
+        low, high = (100, 101) if still else (number, number + 3)
+        coarse = noise.integers(low, high, (15, 20, 3), dtype=np.uint8)
         video.write(np.repeat(np.repeat(coarse, 16, 0), 16, 1))
     if limit < 0:
         os.kill(os.getpid(), 9)
@@ -113,11 +114,9 @@ print(video.frames)
 """
 
 
-def written(
-    path: Path, fps: float, count: int, limit: int = -1, kind: str = "moving"
-) -> subprocess.CompletedProcess[str]:
+def written(path: Path, count: int, limit: int = -1, kind: str = "moving") -> subprocess.CompletedProcess[str]:
     """Write a video in another process, which is killed at the end where there is no limit to the file's bytes."""
-    command = [sys.executable, "-c", WRITES, str(path), str(fps), str(count), str(limit), kind]
+    command = [sys.executable, "-c", WRITES, str(path), str(count), str(limit), kind]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -126,7 +125,7 @@ def written(
 )
 def test_a_killed_process_leaves_a_video_that_lacks_a_second_at_most(tmp_path: Path, name: str, kind: str) -> None:
     path = tmp_path / name
-    assert written(path, 12.5, 61, kind=kind).returncode == -signal.SIGKILL
+    assert written(path, 61, kind=kind).returncode == -signal.SIGKILL
     read = list(open_source(str(path)))
     assert 61 - 14 <= len(read) <= 61
     if kind == "moving":
@@ -138,7 +137,7 @@ def test_a_killed_process_leaves_a_video_that_lacks_a_second_at_most(tmp_path: P
 def test_a_full_disk_is_named_and_leaves_what_plays(tmp_path: Path, name: str, limit: int) -> None:
     """The system's limit on file sizes stands in for a full disk, and strikes wherever it does."""
     path = tmp_path / name
-    done = written(path, 12.5, 120, limit)
+    done = written(path, 120, limit)
     said, frames = done.stdout.splitlines()
     assert f"cannot write {path}: File too large; check that" in said
     assert path.stat().st_size <= limit
@@ -155,12 +154,27 @@ def test_a_full_disk_is_named_and_leaves_what_plays(tmp_path: Path, name: str, l
 def test_a_disk_that_is_full_when_the_video_is_closed(tmp_path: Path) -> None:
     """At every byte of the end: the last fragment, and the index after it."""
     path = tmp_path / "a.mp4"
-    assert written(path, 12.5, 30, 10**9).stdout == "30\n"
+    assert written(path, 30, 10**9).stdout == "30\n"
     whole = path.stat().st_size
     for limit in range(whole - 1, whole - 1500, -250):
-        said, frames = written(path, 12.5, 30, limit).stdout.splitlines()
+        said, frames = written(path, 30, limit).stdout.splitlines()
         assert (f"cannot write {path}: File too large" in said, frames) == (True, "30")
         assert 30 - 15 <= len(list(open_source(str(path)))) <= 30
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.m4v"])
+def test_a_kill_between_the_index_and_the_step_that_makes_it_count(tmp_path: Path, name: str) -> None:
+    """The last step turns eight bytes at the beginning; with what stood there before, the fragments count."""
+    killed, closed = tmp_path / f"killed{Path(name).suffix}", tmp_path / name
+    written(killed, 30)
+    written(closed, 30, 10**9)
+    before, after = killed.read_bytes(), bytearray(closed.read_bytes())
+    changed = [at for at in range(1000) if before[at] != after[at]]
+    assert 0 < len(changed) <= 8
+    for at in changed:
+        after[at] = before[at]
+    closed.write_bytes(after)
+    assert len(list(open_source(str(closed)))) == 30
 
 
 def test_after_a_failure_nothing_more_is_written(tmp_path: Path) -> None:
