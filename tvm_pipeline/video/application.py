@@ -27,9 +27,9 @@ from tvm_pipeline.errors import OptionError, PipelineError, StageError
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
 from tvm_pipeline.video.analysis import Analysed, Decoder, FrameT, decoded
+from tvm_pipeline.video.annotations import Annotation, draw
 from tvm_pipeline.video.live_source import LiveFrame
 from tvm_pipeline.video.preprocessing import Preprocessing, preprocess
-from tvm_pipeline.video.sinks import Annotation, draw
 
 READ, PREPARE, DECODE, DRAW, WRITE = "host/read", "host/prepare", "host/decode", "host/draw", "host/write"
 

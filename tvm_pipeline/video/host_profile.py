@@ -40,8 +40,8 @@ from tvm_pipeline.video.analysis import Decoder
 from tvm_pipeline.video.application import Application, host_graph
 from tvm_pipeline.video.kinds import open_source
 from tvm_pipeline.video.preprocessing import Preprocessing
-from tvm_pipeline.video.sinks import VideoFile
 from tvm_pipeline.video.sources import Frame
+from tvm_pipeline.video.video_file import VideoFile
 
 SECONDS = 3.0  # of measuring, on all devices together
 ROUNDS = 2
