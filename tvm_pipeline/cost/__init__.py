@@ -2,5 +2,8 @@
 
 device_costs.py  the one source of costs: what a stage costs on a device
 evaluate.py      the one judge: the figures of a plan, from the graph, the platform and the profile alone
+stage_costs.py   the seconds of stages on their devices
+shares.py        how replicas share the frames of a stage
+uncertainty.py   how far a prediction may be off
 simulate.py      a plan run as discrete events
 """

@@ -18,7 +18,7 @@ Next: `evaluate.py`, which adds up the costs of a plan.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,9 @@ from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.errors import OptionError, ProfileError
 
 Floats = npt.NDArray[np.float64]
+
+# The lock of the Python interpreter, as a bus that all devices share.
+INTERPRETER = "interpreter"
 
 _FREE = Transfer()
 
@@ -64,6 +67,7 @@ class DeviceCosts:
     active_w: float | None = None
     _seconds: Mapping[str, float | None] | None = None
     _joules: Mapping[str, float] | None = None
+    _uncertainty: Mapping[str, float] | None = None
     _operator_s: float = 0.0
     _s_per_mac: float = 0.0
     _stages_s: Mapping[frozenset[str], float] | None = None
@@ -107,6 +111,10 @@ class DeviceCosts:
     def added_j(self, operator: Operator) -> float | None:
         """Return the measured joules of the operator; None where there was no sensor."""
         return None if self._joules is None else self._joules[operator.name]
+
+    def uncertain_s(self, operator: Operator) -> float | None:
+        """Return the half-width of the 95 % confidence interval of the operator's seconds; None where not known."""
+        return None if self._uncertainty is None else self._uncertainty[operator.name] * self.added_s(operator)
 
     def spill_s(self, param_bytes: int) -> float:
         """Return the seconds in which a stage fetches the parameters that the cache does not hold, every frame."""
@@ -173,6 +181,7 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
             send=measured.send or _FREE,
             _seconds=measured.seconds,
             _joules=measured.joules,
+            _uncertainty=measured.uncertainty or None,
         )
     model = device.model
     if model is None:
@@ -200,6 +209,19 @@ def known_cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
     if not costs.is_known:
         problem.profile.device(costs.device.name)  # its error lists what was measured
     return costs
+
+
+def lock_s(problem: Problem, operators: Iterable[str] | None = None) -> float:
+    """Return the seconds of a frame for which operators hold the lock of the Python interpreter.
+
+    Args:
+        operators: the names of operators; all of the graph where they are left out.
+    """
+    held = problem.profile.lock_s
+    if not held:
+        return 0.0
+    names = (operator.name for operator in problem.graph.operators) if operators is None else operators
+    return math.fsum(held.get(name, 0.0) for name in names)
 
 
 def busy_factor(problem: Problem, device: Device | str, working: int) -> float:

@@ -8,11 +8,16 @@ The plans of every scheduler are judged here; no scheduler's own figure is trust
 - Replicas take frames as they become free, so a stage's rate is the sum of its replicas' rates. A device that
   serves several stages spends the sum of their seconds on each frame. Frames leave a stage in order: a frame that a
   fast replica finished waits for the frames before it. The slowest replica gives the latency, the others the jitter.
+- A replica that serves other stages alone does these first, and takes as many frames of the replicated stage as its
+  time allows (`shares.py`). It replicates one stage at most. A stage with an ordered operator has no replicas.
+- The lock of the Python interpreter is a bus, too: for each frame operators hold it for `lock_s`, one at a time.
 - Links and devices that share a bus take turns on it, so the seconds that a frame needs of a bus bound the throughput,
   too. It is only a bound, because turns may fall badly: modelled Edge TPUs on one hub were up to 22 % slower when the
   turns were simulated (`simulate.py`).
 - Of the devices that can work at the same time, each one that works is slower by its measured `busy_factor`, in
   proportion to how many of the others work. A single frame (latency, energy) meets idle devices.
+
+Next: `stage_costs.py`, the seconds of stages; `uncertainty.py`, how far a prediction may be off.
 """
 
 from __future__ import annotations
@@ -21,10 +26,8 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from tvm_pipeline.core.graph import (
-    Operator,
     OperatorGraph,
     Tensor,
     edge_communication_bytes,
@@ -35,23 +38,12 @@ from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
+from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, lock_s
+from tvm_pipeline.cost.shares import shared_frames
+from tvm_pipeline.cost.stage_costs import Part, StageCost, parts_of, seconds_alone, stage_costs
+from tvm_pipeline.cost.uncertainty import uncertainty
 from tvm_pipeline.errors import GraphError, PlanError, PlatformError
 from tvm_pipeline.memory import stage_memory
-
-
-@dataclass(frozen=True, slots=True)
-class StageCost:
-    """The seconds of a frame in one stage on one of its devices, while the whole pipeline is busy."""
-
-    stage: int
-    device: str
-    compute_s: float
-    transfer_s: float
-
-    @property
-    def seconds(self) -> float:
-        return self.compute_s + self.transfer_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +53,7 @@ class Evaluation:
     Attributes:
         bottleneck: index of the slowest stage.
         bus_s: seconds that a frame needs of each bus; the slowest bus bounds the throughput as the slowest stage does.
+            The bus `interpreter` is the lock of the Python interpreter, where the profile has figures of it.
 
     Examples:
         >>> from tvm_pipeline.testing import example_problem
@@ -102,14 +95,12 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     if not all(cost.is_known for cost in costs.values()):
         return Evaluation(predicted, (), 0)
     _check_shared_caches(stages, costs)
-    parts = _parts(problem, stages, boundaries)
-    alone = _stage_costs(problem, parts, costs, dict.fromkeys(costs, 1.0))
-    busy = _stage_costs(problem, parts, costs, {name: busy_factor(problem, name, len(costs)) for name in costs})
+    parts = parts_of(problem, stages, boundaries)
+    alone = stage_costs(problem, parts, costs, dict.fromkeys(costs, 1.0))
+    busy = stage_costs(problem, parts, costs, {name: busy_factor(problem, name, len(costs)) for name in costs})
 
-    device_load_s: dict[str, float] = defaultdict(float)
-    for cost in busy:
-        device_load_s[cost.device] += cost.seconds
-    rates = [sum(1 / max(device_load_s[name], 1e-12) for name in stage.devices) for stage in stages]
+    fixed_s = seconds_alone(stages, busy)
+    rates = [_rate([cost for cost in busy if cost.stage == i], fixed_s) for i in range(len(stages))]
     bottleneck = min(range(len(stages)), key=rates.__getitem__)
     bus_s = _bus_seconds(problem, parts, costs, busy)
     slowest = [max(c.seconds for c in alone if c.stage == i) for i in range(len(stages))]
@@ -120,6 +111,10 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
         latency_s=sum(slowest),
         jitter_s=sum(slowest) - sum(fastest),
         energy_j=_energy_j(parts, costs, alone),
+        uncertainty=uncertainty(
+            [(costs[c.device], parts[c.stage].operators, c.share) for c in busy],
+            {c.device: 1 / max(c.seconds, 1e-12) for c in busy if c.stage == bottleneck and c.share},
+        ),
     )
     _check_limits(problem, predicted)
     return Evaluation(predicted, tuple(busy), bottleneck, bus_s)
@@ -240,9 +235,8 @@ def _check_devices(graph: OperatorGraph, platform: Platform, stages: tuple[Stage
             for other in used.values():
                 if device.overlaps(other) and device != other:
                     raise PlanError(f"devices {name} and {other.name} share cores, one plan cannot use both")
-            if name in used and (len(stage.devices) > 1 or _replicated(stages, name)):
-                raise PlanError(f"device {name} of stage {index} is a replica, and serves another stage as well")
             used[name] = device
+    _check_replicas(graph, stages, used)
     for device in used.values():
         param_bytes = param_bytes_of(graph, [stage for stage in stages if device.name in stage.devices])
         if device.memory_bytes is not None and param_bytes > device.memory_bytes:
@@ -251,77 +245,52 @@ def _check_devices(graph: OperatorGraph, platform: Platform, stages: tuple[Stage
             )
 
 
-def _replicated(stages: tuple[Stage, ...], device: str) -> bool:
-    return any(device in stage.devices and len(stage.devices) > 1 for stage in stages)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A stage with its operators and with the bytes that it receives and sends."""
-
-    stage: Stage
-    operators: tuple[Operator, ...]
-    received_bytes: int
-    sent_bytes: int
-
-
-def _parts(problem: Problem, stages: tuple[Stage, ...], boundaries: list[list[Tensor]]) -> list[_Part]:
-    by_name = {operator.name: operator for operator in problem.graph.operators}
-    crossing = [sum(tensor.bytes for tensor in boundary) for boundary in boundaries]
-    return [
-        _Part(stage, tuple(by_name[name] for name in stage.operators), received, sent)
-        for stage, (received, sent) in zip(stages, pairwise(crossing), strict=True)
-    ]
-
-
-def _stage_costs(
-    problem: Problem, parts: list[_Part], costs: Mapping[str, DeviceCosts], factors: Mapping[str, float]
-) -> list[StageCost]:
-    """Return compute and transfer seconds of each stage on each of its devices, each slowed by its factor."""
-    found: list[StageCost] = []
-    upstream: list[StageCost] = []
-    for index, part in enumerate(parts):
-        here = []
-        for name in part.stage.devices:
-            # Each upstream replica sends the share of the frames that it computes.
-            transfer_s = sum(
-                problem.link(cost.device, name).seconds(part.received_bytes) * share
-                for cost, share in zip(upstream, _shares(upstream), strict=True)
+def _check_replicas(graph: OperatorGraph, stages: tuple[Stage, ...], used: Mapping[str, Device]) -> None:
+    """Raise PlanError where a stage cannot have replicas, or a device cannot be one of them."""
+    ordered = {operator.name for operator in graph.operators if operator.ordered}
+    replica_of: dict[str, int] = {}
+    for index, stage in enumerate(stages):
+        if len(stage.devices) == 1:
+            continue
+        first = next((name for name in stage.operators if name in ordered), None)
+        if first is not None:
+            raise PlanError(
+                f"stage {index} holds the ordered operator {first} and runs on {len(stage.devices)} devices "
+                f"({', '.join(stage.devices)}); one instance of it takes all frames, so give the stage one device"
             )
-            device = costs[name]
-            compute_s = device.whole_s(part.stage.operators)
-            if compute_s is None:
-                compute_s = _compute_s(device, part, index)
-                transfer_s += device.receive.seconds(part.received_bytes) + device.send.seconds(part.sent_bytes)
-            here.append(StageCost(index, name, compute_s * factors[name], transfer_s * factors[name]))
-        found += here
-        upstream = here
-    return found
+        for name in stage.devices:
+            if name in replica_of:
+                raise PlanError(
+                    f"device {name} of stage {index} is a replica of stage {replica_of[name]} already; a device takes "
+                    "part in one replicated stage, once"
+                )
+            replica_of[name] = index
+    for name, index in replica_of.items():
+        if used[name].memory_bytes is not None and sum(name in stage.devices for stage in stages) > 1:
+            raise PlanError(
+                f"device {name} is a replica of stage {index} and serves another stage; with memory_bytes it serves one"
+            )
 
 
-def _compute_s(costs: DeviceCosts, part: _Part, stage: int) -> float:
-    for operator in part.operators:
-        if not costs.can_run(operator):
-            raise PlanError(f"device {costs.device.name} cannot run operator {operator.name} of stage {stage}")
-    return costs.operators_s(part.operators)
-
-
-def _shares(costs: list[StageCost]) -> list[float]:
-    """Return the share of the frames that each replica of a stage takes, which is its share of the stage's rate."""
-    rates = [1 / max(cost.seconds, 1e-12) for cost in costs]
-    return [rate / sum(rates) for rate in rates]
+def _rate(costs: Sequence[StageCost], fixed_s: Mapping[str, float]) -> float:
+    """Return the frames a second of one stage; `fixed_s` are the seconds of stages that a device serves alone."""
+    if len(costs) == 1:
+        return 1 / max(fixed_s[costs[0].device], 1e-12)
+    return shared_frames([(cost.seconds, fixed_s.get(cost.device, 0.0)) for cost in costs])[0]
 
 
 def _bus_seconds(
-    problem: Problem, parts: list[_Part], costs: Mapping[str, DeviceCosts], busy: list[StageCost]
+    problem: Problem, parts: list[Part], costs: Mapping[str, DeviceCosts], busy: list[StageCost]
 ) -> dict[str, float]:
     """Return the seconds that a frame needs of each bus, for links that name it and for parameters beyond caches."""
     needs: dict[str, float] = defaultdict(float)
+    held_s = lock_s(problem)
+    if held_s:
+        needs[INTERPRETER] = held_s
     upstream: list[tuple[str, float]] = []
     for index, part in enumerate(parts):
         param_bytes = sum(operator.param_bytes for operator in part.operators)
-        stage_costs = [cost for cost in busy if cost.stage == index]
-        here = [(cost.device, share) for cost, share in zip(stage_costs, _shares(stage_costs), strict=True)]
+        here = [(cost.device, cost.share) for cost in busy if cost.stage == index]
         for name, share in here:
             for source, source_share in upstream:
                 link = problem.link(source, name)
@@ -333,14 +302,12 @@ def _bus_seconds(
     return dict(needs)
 
 
-def _energy_j(parts: list[_Part], costs: Mapping[str, DeviceCosts], alone: list[StageCost]) -> float | None:
+def _energy_j(parts: list[Part], costs: Mapping[str, DeviceCosts], alone: list[StageCost]) -> float | None:
     """Return the joules of a frame; None where nothing is known of a device's power."""
     total = 0.0
-    for index, part in enumerate(parts):
-        stage_costs = [cost for cost in alone if cost.stage == index]
-        for cost, share in zip(stage_costs, _shares(stage_costs), strict=True):
-            joules = costs[cost.device].energy_j(part.operators, cost.compute_s, cost.transfer_s)
-            if joules is None:
-                return None
-            total += joules * share
+    for cost in alone:
+        joules = costs[cost.device].energy_j(parts[cost.stage].operators, cost.compute_s, cost.transfer_s)
+        if joules is None:
+            return None
+        total += joules * cost.share
     return total

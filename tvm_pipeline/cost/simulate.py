@@ -9,17 +9,21 @@ the rules of the running pipeline (`runtime/pipeline.py`):
 
 - A frame takes one of `in_flight` slots when it enters and gives it back when it leaves, in order; queues between
   stages have no other limit. A frame that finds no slot waits outside, or is dropped where the source is live.
-- A stage takes frames in the order in which they left the stage before. A device does one thing at a time; where it
-  serves several stages the earlier frame goes first. Of idle replicas, the one that waited longest takes the frame.
+- A stage takes frames in the order in which they left the stage before, and one with an ordered operator in the order
+  in which they entered. A device does one thing at a time; where it serves several stages the earlier frame goes first.
+  But a replica that serves other stages alone does these first, because no other device can. Of idle replicas, the one
+  that waited longest takes the frame.
 - A bus serves one request at a time, first come first served. Requests are transfers over links that name the bus, and
   fetches of parameters that a modelled device's cache does not hold. A device is busy while it waits for the bus, and
   the wait counts as transfer or as compute.
+- The lock of the Python interpreter is a bus. A stage holds it at the start of its computing, for the seconds of all
+  its operators together; in truth these are spread over the stage.
 - A device is as slow as if the number of working devices were the number of frames inside, at most all devices of the
   plan. So a full pipeline is as slow as `evaluate` says, and a single frame meets idle devices.
 
 Without buses, jitter or replicas, a saturated run is as fast as `evaluate` predicts. With buses it may be slower,
-because turns may fall badly. With uneven replicas it is slower where the slots are too few for the frames that wait for
-slower ones.
+because turns may fall badly. With uneven replicas, and with replicas that serve other stages, it is slower where the
+slots are too few for the frames that wait.
 """
 
 from __future__ import annotations
@@ -30,13 +34,13 @@ import random
 import sys
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, count, islice, pairwise, repeat
 
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import Bar, RunRecord, RunStatistics, StageRecord
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of
+from tvm_pipeline.cost.device_costs import INTERPRETER, busy_factor, cost_of, lock_s
 from tvm_pipeline.cost.evaluate import check_stages, evaluate, frames_inside
 from tvm_pipeline.errors import OptionError, ProfileError
 
@@ -157,6 +161,8 @@ class _Work:
                 "nothing says how fast the devices of this plan are; give a profile, or a platform with [device.model]"
             )
         self.stages, self.frames_inside = stages, frames_inside(stages, evaluation.predicted)
+        ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
+        self.in_order = {index for index, stage in enumerate(stages) if not ordered.isdisjoint(stage.operators)}
         self.devices = tuple(dict.fromkeys(cost.device for cost in costs))
         self.factors = {
             name: [busy_factor(problem, name, n + 1) for n in range(len(self.devices))] for name in self.devices
@@ -179,6 +185,7 @@ class _Work:
                     spill_s = device.spill_s(sum(operator.param_bytes for operator in operators))
                     work = _Step(max(compute_s - calls_s, 0.0), device.shared_bus, spill_s)
                     self._compute[index, name] = (_Step(calls_s), work)
+            self._compute[index, name] = _locked(self._compute[index, name], lock_s(problem, names))
             # A frame that enters comes from no other device; only the device's own copies cost time.
             for source in stages[index - 1].devices if index else (name,):
                 link = problem.link(source, name)
@@ -188,6 +195,15 @@ class _Work:
     def steps(self, stage: int, device: str, source: str | None) -> tuple[_Step, ...]:
         """Return the step of receiving a frame from `source` (None: it enters), then the steps of computing it."""
         return self._receive[stage, device, source or device], *self._compute[stage, device]
+
+
+def _locked(steps: tuple[_Step, ...], held_s: float) -> tuple[_Step, ...]:
+    """Return the steps of computing, of which the first `held_s` seconds need the lock of the interpreter."""
+    if not held_s:
+        return steps
+    first, *rest = steps
+    locked = _Step(min(held_s, first.seconds), INTERPRETER, held_s)
+    return locked, replace(first, seconds=first.seconds - locked.seconds), *rest
 
 
 class _Run:
@@ -204,12 +220,14 @@ class _Run:
         self.door: deque[int] = deque()
         # (frame, the device that has it)
         self.queues: list[deque[tuple[int, str | None]]] = [deque() for _ in work.stages]
+        self.begun = [0] * len(work.stages)  # how many frames each stage took
         self.inside: deque[int] = deque()  # in order
         self.idle_since = dict.fromkeys(work.devices, 0.0)  # the longest idle first
         self.bus_waiters: dict[str, deque[Callable[[], None]]] = defaultdict(deque)
         self.busy_buses: set[str] = set()
         self.arrived: Sequence[float] = ()
         self.entered: dict[int, float] = {}
+        self.order: list[int] = []  # the frames that entered
         self.done: dict[int, float] = {}
         self.events: list[Bar] = []
         self.passages: list[Passage] = []
@@ -249,16 +267,31 @@ class _Run:
         while self.door and len(self.inside) < self.slots:
             frame = self.door.popleft()
             self.entered[frame] = self.now
+            self.order.append(frame)
             self.inside.append(frame)
             self.queues[0].append((frame, None))
 
     def dispatch(self) -> None:
-        """Give every idle device the earliest frame that it may take."""
+        """Give every idle device a frame: the earliest for the stages that it serves alone, else for its other one."""
         for device in list(self.idle_since):
-            heads = [(self.queues[stage][0][0], stage) for stage in self.serves[device] if self.queues[stage]]
+            heads = [
+                (len(self.work.stages[stage].devices) > 1, *head, stage)
+                for stage in self.serves[device]
+                for head in self.head(stage)
+            ]
             if heads:
-                _, stage = min(heads)
-                self.serve(stage, device, *self.queues[stage].popleft())
+                _, frame, source, stage = min(heads, key=lambda head: (head[0], head[1]))
+                self.queues[stage].remove((frame, source))
+                self.begun[stage] += 1
+                self.serve(stage, device, frame, source)
+
+    def head(self, stage: int) -> list[tuple[int, str | None]]:
+        """Return the frame that a stage takes next, where it is there, and the device that has it."""
+        waiting = self.queues[stage]
+        if stage in self.work.in_order and waiting:
+            due = self.order[self.begun[stage]]
+            return [head for head in waiting if head[0] == due]
+        return list(islice(waiting, 1))
 
     def serve(self, stage: int, device: str, frame: int, source: str | None) -> None:
         steps = deque(self.work.steps(stage, device, source))

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, lock_s
 
 
 def explain(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
@@ -73,6 +73,13 @@ def _too_slow(problem: Problem) -> Iterator[str]:
         fastest.append(min(seconds))
     floor_fps, most_s = problem.min_throughput_fps, problem.max_latency_s
     if floor_fps is not None:
+        held_s = lock_s(problem)
+        if held_s * floor_fps > 1 + 1e-9:
+            yield (
+                f"the operators hold the lock of the Python interpreter for {held_s:.3g} s of each frame, one at a "
+                f"time, which makes no more than {1 / held_s:.4g} frames a second; `min_throughput_fps` asks for "
+                f"{floor_fps:.4g}"
+            )
         slowest = max(range(len(fastest)), key=lambda index: fastest[index][0])
         seconds_s, device_name = fastest[slowest]
         if seconds_s * floor_fps > 1 + 1e-9:

@@ -23,7 +23,7 @@ from tvm_pipeline.core.graph import crossing_tensors
 from tvm_pipeline.core.plan import Plan, Stage, Status
 from tvm_pipeline.core.platform import Platform, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
+from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, second_rows, unit_of
@@ -48,7 +48,7 @@ class Deployment:
         rates_fps: the requested rates.
         reachable_fps: the requested rates where all are met; else the highest rates in the same proportions.
         utilisation: for each device and bus in use, the seconds of work in each second at the requested rates; the
-            rates are met where it is 1 or less.
+            rates are met where it is 1 or less. The lock of the Python interpreter is the bus `interpreter`.
         bound: no deployment has a lower greatest utilisation.
         status: `optimal` where no deployment has a lower greatest utilisation, which is proven.
         why: a sentence that says whether the rates are met; where they are not, it names the models that are too slow
@@ -161,7 +161,8 @@ def _solved(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[Stag
     break_symmetry(placements)
     _share_devices(placements)
     _share_caches(demands, loads)
-    most = model.new_int_var(0, 2**60, "")
+    held = sum(demand.rate_fps * lock_s(demand.problem) for demand in demands)
+    most = model.new_int_var(round(held / unit), 2**60, "")
     for d in range(len(placements[0].devices)):
         model.add(sum(load.device[d] for load in loads) <= most)
     for bus in {name for load in loads for name in load.bus}:
@@ -238,6 +239,8 @@ def judge_deployment(demands: Sequence[Demand], plans: Sequence[tuple[Stage, ...
     work: dict[str, float] = defaultdict(float)
     for index, (demand, stages) in enumerate(zip(demands, plans, strict=True)):
         problem, rate, busy = demand.problem, demand.rate_fps, _busy(demand.problem)
+        if held_s := lock_s(problem):
+            work[INTERPRETER] += rate * held_s
         boundaries = crossing_tensors(problem.graph, [stage.operators for stage in stages])
         crossing = [sum(tensor.bytes for tensor in boundary) for boundary in boundaries]
         for number, stage in enumerate(stages):

@@ -30,7 +30,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
 from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.baselines.two_stage import two_stage
-from tvm_pipeline.planning.baselines.whole_model import replicas, singles
+from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
 from tvm_pipeline.planning.measured import MEASURED, SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import LIMITS, SCHEDULERS
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
@@ -203,7 +203,7 @@ def _recut(problem: Problem, deadline: float | None) -> list[Plan]:
     makers: dict[str, _Maker] = {
         "chain": lambda _: [_chain(limited)],
         "single": lambda _: singles(limited),
-        "replicas": lambda _: [replicas(limited)],
+        "replicas": lambda _: [replicas_of_any_count(limited)],
     }
     plans, errors = _made(makers)
     plans = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
@@ -286,7 +286,7 @@ def _makers(problem: Problem, deadline: float | None) -> dict[str, _Maker]:
         return {"chain": lambda _: [chain(left())], **pipeline}
     makers: dict[str, _Maker] = {
         "single": lambda _: _distinct(singles(problem)),
-        "replicas": lambda _: [replicas(problem)],
+        "replicas": lambda _: [replicas_of_any_count(problem)],
         "two-stage": lambda _: [two_stage(problem)],
         **pipeline,
     }

@@ -58,7 +58,10 @@ class Scheduler:
 SCHEDULERS: dict[str, Scheduler] = {
     "single": Scheduler(single, "the whole model on one device", counts=ALL_LIMITS | {"activations"}, stages=(1,)),
     "replicas": Scheduler(
-        replicas, "the whole model on several devices", counts=ALL_LIMITS | {"activations"}, stages=(1,)
+        replicas,
+        "the whole model on several devices, or all of it between its ordered operators",
+        counts=ALL_LIMITS | {"activations"},
+        stages=(1, 2, 3),
     ),
     "two-stage": Scheduler(
         two_stage, "the best cut in two (Velasco-Montero et al., Algorithm 1)", BY_CUTS, stages=(2,)

@@ -1,6 +1,7 @@
 """Baselines: plans without a proof, to compare the exact searches with.
 
 whole_model.py      one device, or replicas of the whole model
+frame_parallel.py   replicas of what stands between ordered operators
 even_parameters.py  segments of equal parameter bytes, as the Edge TPU compiler cuts
 greedy.py           stages filled in turn
 coral.py            libcoral's partitioners

@@ -5,11 +5,11 @@ from __future__ import annotations
 from itertools import combinations
 
 from tvm_pipeline.core.plan import Plan, Stage, cost_key, objective_value
-from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
+from tvm_pipeline.planning.baselines.frame_parallel import frame_parallel, takes_all
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 
@@ -31,12 +31,27 @@ def replicas(problem: Problem) -> Plan:
     """Return the plan of the whole model on several devices, each of which takes the next frame when it is free.
 
     Every set of two or more devices that share no cores is tried, since fewer devices can be better than all: because
-    of busy factors, or for latency.
+    of busy factors, or for latency. Where the graph has ordered operators, these and what stands around them are in
+    stages of one device each, see `frame_parallel`.
 
     Raises:
-        InfeasibleError: the platform has no two such devices that can run and hold the whole model.
+        InfeasibleError: the platform has no two such devices that can run and hold the whole model, or ordered
+            operators leave nothing to replicate, or the plan has another number of stages than `problem.stages`.
     """
-    able = [device for device in problem.platform.devices if _takes_all(problem, device)]
+    plan = replicas_of_any_count(problem)
+    if problem.stages not in (None, len(plan.stages)):
+        raise InfeasibleError(
+            f"`stages` {problem.stages}: replicas of {problem.graph.name} make {len(plan.stages)}; leave `stages` out, "
+            "or use scheduler hybrid"
+        )
+    return plan
+
+
+def replicas_of_any_count(problem: Problem) -> Plan:
+    """Return the plan of `replicas`, whatever number of stages is required."""
+    if any(operator.ordered for operator in problem.graph.operators):
+        return frame_parallel(problem)
+    able = [device for device in problem.platform.devices if takes_all(problem, device, problem.graph.operators)]
     widest = list(disjoint_sets(able))
     subsets = (c for group in widest for size in range(2, len(group) + 1) for c in combinations(group, size))
     sets = list(dict.fromkeys(tuple(device.name for device in subset) for subset in subsets))
@@ -46,13 +61,6 @@ def replicas(problem: Problem) -> Plan:
             "whole model"
         )
     return min(_possible(problem, "replicas", sets), key=cost_key)
-
-
-def _takes_all(problem: Problem, device: Device) -> bool:
-    param_bytes = sum(operator.param_bytes for operator in problem.graph.operators)
-    fits = device.memory_bytes is None or param_bytes <= device.memory_bytes
-    costs = cost_of(problem, device)
-    return fits and all(map(costs.can_run, problem.graph.operators))
 
 
 def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -> list[Plan]:

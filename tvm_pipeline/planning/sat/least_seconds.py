@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tvm_pipeline.core.plan import Plan, Prediction, Stage, objective_value
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of, require_energy
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, lock_s, require_energy
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, second_rows, unit_of
@@ -171,7 +171,7 @@ class _Seconds:
         working, model = placement.staging.stages, placement.model
         factors = {device.name: busy_factor(self.problem, device.name, working) for device in self.devices}
         loads = Loads(placement, self.unit, factors)
-        pace = model.new_int_var(0, 2**60, "")
+        pace = model.new_int_var(round(lock_s(self.problem) / self.unit), 2**60, "")
         for load in (*loads.device, *loads.bus.values()):
             model.add(load <= pace)
         if self.problem.max_latency_s is not None:
@@ -190,7 +190,7 @@ class _Seconds:
     def _keep_pace(self, placement: Placement, alone: Loads, most_s: float, slack: int) -> None:
         """Demand that no device and no bus takes longer than `most_s` while all devices of the plan work."""
         model = placement.model
-        for load in alone.bus.values():
+        for load in (*alone.bus.values(), round(lock_s(self.problem) / self.unit_s)):
             model.add(load <= self._limit(most_s, slack))
         is_count = [model.new_bool_var("") for _ in range(min(len(self.devices), placement.staging.stages))]
         model.add_exactly_one(is_count)

@@ -11,6 +11,7 @@ loops.py                its compiled loops
 relaxation.py           its lower bound, and the windows of cuts that can matter
 lexicographic.py        the search for the objectives of bytes
 revisits.py             pipelines whose devices serve several stages
+work_bound.py           a bound of all plans, whatever stages their devices share
 pareto.py               throughput against latency and energy
 with_activations.py     pipelines whose stages also fit the memory of their devices with their activations
 """

@@ -15,7 +15,7 @@ from dataclasses import replace
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor
+from tvm_pipeline.cost.device_costs import busy_factor, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
@@ -127,14 +127,17 @@ def plan_over(
 
 
 def least_period(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> float:
-    """Return a lower bound of the seconds between frames of these units' pipelines, by the relaxation and the buses."""
+    """Return a lower bound of the seconds between frames of these units' pipelines.
+
+    It follows from the relaxation, the buses and the lock of the interpreter.
+    """
     bounds = [math.inf]
     for space in _spaces(problem, cuts, units_of):
         busy = stage_seconds(problem, cuts, space.devices, space.working or 1)
         carried = (
             least_bus_seconds(problem, space.devices, b, space.most_devices) for b in buses(problem, space.devices)
         )
-        bounds.append(max(relaxed_bound(space, busy), *carried, 0.0))
+        bounds.append(max(relaxed_bound(space, busy), *carried, lock_s(problem)))
     return min(bounds)
 
 
@@ -149,12 +152,19 @@ def _found(
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     best: tuple[float, tuple[Stage, ...]] | None = None
     bound = math.inf
+    # Every plan holds the lock of the interpreter for as long, so it takes no part in the search.
+    held_s = lock_s(problem)
+    if problem.min_throughput_fps is not None and held_s * problem.min_throughput_fps > 1 + ROUNDING:
+        return None, math.inf
+    least = held_s if problem.objective == "throughput" else 0.0
     try:
         for space in _spaces(problem, cuts, units_of):
             search = _search(problem, space, best[0] if best else at_most, deadline)
-            bound = min(bound, search.bound)
-            if search.found and search.found.value < (best[0] if best else at_most) * (1 - ROUNDING):
-                best = search.found.value, _stages(space, search.found)
+            bound = min(bound, max(search.bound, least))
+            if search.found:
+                value = max(search.found.value, least)
+                if value < (best[0] if best else at_most) * (1 - ROUNDING):
+                    best = value, _stages(space, search.found)
     except TooManyError:
         raise OptionError(
             f"{problem.graph.name} has {len(cuts)} cuts for {len(problem.platform.devices)} different devices: more "

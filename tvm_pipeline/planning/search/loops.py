@@ -43,12 +43,14 @@ class CutArrays(NamedTuple):
         zone: M; a cut contains all cuts of earlier zones.
         sets: M x words; the operators before a cut as bits, to compare cuts of one zone.
         usable: M; whether a stage may end here.
+        ordered: M; the number of ordered operators before each cut.
     """
 
     param_bytes: Any
     zone: Any
     sets: Any
     usable: Any
+    ordered: Any
 
 
 class Costs(NamedTuple):
@@ -222,11 +224,14 @@ def advance(
             if j < window.low[b] or j > window.high[b]:
                 continue
             unit = lattice.unit[b]
+            replicated = lattice.sizes[unit] > 1
             first = max(table.alive_from[a], window.start[unit, j])
             best = table.value[b, j]
             for i in range(min(table.alive_to[a], j - 1), first - 1, -1):
                 before = table.value[a, i]
                 if before == inf or (goal.skip_beaten and before >= best):
+                    continue
+                if replicated and cuts.ordered[i] != cuts.ordered[j]:
                     continue
                 param_bytes = cuts.param_bytes[j] - cuts.param_bytes[i]
                 new, idle_rate = unit_seconds(lattice, seconds, goal, stage, unit, i, j, param_bytes)

@@ -261,7 +261,7 @@ def _lattice(space: Space, states: States) -> loops.Lattice:
 def _cut_arrays(space: Space) -> loops.CutArrays:
     cuts = space.cuts
     usable = cuts.together if space.together else np.ones(len(cuts), bool)
-    return loops.CutArrays(space.param_bytes, cuts.zone, cuts.members, usable)
+    return loops.CutArrays(space.param_bytes, cuts.zone, cuts.members, usable, space.ordered)
 
 
 def _costs(space: Space, states: States, costs: StageCosts) -> loops.Costs:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Floats, Integers
 from tvm_pipeline.planning.search.space import Space
 from tvm_pipeline.solvers.hot import hot
+
+NumbersT = TypeVar("NumbersT", Floats, Integers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,10 +60,14 @@ def relaxed_bottleneck(space: Space, elders: list[int], seconds: StageCosts, at_
 def windows(space: Space, elders: list[int], seconds: StageCosts | None, cap: float, masks: Sequence[int]) -> Windows:
     """Return the windows of the states with these masks; they are narrow only where every device serves once."""
     param_bytes, capacity, count = space.param_bytes, space.capacity, len(space.cuts)
+    # Replicas hold no ordered operator: their stage begins with as many before it as at its end.
+    unordered_from = np.searchsorted(np.maximum.accumulate(space.ordered), space.ordered, side="left")
     start = np.zeros((len(space.units), count), np.int64)
     capped = seconds is not None and np.isfinite(cap)
     for index, unit in enumerate(space.units):
         start[index] = np.searchsorted(param_bytes, param_bytes - min(capacity[d] for d in unit), side="left")
+        if len(unit) > 1:
+            start[index] = np.maximum(start[index], unordered_from)
         if seconds is not None and capped:
             rows = [(np.maximum.accumulate(seconds.add[d]), _least_after(seconds.add[d])) for d in unit]
             # Of n replicas the fastest must take at most n times the cap.
@@ -131,6 +137,8 @@ class _Relaxed:
             np.maximum.accumulate(seconds.work, axis=1),
             _least_after(seconds.add),
             _least_after(seconds.work),
+            np.maximum.accumulate(space.ordered),
+            _least_after(space.ordered),
         )
 
     def _rest(self, space: Space) -> Integers:
@@ -168,9 +176,9 @@ class _Relaxed:
         return bool(self.reach(cap)[0][self.allowed].max() == self.last)
 
 
-def _least_after(rows: Floats) -> Floats:
+def _least_after(rows: NumbersT) -> NumbersT:
     """Return for each position the least of the values there and later."""
-    least: Floats = np.minimum.accumulate(rows[..., ::-1], axis=-1)[..., ::-1]
+    least: NumbersT = np.minimum.accumulate(rows[..., ::-1], axis=-1)[..., ::-1]
     return least
 
 
@@ -185,6 +193,7 @@ class _Arrays(NamedTuple):
         capacity, call, spill, cached: D; see `cost_tables.StageCosts`.
         most_add, most_work: D x M; the greatest of the cumulative costs up to a cut.
         least_add, least_work: D x M; the least of the cumulative costs from a cut on.
+        most_ordered, least_ordered: M; the same of the numbers of ordered operators.
     """
 
     members: Any
@@ -199,11 +208,15 @@ class _Arrays(NamedTuple):
     most_work: Any
     least_add: Any
     least_work: Any
+    most_ordered: Any
+    least_ordered: Any
 
 
 @hot
 def _is_fast(arrays: _Arrays, unit: int, i: int, j: int, cap: float) -> Any:
     """Return whether a unit holds the operators between cuts i and j, and takes at most `cap` seconds for them."""
+    if arrays.sizes[unit] > 1 and arrays.least_ordered[j] > arrays.most_ordered[i]:
+        return False
     param_bytes = arrays.param_bytes[j] - arrays.param_bytes[i]
     rate = 0.0
     for m in range(arrays.sizes[unit]):

@@ -22,7 +22,7 @@ import numpy as np
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import cost_of
+from tvm_pipeline.cost.device_costs import cost_of, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_seconds
@@ -64,9 +64,10 @@ def revisits(problem: Problem) -> Plan:
     predicted = evaluate(problem, stages).predicted
     plan = Plan(problem.graph.name, "revisits", problem.objective, stages, predicted, "optimal")
     plan = replace(plan, bound=plan.value)
-    if plan.value and 1 / plan.value[0] > best.value * (1 + 1e-9):
+    least_s = max(best.value, lock_s(problem))
+    if plan.value and 1 / plan.value[0] > least_s * (1 + 1e-9):
         # The search does not count buses, and one of them is slower than every device.
-        return replace(plan, status="feasible", bound=(1 / best.value,))
+        return replace(plan, status="feasible", bound=(1 / least_s,))
     return plan
 
 

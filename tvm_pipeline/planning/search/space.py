@@ -15,7 +15,7 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.planning.search.cost_tables import capacities
-from tvm_pipeline.planning.search.cuts import Cuts, Floats
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 
 # A unit runs a stage: one device or several replicas, by their indices.
 Units = list[tuple[int, ...]]
@@ -48,6 +48,15 @@ class Space:
     def param_bytes(self) -> Floats:
         """Return the parameter bytes of each cut."""
         return self.cuts.param_bytes.astype(np.float64)
+
+    @property
+    def ordered(self) -> Integers:
+        """Return the number of ordered operators in each cut; a stage that holds one has no replicas."""
+        ordered = [operator.ordered for operator in self.cuts.graph.operators]
+        if not any(ordered):
+            return np.zeros(len(self.cuts), np.int64)
+        counts: Integers = self.cuts.sums(ordered).astype(np.int64)
+        return counts
 
     @property
     def capacity(self) -> Floats:

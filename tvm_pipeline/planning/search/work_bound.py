@@ -1,0 +1,82 @@
+"""A bound of all plans, whatever stages their devices share: the work of a frame, spread over the devices.
+
+The searches prove their bounds for plans in which a replica serves no other stage. Where `best` compares plans without
+that restriction, this bound holds for them, too. Next: `baselines/frame_parallel.py`, which makes such plans.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tvm_pipeline.core.platform import disjoint_sets
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, lock_s
+from tvm_pipeline.planning.search.cost_tables import stage_joules, stage_seconds
+from tvm_pipeline.planning.search.cuts import Floats, prefixes
+
+# The weights of unequal devices settle to about a per cent within so many rounds.
+ROUNDS = 200
+
+
+def bound_of_all(problem: Problem) -> float:
+    """Return a value of the objective (throughput, latency or energy) that no plan of the problem exceeds."""
+    if problem.objective == "throughput":
+        return 1 / max(least_period_of_all(problem), 1e-12)
+    costs_of = stage_joules if problem.objective == "energy" else stage_seconds
+    return float(costs_of(problem, prefixes(problem.graph), problem.platform.devices).least[-1])
+
+
+def least_period_of_all(problem: Problem) -> float:
+    """Return a lower bound of the seconds between frames of every plan, in which devices may share any stages.
+
+    An ordered operator runs on one device for all frames, any other operator in parts on all devices. Calls of stages,
+    transfers and fetches of parameters cost nothing.
+    """
+    operators, platform = problem.graph.operators, problem.platform
+    ordered = np.array([operator.ordered for operator in operators])
+    bounds = []
+    for devices in disjoint_sets(platform.devices):
+        # A device may be faster while others work; then the bound is that of its fastest.
+        factors = [min(busy_factor(problem, d, n) for n in (1, len(devices))) for d in devices]
+        costs = [cost_of(problem, device) for device in devices]
+        seconds = np.array(
+            [[cost.alone_s(operator) * f for operator in operators] for cost, f in zip(costs, factors, strict=True)]
+        )
+        least = seconds.min(axis=0)
+        if np.isinf(least).any():
+            continue  # these devices cannot run the model
+        bounds.append(max(spread_s(seconds), float(least[ordered].max(initial=0.0))))
+    return max(min(bounds, default=math.inf), lock_s(problem))
+
+
+def spread_s(seconds: Floats) -> float:
+    """Return a lower bound of the load of the busiest device if the operators are spread over all, also in parts.
+
+    For weights w of the devices that add up to 1, no plan has a busiest device with less than
+
+        sum over operators of the least w_d * seconds_d
+
+    because the mean of the loads by these weights is at least that. Equal weights give the least work divided by the
+    number of devices. The others are found by multiplicative weights: Plotkin, Shmoys and Tardos, "Fast approximation
+    algorithms for fractional packing and covering problems", Mathematics of Operations Research 20, 1995.
+
+    Args:
+        seconds: D x N; the seconds of each operator on each device, infinite where it cannot run; on one of them it
+            can.
+    """
+    count = len(seconds)
+    weights, best = np.full(count, 1 / count), 0.0
+    finite = np.where(np.isinf(seconds), 0.0, seconds)
+    for turn in range(ROUNDS):
+        weighted = weights[:, None] * seconds
+        chosen = weighted.argmin(axis=0)
+        best = max(best, float(weighted.min(axis=0).sum()))
+        loads = np.bincount(chosen, finite[chosen, np.arange(seconds.shape[1])], count)
+        if not loads.any():
+            break
+        # The busiest device gains weight, in smaller and smaller steps.
+        weights *= np.exp((loads / loads.max() - 1) / math.sqrt(turn + 1))
+        weights /= weights.sum()
+    return best
