@@ -222,11 +222,11 @@ BAD: dict[str, tuple[tuple[Stage, ...], str]] = {
         "devices all and a share cores",
     ),
     "replicas that share cores": ((Stage(("b", "all"), ("op0", "op1", "op2")),), "devices all and b share cores"),
-    "a replica that serves twice": (
-        (Stage(("a", "b"), ("op0", "op1")), Stage(("b",), ("op2",))),
-        "device b of stage 1 is a replica",
+    "a replica of two stages": (
+        (Stage(("a", "b"), ("op0", "op1")), Stage(("b", "a"), ("op2",))),
+        "device b of stage 1 is a replica of stage 0 already",
     ),
-    "a replica of itself": ((Stage(("a", "a"), ("op0", "op1", "op2")),), "device a of stage 0 is a replica"),
+    "a replica of itself": ((Stage(("a", "a"), ("op0", "op1", "op2")),), "device a of stage 0 is a replica of stage 0"),
 }
 
 

@@ -26,6 +26,8 @@ SHARED = {
     "spill_s_per_byte",
     "spill_s",
     "busy_factor",
+    "lock_s",
+    "uncertainty",
 }
 
 # Files that define the figures, and that make them.
@@ -69,6 +71,8 @@ HARMLESS = {
     "seconds": lambda receiver: not _is_figure_owner(receiver),
     "spread": lambda receiver: not _is_figure_owner(receiver),
     "busy_factor": lambda receiver: receiver in ("cost", "costs"),
+    "lock_s": lambda receiver: not _is_figure_owner(receiver),
+    "uncertainty": lambda receiver: not _is_figure_owner(receiver),
 }
 HARMLESS |= dict.fromkeys(
     ("call_s", "cached_bytes", "spill_s_per_byte", "spill_s"), lambda receiver: receiver in ("cost", "costs")

@@ -49,6 +49,7 @@ UNITLESS = {
         "busy_factor",
         "spread",
         "uncertainty",
+        "share",
         "factors",
         "index",
         "writer",

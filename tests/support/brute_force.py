@@ -104,6 +104,17 @@ def every_choice(
     return extend(())
 
 
+def every_sharing(problem: Problem) -> Iterator[tuple[Stage, ...]]:
+    """Yield every plan that `evaluate` allows: stages on any devices, replicas that serve other stages as well."""
+    names = [device.name for device in problem.platform.devices]
+    sets = [group for size in range(1, len(names) + 1) for group in itertools.combinations(names, size)]
+    for groups in every_cut(problem.graph, len(problem.graph)):
+        for devices in itertools.product(sets, repeat=len(groups)):
+            stages = tuple(map(Stage, devices, groups))
+            if verdict(problem, stages) is not None:
+                yield stages
+
+
 def _apart(cores: list[set[int]]) -> bool:
     return sum(map(len, cores)) == len(set().union(*cores))
 

@@ -45,6 +45,9 @@ class Traits:
         buses: some links, and some modelled devices, share a bus.
         caches: every device states a cache.
         copies: some measured devices pay for receiving and sending tensors.
+        ordered: some operators take all frames in order.
+        locks: some operators hold the lock of the interpreter.
+        uncertain: measured devices say how uncertain their seconds are.
     """
 
     overlapping: bool = True
@@ -57,6 +60,9 @@ class Traits:
     buses: bool = False
     caches: bool = False
     copies: bool = False
+    ordered: bool = False
+    locks: bool = False
+    uncertain: bool = False
 
 
 def random_tensor(rng: random.Random, name: str) -> Tensor:
@@ -150,8 +156,18 @@ def random_profile(rng: random.Random, graph: OperatorGraph, platform: Platform,
         if traits.copies and rng.random() < 0.5:
             receive, send = (Transfer(rng.randint(0, 2) / 1000, rng.choice((None, 1e4, 1e5))) for _ in range(2))
             devices[device.name] = replace(devices[device.name], receive=receive, send=send)
+        if traits.uncertain and rng.random() < 0.8:
+            uncertainty = {operator.name: rng.randint(0, 20) / 100 for operator in graph.operators}
+            devices[device.name] = replace(devices[device.name], uncertainty=uncertainty)
+    locking = [operator for operator in graph.operators if traits.locks and rng.random() < 0.5]
+    lock_s = {operator.name: rng.randint(0, 5) / 1000 for operator in locking}
     links = random_links(rng, platform.devices, buses=traits.buses)
-    return Profile(graph.name, graph.fingerprint, devices, links)
+    return Profile(graph.name, graph.fingerprint, devices, links, lock_s=lock_s)
+
+
+def with_ordered(rng: random.Random, graph: OperatorGraph) -> OperatorGraph:
+    """Return the graph with about a third of its operators ordered."""
+    return replace(graph, operators=tuple(replace(o, ordered=rng.random() < 0.35) for o in graph.operators))
 
 
 def random_problem(
@@ -168,6 +184,8 @@ def random_problem(
     traits = traits or Traits()
     make = rng.choice((random_chain, random_dag))
     graph = make(rng, rng.randint(*operators))
+    if traits.ordered:
+        graph = with_ordered(rng, graph)
     platform = random_platform(rng, graph, rng.randint(*devices), traits)
     profile = random_profile(rng, graph, platform, traits)
     stages = (

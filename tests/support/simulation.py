@@ -145,10 +145,17 @@ class Service:
                 phases.append(Phase(seconds * factor))
         transfers_j = sum(phase.seconds for phase in phases) * (device.active_w or 0.0)
         computed_s = sum(profile.seconds[operator.name] or 0.0 for operator in operators) * factor
-        phases.append(Phase(computed_s))
+        phases += _locked(computed_s, sum(problem.profile.lock_s.get(operator.name, 0.0) for operator in operators))
         if profile.joules is not None:
             return phases, sum(profile.joules[operator.name] for operator in operators) + transfers_j
         return phases, transfers_j + computed_s * (device.active_w or 0.0)
+
+
+def _locked(computed_s: float, held_s: float) -> list[Phase]:
+    """Return the phases of computing, which begins with all seconds of the interpreter's lock."""
+    if not held_s:
+        return [Phase(computed_s)]
+    return [Phase(min(held_s, computed_s), "the interpreter", held_s), Phase(max(computed_s - held_s, 0.0))]
 
 
 def push_frames(
@@ -158,16 +165,20 @@ def push_frames(
     *,
     busy: bool = True,
     taking: Mapping[int, str] | None = None,
+    inside: int | None = None,
 ) -> Run:
     """Push frames that all wait from the start through the stages; a free device takes the oldest that it may.
+
+    A replica that serves other stages does these first. A stage with an ordered operator takes all frames in order.
 
     Args:
         busy: whether the devices slow each other down.
         taking: the replica that takes the frames of a stage, where it is forced.
+        inside: the most frames that are inside at once; all wait inside if it is left out.
     """
     service = Service(problem, stages, busy=busy)
     waiting: list[list[tuple[int, str | None]]] = [[] for _ in stages]  # heaps of (frame, where it lies)
-    waiting[0] = [(frame, None) for frame in range(frames)]
+    waiting[0] = [(frame, None) for frame in range(min(frames, inside or frames))]
     idle = list(service.used)
     ticket = itertools.count()
     events: list[tuple[float, int, Callable[[], None]]] = []
@@ -175,6 +186,9 @@ def push_frames(
     taken: set[str] = set()
     done: list[float] = []
     order: list[list[int]] = [[] for _ in stages]
+    begun: list[list[int]] = [[] for _ in stages]
+    ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
+    in_order = {k for k, stage in enumerate(stages) if ordered.intersection(stage.operators)}
     now = joules = 0.0
 
     def after(seconds: float, action: Callable[[], None]) -> None:
@@ -207,18 +221,22 @@ def push_frames(
         order[stage].append(frame)
         if stage + 1 == len(stages):
             done.append(now)
+            if inside and len(done) + inside <= frames:
+                heapq.heappush(waiting[0], (len(done) + inside - 1, None))
         else:
             heapq.heappush(waiting[stage + 1], (frame, device))
 
     while len(done) < frames:
         for device in list(idle):
             may = [
-                (waiting[k][0][0], k)
+                (len(stage.devices), waiting[k][0][0], k)
                 for k, stage in enumerate(stages)
                 if waiting[k] and device in stage.devices and (taking or {}).get(k, device) == device
+                if k not in in_order or waiting[k][0][0] == len(begun[k])
             ]
             if may:
-                frame, stage = min(may)
+                _, frame, stage = min(may)
+                begun[stage].append(frame)
                 _, came_from = heapq.heappop(waiting[stage])
                 phases, energy = service.of(stage, device, came_from)
                 joules += energy

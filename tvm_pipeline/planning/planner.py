@@ -39,6 +39,7 @@ from tvm_pipeline.planning.search.cuts import ideals as listed_ideals
 from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over
 from tvm_pipeline.planning.search.revisits import revisits
 from tvm_pipeline.planning.search.space import replica_units, single_units
+from tvm_pipeline.planning.search.work_bound import bound_of_all, shares_replicas
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
 BEST = "best"
@@ -246,9 +247,11 @@ def _decided(
     return Decision(plans[0], tuple(plans), why)
 
 
-def _preference(plan: Plan) -> tuple[tuple[float, ...], int, int]:
-    """Return the sort key of a plan: its figures, then its simplicity."""
-    return cost_key(plan), len(plan.stages), len(plan.devices)
+def _preference(plan: Plan) -> tuple[tuple[float, ...], int, int, tuple[float, ...]]:
+    """Return the sort key of a plan: its figures, then its simplicity; figures that differ by rounding are equal."""
+    figures = cost_key(plan)
+    rounded = tuple(float(f"{figure:.12g}") for figure in figures)
+    return rounded, len(plan.stages), len(plan.devices), figures
 
 
 def _with_bound(best: Plan, bound: tuple[float, ...] | None) -> Plan:
@@ -320,6 +323,9 @@ def _common_bound(
     bounds = [plan.bound for plan in plans if plan.bound is not None]
     if not bounds or len(bounds) < len(plans) or unproven or (errors and deadline is not None):
         return None
+    # Beside ordered operators, replicas may serve other stages, which the searches leave out.
+    if shares_replicas(problem):
+        bounds.append((bound_of_all(problem),))
     return max(bounds) if problem.objective == "throughput" else min(bounds)
 
 

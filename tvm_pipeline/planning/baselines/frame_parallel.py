@@ -22,7 +22,6 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
-from tvm_pipeline.planning.search.work_bound import bound_of_all
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 Operators = tuple[Operator, ...]
@@ -32,59 +31,76 @@ def frame_parallel(problem: Problem) -> Plan:
     """Return the plan whose replicated stage is as large as the ordered operators of the graph allow.
 
     The devices of the stages in front and behind are the best pair by `evaluate`. The replicas are all devices of a set
-    that can work together, or all but these two.
+    that can work together, or all but these two. Where some devices of the set cannot run all that may be replicated,
+    two plans are compared: the others replicate it, or all devices replicate what all of them can run.
 
     Raises:
         InfeasibleError: ordered operators leave nothing to replicate, or no two devices can run it.
     """
-    before, middle, after = parts(problem)
+    graph = problem.graph
+    ordered = {index for index, operator in enumerate(graph.operators) if operator.ordered}
+    if len(ordered) == len(graph):
+        raise InfeasibleError(
+            f"nothing of {graph.name} can be replicated, because all its operators are ordered; use scheduler best"
+        )
     plans, reasons = [], []
-    for front, members, back in dict.fromkeys(_choices(problem, before, middle, after)):
-        chosen = ((front, before), (members, middle), (back, after))
-        stages = tuple(Stage(devices, tuple(o.name for o in part)) for devices, part in chosen if part)
+    for stages in dict.fromkeys(_candidates(problem, ordered)):
         try:
-            stages = fitting_orders(problem, stages)
-            predicted = evaluate(problem, stages).predicted
+            fitting = fitting_orders(problem, stages)
+            predicted = evaluate(problem, fitting).predicted
         except PlanError as error:
             reasons.append(str(error))
             continue
-        plans.append(Plan(problem.graph.name, "replicas", problem.objective, stages, predicted))
+        plans.append(Plan(graph.name, "replicas", problem.objective, fitting, predicted, "optimal"))
     if not plans:
         raise InfeasibleError(
             "; ".join(dict.fromkeys(reasons))
-            or f"platform {problem.platform.name} has no two devices that share no cores and can run and hold the "
-            f"operators {middle[0].name} to {middle[-1].name}, or none for the stages in front and behind"
+            or f"platform {problem.platform.name} has no two devices that share no cores and can run and hold what is "
+            f"to be replicated of {graph.name}, or none that can run what stands around it"
         )
-    return _with_bound(problem, min(plans, key=cost_key))
+    best = min(plans, key=cost_key)
+    return replace(best, bound=best.value)
 
 
-def parts(problem: Problem) -> tuple[Operators, Operators, Operators]:
+def _candidates(problem: Problem, ordered: set[int]) -> Iterator[tuple[Stage, ...]]:
+    """Yield the stages of each plan, for each set of devices that can work together."""
+    for group in disjoint_sets(problem.platform.devices):
+        unable = {
+            index
+            for index, operator in enumerate(problem.graph.operators)
+            if not all(cost_of(problem, device).can_run(operator) for device in group)
+        }
+        for fixed in (ordered, ordered | unable):
+            before, middle, after = _divided(problem, sorted(fixed))
+            if not middle:
+                continue
+            able = [device for device in group if takes_all(problem, device, middle)]
+            ends = [[d for d in group if takes_all(problem, d, part)] if part else [None] for part in (before, after)]
+            for outer in product(*ends):
+                front, back = ((device.name,) if device is not None else () for device in outer)
+                for members in (able, [device for device in able if device not in outer]):
+                    placed = (front, before), (tuple(device.name for device in members), middle), (back, after)
+                    if len(members) > 1:
+                        yield tuple(Stage(names, tuple(o.name for o in part)) for names, part in placed if part)
+
+
+def _divided(problem: Problem, fixed: Sequence[int]) -> tuple[Operators, Operators, Operators]:
     """Return the operators in front of the replicated stage, those in it, and those behind it.
 
-    The first ordered operators, in the graph's order, stand in front with all that they need, the others behind with
-    all that needs them. Of these divisions the one is returned whose replicated stage takes longest on the fastest
-    devices.
+    The first fixed operators, in the graph's order, stand in front with all that they need, the others behind with all
+    that needs them. Of these divisions the one is returned whose replicated stage takes longest on the fastest devices.
+    Every operator that is not fixed is in the replicated stage of one of them.
 
-    Raises:
-        InfeasibleError: in all of them nothing is left to replicate.
+    Args:
+        fixed: the indices of the operators that are not replicated, in ascending order.
     """
     graph, devices = problem.graph, problem.platform.devices
-    ordered = [index for index, operator in enumerate(graph.operators) if operator.ordered]
     least_s = [min(cost_of(problem, device).alone_s(operator) for device in devices) for operator in graph.operators]
+    fronts, backs = _closures(fixed, graph.edges.before), _closures(fixed[::-1], graph.edges.after)
     everything = set(range(len(graph)))
-    best: tuple[float, int] | None = None
-    fronts, backs = _closures(ordered, graph.edges.before), _closures(ordered[::-1], graph.edges.after)
-    for front, back in zip(fronts, reversed(backs), strict=True):
-        middle = everything - front - back
-        size = sum(least_s[index] for index in middle), len(middle)
-        if middle and (best is None or size > best):
-            best, chosen = size, (front, middle, back)
-    if best is None:
-        raise InfeasibleError(
-            f"nothing of {graph.name} can be replicated: all its operators are ordered, or stand between ordered "
-            f"operators such as {graph.operators[ordered[0]].name}; use scheduler best, or hybrid"
-        )
-    before, between, after = (tuple(graph.operators[index] for index in sorted(part)) for part in chosen)
+    divisions = [(front, everything - front - back, back) for front, back in zip(fronts, reversed(backs), strict=True)]
+    front, middle, back = max(divisions, key=lambda parts: (sum(least_s[i] for i in parts[1]), len(parts[1])))
+    before, between, after = (tuple(graph.operators[i] for i in sorted(part)) for part in (front, middle, back))
     return before, between, after
 
 
@@ -102,44 +118,8 @@ def _closures(seeds: Sequence[int], neighbours: Sequence[Sequence[int]]) -> list
     return found
 
 
-def _choices(
-    problem: Problem, before: Operators, middle: Operators, after: Operators
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]]:
-    """Yield the devices in front, the replicas, and the devices behind; a stage without operators has none."""
-    for group in disjoint_sets(problem.platform.devices):
-        able = [device for device in group if takes_all(problem, device, middle)]
-        ends = [
-            [device for device in group if takes_all(problem, device, part)] if part else [None]
-            for part in (before, after)
-        ]
-        for front, back in product(*ends):
-            outer = [device for device in (front, back) if device is not None]
-            for members in (able, [device for device in able if device not in outer]):
-                if len(members) > 1:
-                    yield _names([front]), _names(members), _names([back])
-
-
-def _names(devices: Sequence[Device | None]) -> tuple[str, ...]:
-    return tuple(device.name for device in devices if device is not None)
-
-
 def takes_all(problem: Problem, device: Device, operators: Sequence[Operator]) -> bool:
     """Return whether a device can run these operators and hold their parameters."""
     param_bytes = sum(operator.param_bytes for operator in operators)
     fits = device.memory_bytes is None or param_bytes <= device.memory_bytes
     return fits and all(map(cost_of(problem, device).can_run, operators))
-
-
-def _with_bound(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan with a bound of all plans in which replicas serve other stages, too.
-
-    A single frame meets one replica of each stage, so that no plan of replicas is better for it than a pipeline of
-    single devices, unless a throughput or a number of stages is required. Then the bound is that of this scheduler.
-    """
-    follow = problem.objective == "throughput" or problem.min_throughput_fps is not None
-    shares = any(not cost_of(problem, device).serves_once for device in problem.platform.devices)
-    if problem.is_lexicographic or not shares or not (follow or problem.stages) or plan.value is None:
-        return replace(plan, status="optimal", bound=plan.value)
-    bound, (value,) = bound_of_all(problem), plan.value
-    best = value * (1 + 1e-9) >= bound if problem.objective == "throughput" else value <= bound * (1 + 1e-9)
-    return replace(plan, status="optimal" if best else "feasible", bound=plan.value if best else (bound,))

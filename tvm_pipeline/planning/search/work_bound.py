@@ -1,7 +1,7 @@
 """A bound of all plans, whatever stages their devices share: the work of a frame, spread over the devices.
 
-The searches prove their bounds for plans in which a replica serves no other stage. Where `best` compares plans without
-that restriction, this bound holds for them, too. Next: `baselines/frame_parallel.py`, which makes such plans.
+The searches prove their bounds for plans in which a replica serves no other stage. `baselines/frame_parallel.py` makes
+plans without that restriction, so `best` states a bound that holds for these, too.
 """
 
 from __future__ import annotations
@@ -20,8 +20,22 @@ from tvm_pipeline.planning.search.cuts import Floats, prefixes
 ROUNDS = 200
 
 
+def shares_replicas(problem: Problem) -> bool:
+    """Return whether `best` considers plans in which a replica serves other stages, and one may be the best.
+
+    It does so for graphs with ordered operators. A single frame meets one replica of each stage, so no such plan is
+    better for it than a pipeline of single devices, unless a throughput or a number of stages is required.
+    """
+    if problem.is_lexicographic or not any(operator.ordered for operator in problem.graph.operators):
+        return False
+    if problem.objective != "throughput" and problem.min_throughput_fps is None and problem.stages is None:
+        return False
+    groups = disjoint_sets(problem.platform.devices)
+    return any(len(group) > 1 and not all(cost_of(problem, d).serves_once for d in group) for group in groups)
+
+
 def bound_of_all(problem: Problem) -> float:
-    """Return a value of the objective (throughput, latency or energy) that no plan of the problem exceeds."""
+    """Return a value of the objective (throughput, latency or energy) that no plan is better than."""
     if problem.objective == "throughput":
         return 1 / max(least_period_of_all(problem), 1e-12)
     costs_of = stage_joules if problem.objective == "energy" else stage_seconds
