@@ -78,6 +78,17 @@ def test_a_model_of_one_operator_is_replicated_beside_the_host_work() -> None:
     assert "+25.0% against revisits" in decision.why
 
 
+def test_host_work_that_is_all_ordered_leaves_the_model_to_the_replicas() -> None:
+    """Read and prepare take 2 ms, the model 10, the rest 4: (P - 2) / 10 + (P - 4) / 10 = 1, again 8 ms."""
+    decision = planning.plan(application([10.0], ordered=(*ORDERED, "prepare")))
+    assert [stage.operators for stage in decision.plan.stages] == [
+        ("read", "prepare"),
+        ("layer0",),
+        ("decode", "draw", "write"),
+    ]
+    assert (decision.plan.status, decision.plan.value) == ("optimal", pytest.approx((125.0,)))
+
+
 def test_a_third_core_may_do_the_host_work_alone() -> None:
     """Two cores take 11 ms each for prepare and model; read, decode, draw and write are 5 ms: 5.33 if all share."""
     decision = planning.plan(application([10.0], devices=("a", "b", "c")))
