@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from tests.support.fake_backend import FakeModel, FakeRunner, Hook, chain_model
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Transfer
+from tvm_pipeline.profiling import disturbance
 
 
 class Clock:
@@ -36,9 +38,11 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
+    """Return a clock on a machine whose kernel tells nothing, so that the load of the real one does not count."""
     made = Clock()
     monkeypatch.setattr(time, "perf_counter", made)
+    monkeypatch.setattr(disturbance, "PROC", tmp_path / "proc")
     return made
 
 

@@ -12,7 +12,8 @@ from tests.profiling.machine import Clock, Machine, by_operator, chain_machine
 from tests.support.fake_backend import FakeBackend, FakeRunner, fake_platform
 from tvm_pipeline import Plan, Platform, Prediction, Problem, Profile, Stage, evaluate, profile_model
 from tvm_pipeline.core.platform import Device, DeviceModel, Transfer
-from tvm_pipeline.profiling.operators import BUSY_SPREAD, ROUNDS
+from tvm_pipeline.profiling.operators import BUSY_SPREAD
+from tvm_pipeline.profiling.rounds import ROUNDS
 
 MS = 1e-3
 

@@ -21,6 +21,9 @@ def command(
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The file for the profile, as JSON.")] = None,
     graph: Annotated[Path | None, typer.Option("--graph", help="Write the operator graph too, as JSON.")] = None,
     repeats: Annotated[int, typer.Option(help="Passes over the model for each device.")] = REPEATS,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail rather than write figures that another program disturbed.")
+    ] = False,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
@@ -33,7 +36,7 @@ def command(
         raise OptionError(f"--repeats {repeats}: a median needs at least 2")
     with spinner() as tell:
         made = compile_source(model, shapes_of(input_shapes), platform, tell, warn)
-        measured = measured_profile(made, None, tell, warn, repeats)
+        measured = measured_profile(made, None, tell, warn, repeats, strict)
     if output:
         write_bytes(output, msgspec.json.format(msgspec.json.encode(measured)))
     if graph:

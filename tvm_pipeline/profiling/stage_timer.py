@@ -5,19 +5,17 @@ The scheduler `measured` (`planning/measured.py`) asks for such times, where the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
-from statistics import median
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import CompiledModel, StageRunner
+from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.planning.measured import SegmentTimer
-from tvm_pipeline.profiling.bound import in_bound_thread
+from tvm_pipeline.profiling.calls import time_calls
 
 REPEATS = 30
 
@@ -36,26 +34,11 @@ def stage_timer(compiled: CompiledModel) -> SegmentTimer:
 
     def timed(operators: Sequence[str], device: Device) -> SegmentProfile:
         with closing(compiled.stage(operators, device)) as runner:
-            samples = _samples(runner)
+            inputs = [noise(port) for port in runner.inputs]
+            outputs = [port.buffer() for port in runner.outputs]
+            samples = time_calls(runner.bind, lambda: runner.run(inputs, outputs), REPEATS, device.cores).seconds
         low, high = np.quantile(samples, [0.25, 0.75])
-        middle = median(samples)
+        middle = float(np.median(samples))
         return SegmentProfile(device.name, tuple(operators), middle, float(high - low) / middle)
 
     return timed
-
-
-def _samples(runner: StageRunner) -> list[float]:
-    """Return the seconds of REPEATS runs of a stage on noise, from a thread bound to its device."""
-    inputs = [noise(port) for port in runner.inputs]
-    outputs = [port.buffer() for port in runner.outputs]
-
-    def clocked() -> list[float]:
-        runner.run(inputs, outputs)
-        samples = []
-        for _ in range(REPEATS):
-            begin = time.perf_counter()
-            runner.run(inputs, outputs)
-            samples.append(time.perf_counter() - begin)
-        return samples
-
-    return in_bound_thread(runner, clocked)

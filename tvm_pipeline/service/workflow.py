@@ -147,12 +147,16 @@ def measured_profile(
     tell: Say = silent,
     warn: Say = _log.warning,
     repeats: int = REPEATS,
+    strict: bool = False,
 ) -> Profile:
-    """Return the profile of a file, or measure it now without one; warn of what makes it doubtful."""
+    """Return the profile of a file, or measure it now without one; warn of what makes it doubtful.
+
+    If strict, raise ProfileError rather than measure figures that another program disturbed.
+    """
     if profile:
         found = read_profile(profile)
     else:
-        found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell)
+        found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell, strict)
     for line in found.warnings:
         warn(line)
     return found

@@ -1,0 +1,123 @@
+"""The figures of a device from what was timed on it: medians of undisturbed samples, with their confidence intervals.
+
+The time of the whole model sets the level, the operators' times only how it is shared out. Next: `bench.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.platform import Transfer
+from tvm_pipeline.core.profile import DeviceProfile
+from tvm_pipeline.profiling.links import SIZES, fit_transfer
+from tvm_pipeline.profiling.timings import Believed, Rows, Samples, Timing, best_reference_s, relative_half_width
+
+
+@dataclass
+class Measured:
+    """All that was timed on one device, or on several equal ones.
+
+    Attributes:
+        operators: passes in which each operator was timed.
+        received: transfers to the device, a column for each of SIZES.
+        sent: transfers from the device.
+        whole: passes over the whole model while no other device worked.
+        busy: passes over the whole model while other devices worked too.
+    """
+
+    operators: list[Rows] = field(default_factory=list)
+    received: list[Rows] = field(default_factory=list)
+    sent: list[Rows] = field(default_factory=list)
+    whole: list[Timing] = field(default_factory=list)
+    busy: list[Timing] = field(default_factory=list)
+
+    @classmethod
+    def of_one(cls, parts: Iterable[Measured]) -> Measured:
+        """Return what was timed on several devices as if they were one."""
+        found = cls()
+        for part in parts:
+            for name in cls.__dataclass_fields__:
+                getattr(found, name).extend(getattr(part, name))
+        return found
+
+    @property
+    def best_alone_s(self) -> float:
+        """The seconds of the reference kernel while nothing disturbs the core and no other device works."""
+        return best_reference_s([*(rows.window for rows in self.operators), *(timing.window for timing in self.whole)])
+
+    @property
+    def best_busy_s(self) -> float:
+        """The same while other devices work; cores may be slower then."""
+        return best_reference_s(timing.window for timing in self.busy)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The figures of a device, and the passes that they rest on: alone, and beside other devices."""
+
+    figures: DeviceProfile
+    whole: Believed
+    busy: Believed
+
+
+def estimate(graph: OperatorGraph, measured: Measured, least: int) -> Estimate:
+    """Return the figures of a device.
+
+    The uncertainty of an operator is that of its share of the model and that of the whole model's time, which were
+    measured independently, so that their squares add up.
+
+    Args:
+        least: how many undisturbed passes are enough.
+    """
+    best_s = measured.best_alone_s
+    rows = _undisturbed(measured.operators, best_s, least)
+    median = np.median(rows, axis=0)
+    low, high = np.quantile(rows, [0.25, 0.75], axis=0)
+    whole = Believed(measured.whole, best_s, least)
+    busy = Believed(measured.busy, measured.best_busy_s, least)
+    receive, send = (_fitted(samples, best_s, least) for samples in (measured.received, measured.sent))
+    compute_s = whole.median - _moved_s(graph, receive, send)
+    if compute_s <= 0:  # The transfers take nearly all the time, and the difference is noise.
+        compute_s = float(median.sum())
+    found = DeviceProfile.in_order(
+        graph,
+        seconds=(median * compute_s / median.sum()).tolist(),
+        spread=((high - low) / median).tolist(),
+        busy_factor=max(busy.median / whole.median, 1.0) if measured.busy else 1.0,
+    )
+    uncertainty = np.hypot(relative_half_width(rows), whole.uncertainty).tolist()
+    by_name = dict(zip(found.seconds, uncertainty, strict=True))
+    return Estimate(replace(found, receive=receive, send=send, uncertainty=by_name), whole, busy)
+
+
+def undisturbed_rows(batches: Sequence[Rows], best_s: float) -> int:
+    """Return how many passes were timed in undisturbed windows."""
+    return sum(len(rows.seconds) for rows in batches if not rows.window.is_disturbed(best_s))
+
+
+def _undisturbed(batches: Sequence[Rows], best_s: float, least: int) -> Samples:
+    """Return the passes of undisturbed windows, or all where they are too few.
+
+    Then the medians are still good: a program that takes the core away meets few of the short operators.
+    """
+    are_enough = undisturbed_rows(batches, best_s) >= least
+    return np.concatenate([b.seconds for b in batches if not are_enough or not b.window.is_disturbed(best_s)])
+
+
+def _fitted(batches: Sequence[Rows], best_s: float, least: int) -> Transfer | None:
+    """Return the line through the medians of each size; None where the device has no transfers."""
+    return fit_transfer(SIZES, np.median(_undisturbed(batches, best_s, least), axis=0)) if batches else None
+
+
+def _moved_s(graph: OperatorGraph, receive: Transfer | None, send: Transfer | None) -> float:
+    """Return the seconds in which a device receives the model's inputs and sends its outputs, as predicted."""
+    seconds = 0.0
+    if receive is not None:
+        seconds += receive.seconds(sum(tensor.bytes for tensor in graph.inputs))
+    if send is not None:
+        seconds += send.seconds(sum(graph.tensors[name].bytes for name in graph.outputs))
+    return seconds
