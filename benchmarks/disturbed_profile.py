@@ -23,7 +23,7 @@ from rich.table import Table
 
 from tvm_pipeline import Device
 from tvm_pipeline.errors import ProfileError
-from tvm_pipeline.profiling.bench import Bench
+from tvm_pipeline.profiling.device_bench import Bench
 from tvm_pipeline.profiling.operators import figures
 from tvm_pipeline.profiling.rounds import Rounds
 from tvm_pipeline.service.workflow import Compiled, compile_source

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from tests.profiling.machine import clock
+from tests.profiling.machine import clock, kernel
 
-__all__ = ["clock"]
+__all__ = ["clock", "kernel"]

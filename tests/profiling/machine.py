@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import pytest
 from tests.support.fake_backend import FakeModel, FakeRunner, Hook, chain_model
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Transfer
-from tvm_pipeline.profiling import disturbance
+from tvm_pipeline.profiling import disturbance, twins
 
 
 class Clock:
@@ -43,7 +44,49 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Clock:
     made = Clock()
     monkeypatch.setattr(time, "perf_counter", made)
     monkeypatch.setattr(disturbance, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(twins, "SYSTEM", tmp_path / "sys")
     return made
+
+
+class Kernel:
+    """The files in which a kernel tells what threads and cores lose to others."""
+
+    def __init__(self, folder: Path, cores: int) -> None:
+        self._folder, self._waited_s, self._switches = folder, 0.0, 0
+        self._stolen_s = dict.fromkeys(range(cores), 0.0)
+        (folder / "thread-self").mkdir(parents=True)
+        self.wait(0.0)
+        self.switch(0)
+        self.steal(0, 0.0)
+
+    def wait(self, seconds: float) -> None:
+        """Let the threads have waited on a run queue for so much longer."""
+        self._waited_s += seconds
+        (self._folder / "thread-self/schedstat").write_text(f"5000000 {self._waited_s * 1e9:.0f} 7\n")
+
+    def switch(self, times: int) -> None:
+        """Let the threads have been switched involuntarily so many times more."""
+        self._switches += times
+        text = f"Name:\tpython\nvoluntary_ctxt_switches:\t3\nnonvoluntary_ctxt_switches:\t{self._switches}\n"
+        (self._folder / "thread-self/status").write_text(text)
+
+    def steal(self, core: int, seconds: float) -> None:
+        """Let the hypervisor have taken so much more of a core."""
+        self._stolen_s[core] += seconds
+        ticks = {core: round(stolen_s * os.sysconf("SC_CLK_TCK")) for core, stolen_s in self._stolen_s.items()}
+        lines = [f"cpu{core} 10 0 10 10 0 0 0 {stolen} 0 0" for core, stolen in ticks.items()]
+        (self._folder / "stat").write_text("\n".join(["cpu  40 0 40 40 0 0 0 999 0 0", *lines, "intr 1 2 3"]) + "\n")
+
+    def name_processors(self, *names: str) -> None:
+        """Say what kind of core each core is."""
+        paragraphs = [f"processor\t: {core}\nmodel name\t: {name}\n" for core, name in enumerate(names)]
+        (self._folder / "cpuinfo").write_text("\n".join(paragraphs))
+
+
+@pytest.fixture
+def kernel(clock: Clock) -> Kernel:
+    """Return the kernel of the machine of `clock`; it tells that nothing is disturbed."""
+    return Kernel(disturbance.PROC, cores=4)
 
 
 class Machine(FakeModel):

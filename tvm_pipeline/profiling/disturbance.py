@@ -23,6 +23,8 @@ PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MOST_WAITED = 0.01  # the share of its time that undisturbed work may wait for a core
 MOST_SLOWER = 0.05  # how much slower than at its best the reference kernel may be beside undisturbed work
+# What a thread waited is told when it goes on, so that a short window may be told of more than there is of it.
+MOST_TAKEN = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,17 @@ class Window:
 
     @property
     def taken(self) -> float:
-        """The share of the time that other programs and the hypervisor took, from 0 to 1."""
+        """The share of the time that other programs and the hypervisor took, from 0 to MOST_TAKEN."""
         taken_s = (self.waited_s or 0.0) + self.stolen_s
-        return min(taken_s / self.elapsed_s, 1.0) if self.elapsed_s else 0.0
+        return min(taken_s / self.elapsed_s, MOST_TAKEN) if self.elapsed_s else 0.0
 
     def slower(self, best_s: float) -> float:
         """Return how much slower the core was than at its best, where the reference kernel takes `best_s`."""
         return max(self.reference_s / best_s - 1, 0.0) if best_s else 0.0
+
+    def lost(self, best_s: float) -> float:
+        """Return the share that others took, of the time and of the core's speed."""
+        return self.taken + self.slower(best_s)
 
     def is_disturbed(self, best_s: float) -> bool:
         switched = self.waited_s is None and self.switches > 0

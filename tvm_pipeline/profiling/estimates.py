@@ -1,6 +1,6 @@
 """The figures of a device from what was timed on it: medians of undisturbed samples, with their confidence intervals.
 
-The time of the whole model sets the level, the operators' times only how it is shared out. Next: `bench.py`.
+The time of the whole model sets the level, the operators' times only how it is shared out. Next: `device_bench.py`.
 """
 
 from __future__ import annotations
@@ -100,12 +100,15 @@ def undisturbed_rows(batches: Sequence[Rows], best_s: float) -> int:
 
 
 def _undisturbed(batches: Sequence[Rows], best_s: float, least: int) -> Samples:
-    """Return the passes of undisturbed windows, or all where they are too few.
+    """Return the passes of undisturbed windows. If they are too few, those of the least disturbed join them.
 
-    Then the medians are still good: a program that takes the core away meets few of the short operators.
+    Their medians are still good: a program that takes the core away meets few of the short operators.
     """
-    are_enough = undisturbed_rows(batches, best_s) >= least
-    return np.concatenate([b.seconds for b in batches if not are_enough or not b.window.is_disturbed(best_s)])
+    chosen: list[Samples] = []
+    for rows in sorted(batches, key=lambda rows: rows.window.lost(best_s)):
+        if not rows.window.is_disturbed(best_s) or sum(map(len, chosen)) < least:
+            chosen.append(rows.seconds)
+    return np.concatenate(chosen)
 
 
 def _fitted(batches: Sequence[Rows], best_s: float, least: int) -> Transfer | None:

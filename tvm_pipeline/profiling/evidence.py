@@ -23,6 +23,8 @@ def observations(rounds: Rounds) -> dict[str, str]:
         median_s = np.median([timing.window.reference_s for timing in timings])
         discarded.append(f"{device.name} {len(timings) - len(undisturbed(timings, best_s))} of {len(timings)}")
         references.append(f"{device.name} {best_s * 1e3:.3f}, {median_s * 1e3:.3f}")
+    if not discarded:  # every device was left to its model
+        return {}
     return {
         "measured for": f"{rounds.spent_s:.1f} s, {rounds.again_s:.1f} s of them again",
         "observed": ", ".join(observable(cores)),

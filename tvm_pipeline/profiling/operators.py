@@ -18,7 +18,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.device_costs import can_time_operators
 from tvm_pipeline.errors import ProfileError
-from tvm_pipeline.profiling.bench import Bench
+from tvm_pipeline.profiling.device_bench import Bench
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.profiling.estimates import estimate
 from tvm_pipeline.profiling.evidence import borrowed, doubt, observations

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tvm_pipeline.backends.contract import Progress
 from tvm_pipeline.core.platform import Device, disjoint_sets
-from tvm_pipeline.profiling.bench import Bench, together
+from tvm_pipeline.profiling.device_bench import Bench, together
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER
 from tvm_pipeline.profiling.estimates import Measured, undisturbed_rows
 from tvm_pipeline.profiling.patience import Patience, pause

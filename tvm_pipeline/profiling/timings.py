@@ -111,15 +111,16 @@ class Believed:
 
         Where disturbed timings are among the believed, the share that they lost is added: they may be so far off.
         """
-        doubt = np.median([self._loss(timing) for timing in self._least_disturbed]) if self.is_doubtful else 0.0
+        doubt = (
+            np.median([timing.window.lost(self.best_s) for timing in self._least_disturbed])
+            if self.is_doubtful
+            else 0.0
+        )
         return float(relative_half_width(self.seconds) + doubt)
 
     @property
     def _least_disturbed(self) -> list[Timing]:
-        return sorted(self.timings, key=self._loss)[: self.least]
-
-    def _loss(self, timing: Timing) -> float:
-        return timing.window.taken + timing.window.slower(self.best_s)
+        return sorted(self.timings, key=lambda timing: timing.window.lost(self.best_s))[: self.least]
 
 
 def median_interval(samples: Samples) -> tuple[Samples, Samples]:
