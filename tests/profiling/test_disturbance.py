@@ -64,14 +64,15 @@ def test_calls_beside_a_program_on_the_same_core_are_recognised() -> None:
 def test_threads_that_share_the_work_are_watched_too() -> None:
     """The other program disturbs a thread of the device that is not the bound one."""
     quiet, loaded = sorted(os.sched_getaffinity(0))[:2]
-    go, done, over = threading.Event(), threading.Event(), threading.Event()
+    go, ready, done, seen = (threading.Event() for _ in range(4))
 
     def help_out() -> None:
         os.sched_setaffinity(0, {loaded})
-        done.set()
+        ready.set()
         go.wait()
         compute(0.05)
-        over.set()
+        done.set()
+        seen.wait()  # the threads of a pool live on, too
 
     waited: list[float | None] = []
 
@@ -79,12 +80,13 @@ def test_threads_that_share_the_work_are_watched_too() -> None:
         os.sched_setaffinity(0, {quiet, loaded})
         helper = threading.Thread(target=help_out)
         helper.start()
-        done.wait()
+        ready.wait()
         with Watch((quiet, loaded)) as watch:
             watch.begin()
             go.set()
-            over.wait()
+            done.wait()
             waited.append(watch.end().waited_s)
+        seen.set()
         helper.join()
 
     with spinning(loaded):

@@ -9,6 +9,7 @@ import time
 AGAIN = 3.0  # measuring again takes at most so many times as long as measuring once
 LONGEST_S = 30.0  # and at most so long
 LEAST_STRICT_S, LONGEST_STRICT_S = 20.0, 60.0  # who would rather have no figures than doubtful ones tries for longer
+HOPELESS = 0.5  # a machine on which so much of the time brings nothing is taken to be never quiet
 LONGEST_PAUSE_S = 0.1
 
 
@@ -17,8 +18,7 @@ class Patience:
 
     Args:
         once_s: seconds that measuring once took.
-        strict: whether to try for longer, and to go on even where nothing is gained. Else, when as long as measuring
-            once took has brought nothing, this machine is taken to be never quiet.
+        strict: whether to try for longer, and to go on even where nothing is gained.
     """
 
     def __init__(self, once_s: float, strict: bool = False) -> None:
@@ -31,7 +31,7 @@ class Patience:
         """Return whether to go on after so many seconds in all, where so many undisturbed passes are lacking."""
         if lacking < self._fewest:
             self._fewest, self._gained_at_s = lacking, spent_s
-        is_hopeless = spent_s - self._gained_at_s >= self._once_s and not self._strict
+        is_hopeless = spent_s - self._gained_at_s >= HOPELESS * self._once_s and not self._strict
         return lacking > 0 and spent_s < self.until_s and not is_hopeless
 
 
