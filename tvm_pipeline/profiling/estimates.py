@@ -16,6 +16,9 @@ from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.profiling.links import SIZES, fit_transfer
 from tvm_pipeline.profiling.timings import Believed, Rows, Samples, Timing, best_reference_s, relative_half_width
 
+# The reference kernel tells nothing beside other devices: it is fastest in a moment in which they do not work.
+BESIDE_OTHERS = 0.0
+
 
 @dataclass
 class Measured:
@@ -49,11 +52,6 @@ class Measured:
         """The seconds of the reference kernel while nothing disturbs the core and no other device works."""
         return best_reference_s([*(rows.window for rows in self.operators), *(timing.window for timing in self.whole)])
 
-    @property
-    def best_busy_s(self) -> float:
-        """The same while other devices work; cores may be slower then."""
-        return best_reference_s(timing.window for timing in self.busy)
-
 
 @dataclass(frozen=True)
 class Estimate:
@@ -78,7 +76,7 @@ def estimate(graph: OperatorGraph, measured: Measured, least: int) -> Estimate:
     median = np.median(rows, axis=0)
     low, high = np.quantile(rows, [0.25, 0.75], axis=0)
     whole = Believed(measured.whole, best_s, least)
-    busy = Believed(measured.busy, measured.best_busy_s, least)
+    busy = Believed(measured.busy, BESIDE_OTHERS, least)
     receive, send = (_fitted(samples, best_s, least) for samples in (measured.received, measured.sent))
     compute_s = whole.median - _moved_s(graph, receive, send)
     if compute_s <= 0:  # The transfers take nearly all the time, and the difference is noise.

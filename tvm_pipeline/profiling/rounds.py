@@ -14,7 +14,7 @@ from tvm_pipeline.backends.contract import Progress
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.profiling.device_bench import Bench, together
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER
-from tvm_pipeline.profiling.estimates import Measured, undisturbed_rows
+from tvm_pipeline.profiling.estimates import BESIDE_OTHERS, Measured, undisturbed_rows
 from tvm_pipeline.profiling.patience import Patience, pause
 from tvm_pipeline.profiling.timings import Believed, Timing, undisturbed
 from tvm_pipeline.profiling.twins import equal_devices, slower
@@ -108,7 +108,7 @@ class Rounds:
             found[device] = Lacking(
                 rows=max(self.least - undisturbed_rows(measured.operators, best_s), 0),
                 passes=max(wanted - len(undisturbed(measured.whole, best_s)), 0),
-                busy=max(wanted_busy - len(undisturbed(measured.busy, measured.best_busy_s)), 0),
+                busy=max(wanted_busy - len(undisturbed(measured.busy, BESIDE_OTHERS)), 0),
             )
         return found
 
