@@ -3,7 +3,8 @@
     python benchmarks/disturbed_profile.py
 
 A program loads one core, for 60 ms in every 120, or for 2 s in every 4. Quiet and disturbed profiles take turns. "All
-samples" is the median of the same run's first passes, whatever disturbed them. A profile that is refused says why.
+samples" is the median of the same run's first passes, whatever disturbed them. A profile that is refused says why, and
+the table what it would have said.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def main() -> None:
         for case in (QUIET, *LOADS):
             with loaded(core, *LOADS.get(case, (0.0, 1.0))):
                 taken.append(profiled(made, case, strict=not arguments.short))
-            console.print(f"{case}: {taken[-1].spent_s:.1f} s", *taken[-1].said, sep="\n  ")
+            refused = ", refused" if taken[-1].is_refused else ""
+            console.print(f"{case}: {taken[-1].spent_s:.1f} s{refused}", *taken[-1].said, sep="\n  ")
     found = summarise(taken, made.platform.devices)
     show(console, found, f"{made.compiled.graph.name}, a load on core {core}")
     if arguments.json:
@@ -85,8 +87,9 @@ class Taken:
     """One profile.
 
     Attributes:
-        believed_s: seconds of the whole model on each device; empty where the profile was refused.
+        believed_s: seconds of the whole model on each device.
         all_s: the same from all samples of the first rounds.
+        is_refused: whether it is a strict profile that was refused; `believed_s` then is what it would have said.
         said: warnings, or why it was refused.
     """
 
@@ -94,6 +97,7 @@ class Taken:
     spent_s: float
     believed_s: dict[str, float]
     all_s: dict[str, float]
+    is_refused: bool
     said: list[str]
 
 
@@ -106,30 +110,33 @@ def profiled(made: Compiled, case: str, strict: bool) -> Taken:
         device.name: statistics.median(timing.seconds for timing in bench.measured.whole[:24])
         for device, bench in benches.items()
     }
+    devices, said = figures(made.compiled.graph, rounds, strict=False)
+    is_refused = False
     try:
-        devices, said = figures(made.compiled.graph, rounds, strict)
-    except ProfileError as error:
-        return Taken(case, rounds.spent_s, {}, all_s, [f"refused: {error}"])
-    return Taken(case, rounds.spent_s, {device.name: found.whole_s for device, found in devices.items()}, all_s, said)
+        figures(made.compiled.graph, rounds, strict)
+    except ProfileError:
+        is_refused = True
+    believed_s = {device.name: found.whole_s for device, found in devices.items()}
+    return Taken(case, rounds.spent_s, believed_s, all_s, is_refused, said)
 
 
 def summarise(taken: list[Taken], devices: tuple[Device, ...]) -> list[dict]:
-    """Return, for each case and device, the worst ratio to the median of quiet profiles, and how many were refused."""
+    """Return, for each case and device, the ratios to the median of the quiet profiles, and how many were refused."""
     rows = []
     for case in (QUIET, *LOADS):
         mine = [profile for profile in taken if profile.case == case]
         for name in (device.name for device in devices):
-            quiet = [p.believed_s[name] for p in taken if p.case == QUIET and p.believed_s]
-            quiet_s = statistics.median(quiet) if quiet else float("nan")
-            believed = [p.believed_s[name] / quiet_s for p in mine if p.believed_s]
+            quiet = [p for p in taken if p.case == QUIET]
+            accepted = [p for p in quiet if not p.is_refused] or quiet
+            quiet_s = statistics.median(p.believed_s[name] for p in accepted)
             rows.append(
                 {
                     "load": case,
                     "device": name,
                     "quiet_s": quiet_s,
                     "all_samples": [round(p.all_s[name] / quiet_s, 4) for p in mine],
-                    "recognised": [round(ratio, 4) for ratio in believed],
-                    "refused": len(mine) - len(believed),
+                    "recognised": [round(p.believed_s[name] / quiet_s, 4) for p in mine if not p.is_refused],
+                    "refused": [round(p.believed_s[name] / quiet_s, 4) for p in mine if p.is_refused],
                     "longest_s": max(p.spent_s for p in mine),
                 }
             )
@@ -138,7 +145,8 @@ def summarise(taken: list[Taken], devices: tuple[Device, ...]) -> list[dict]:
 
 def show(console: Console, rows: list[dict], title: str) -> None:
     table = Table(
-        "load", "device", "quiet ms", "all samples / quiet", "recognised / quiet", "refused", "longest s", title=title
+        *("load", "device", "quiet ms", "all samples / quiet", "recognised / quiet", "refused / quiet", "longest s"),
+        title=title,
     )
     for row in rows:
         table.add_row(
@@ -147,15 +155,17 @@ def show(console: Console, rows: list[dict], title: str) -> None:
             f"{row['quiet_s'] * 1e3:.2f}",
             span(row["all_samples"]),
             span(row["recognised"]),
-            str(row["refused"]),
+            span(row["refused"]),
             f"{row['longest_s']:.0f}",
         )
     console.print(table)
 
 
 def span(ratios: list[float]) -> str:
-    """Return the median of the ratios and their range."""
-    return f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})" if ratios else "-"
+    """Return how many ratios there are, their median and their range."""
+    if not ratios:
+        return "none"
+    return f"{len(ratios)}: {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":
