@@ -35,7 +35,8 @@ SPIN = """
 import os, sys, time
 core, busy, idle = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 os.sched_setaffinity(0, {core})
-while True:
+parent = os.getppid()
+while os.getppid() == parent:
     end = time.perf_counter() + busy
     while time.perf_counter() < end:
         pass

@@ -19,7 +19,14 @@ from tvm_pipeline.profiling import disturbance
 from tvm_pipeline.profiling.calls import time_calls
 from tvm_pipeline.profiling.disturbance import ReferenceKernel, Watch, observable
 
-SPIN = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print(flush=True)\nwhile True: pass"
+SPIN = """
+import os, sys
+os.sched_setaffinity(0, {int(sys.argv[1])})
+parent = os.getppid()
+print(flush=True)
+while os.getppid() == parent:
+    pass
+"""
 
 
 @contextmanager
