@@ -35,7 +35,7 @@ OWNERS = (
     "cost/*",
     "core/platform.py",
     "core/profile.py",
-    "profiling/operators.py",
+    "profiling/*",
     "backends/tvm_pipeline_edgetpu/edgetpu.py",
 )
 # What other files read under the same names, as `receiver.attribute`. Each line has its reason.
