@@ -108,7 +108,7 @@ def test_threads_that_share_the_work_are_watched_too() -> None:
 def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The reference kernel is left."""
     monkeypatch.setattr(disturbance, "PROC", tmp_path / "nowhere")
-    with Watch((0, 1)) as watch:
+    with Watch((0,)) as watch:
         watch.begin()
         window = watch.end()
     assert (window.waited_s, window.switches, window.stolen_s) == (None, 0, 0.0)

@@ -223,7 +223,10 @@ def test_plans_are_exchanged_without_a_frame_lost_or_out_of_order():
 
 
 def test_a_device_that_fails_costs_no_frame_and_no_frame_is_read_or_written_twice():
-    model = chain_model(OPERATORS, hooks={("op1", "d1"): raise_at(20, RuntimeError("gone")), ("op2", "d2"): raise_at(33, RuntimeError("gone"))})
+    model = chain_model(
+        OPERATORS,
+        hooks={("op1", "d1"): raise_at(20, RuntimeError("gone")), ("op2", "d2"): raise_at(33, RuntimeError("gone"))},
+    )
     app = Numbers(model, count=100)
     problem = problem_of(app, with_core("d0", "d1", "d2"))
     plan = plan_of(problem, ("d0", "host/read host/prepare op0"), ("d1", "op1"), ("d2", "op2 op3 host/write"))

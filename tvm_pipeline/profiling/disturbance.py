@@ -37,7 +37,7 @@ class Window:
         switches: involuntary context switches of the thread. They count only where `waited_s` is None: a switch for
             some microseconds disturbs nothing.
         stolen_s: seconds that the hypervisor took from its cores.
-        reference_s: seconds of the reference kernel, the slower of those before and after the work.
+        reference_s: seconds of the reference kernel, the slower of those before and after the work; 0 where none ran.
     """
 
     elapsed_s: float
@@ -68,7 +68,8 @@ class Window:
 class Watch:
     """Observes what the calling thread loses to others; only the thread that made it may use it.
 
-    The calling thread is bound to its device, and has worked there, so that its pool of threads exists.
+    The calling thread is bound to its device, and has worked there, so that its pool of threads exists. If there are
+    several cores, no reference kernel runs: the pool's threads still spin for a while after their work, and slow it.
     """
 
     def __init__(self, cores: Sequence[int]) -> None:
@@ -77,7 +78,7 @@ class Watch:
         self._delays = [file for path in _schedstats(self._cores) if (file := self._open(path)) and _tells(file)]
         self._status = self._open(PROC / "thread-self/status")
         self._stat = self._open(PROC / "stat") if cores else None
-        self._reference = ReferenceKernel()
+        self._reference = ReferenceKernel() if len(self._cores) < 2 else None
         self.look_s = 0.0  # the seconds of the latest observation itself
 
     def __enter__(self) -> Watch:
@@ -88,14 +89,14 @@ class Watch:
 
     def begin(self) -> None:
         """Begin a window."""
-        self._reference_s = self._reference.seconds()
+        self._reference_s = self._run_reference()
         self._mark()
 
     def end(self) -> Window:
         """End the window, and begin the next one."""
         end_s = time.perf_counter()
         delays, switches, stolen = self._run_delays(), self._switches(), self._stolen()
-        after_s = self._reference.seconds()
+        after_s = self._run_reference()
         window = Window(
             elapsed_s=end_s - self._began_s,
             waited_s=_most_risen(self._before[0], delays),
@@ -107,6 +108,9 @@ class Watch:
         self._mark()
         self.look_s = self._began_s - end_s
         return window
+
+    def _run_reference(self) -> float:
+        return self._reference.seconds() if self._reference else 0.0
 
     def _mark(self) -> None:
         self._before = self._run_delays(), self._switches(), self._stolen()

@@ -22,7 +22,8 @@ def observations(rounds: Rounds) -> dict[str, str]:
         timings, best_s = measured.whole, rounds.best_alone_s(device)
         median_s = np.median([timing.window.reference_s for timing in timings])
         discarded.append(f"{device.name} {len(timings) - len(undisturbed(timings, best_s))} of {len(timings)}")
-        references.append(f"{device.name} {best_s * 1e3:.3f}, {median_s * 1e3:.3f}")
+        if best_s:
+            references.append(f"{device.name} {best_s * 1e3:.3f}, {median_s * 1e3:.3f}")
     if not discarded:  # every device was left to its model
         return {}
     return {
