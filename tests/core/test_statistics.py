@@ -6,13 +6,14 @@ import statistics
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
+from math import comb
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fake_backend import busy, chain_model, chain_pipeline, fake_platform, make_plan, number, numbers
-from tvm_pipeline.core.statistics import WINDOW, RunRecord, StageRecord
+from tvm_pipeline.core.statistics import WINDOW, RunRecord, StageRecord, median_interval
 from tvm_pipeline.runtime import Pipeline, RunStatistics
 
 seconds = st.floats(1e-6, 1.0)
@@ -163,3 +164,19 @@ def test_a_long_run_keeps_the_latest_samples_in_bounded_memory() -> None:
     assert figures.latency_max_s == pytest.approx(0.5)
     assert figures.stages[0].compute_s == pytest.approx(0.5)
     assert figures.throughput_fps == pytest.approx(1.0)
+
+
+@given(st.integers(1, 60))
+def test_the_interval_of_the_median_holds_it_95_times_in_100(count: int) -> None:
+    """The number of values below the true median is that of heads among `count` coins; fewer than six are too few."""
+    low, high = median_interval(range(count))
+    assert low == count - 1 - high
+    missed = 2 * sum(comb(count, heads) for heads in range(low + 1)) / 2**count
+    assert missed <= 0.05 or (low == 0 and count < 6)
+    narrower = 2 * sum(comb(count, heads) for heads in range(low + 2)) / 2**count
+    assert narrower > 0.05
+
+
+def test_the_interval_of_the_median_of_very_many_values() -> None:
+    low, high = median_interval(range(5000))
+    assert (low + high, 2300 < low < 2500) == (4999, True)

@@ -14,6 +14,7 @@ from tests.runtime.machine import Loads, Machine, plan_of, problem_of
 from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.profile import DeviceProfile
+from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError, PlanError
 from tvm_pipeline.runtime import Adaptation
@@ -110,6 +111,24 @@ def test_a_hiccup_is_no_reason(stat: Path):
     )
     machine.run(30)
     assert not machine.switches
+
+
+@pytest.mark.parametrize(("spread", "switches"), [(0.0, True), (0.05, True), (0.6, False)])
+def test_a_gain_below_the_noise_of_the_measurement_is_no_reason(stat: Path, spread: float, switches: bool):
+    """The second stage is measured to be slower by half, by frames that differ so much from each other."""
+    problem = problem_of(EQUAL)
+    strategy = Adaptation()
+    strategy._cores = CoreLoad(stat)
+    strategy.begin(problem, plan_of(problem, ("d0", 4), ("d1", 4)))
+    records = [StageRecord(0, "d0"), StageRecord(1, "d1")]
+    proposals = []
+    for frame in range(100):
+        records[0].add(0.008, 0.0, 0.016, frame, 0.024 * frame)
+        records[1].add(0.0, 0.0, 0.024 * (1 + (frame % 3 - 1) * spread), frame, 0.024 * frame)
+        if frame % 4 == 3:
+            proposals.append(strategy.look(records, problem))
+    assert strategy.noise == pytest.approx(spread, abs=0.02)
+    assert any(proposals) == switches
 
 
 def test_a_source_that_gives_few_frames_is_no_reason(stat: Path):

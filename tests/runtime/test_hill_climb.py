@@ -17,9 +17,11 @@ from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.evaluate import check_stages
 from tvm_pipeline.runtime import HillClimb
 from tvm_pipeline.runtime.hill_climb import moved
+from tvm_pipeline.runtime.strategy import CoreLoad
 
 EQUAL = {"d0": [4e-3] * 8, "d1": [4e-3] * 8}
 
@@ -72,6 +74,19 @@ def test_the_climb_reaches_the_best_cut_under_a_load(stat: Path):
     machine = Machine(problem, plan_of(problem, ("d0", 4), ("d1", 4)), HillClimb(), stat, loads=lambda _: {"d1": 0.66})
     machine.run(20)
     assert counts(machine.plan) == [6, 2]
+
+
+def test_a_difference_below_the_noise_moves_nothing(stat: Path):
+    """The stages take 16 and 20 ms in the median, and frames of each differ by more."""
+    problem = problem_of(EQUAL)
+    climb = HillClimb()
+    climb._cores = CoreLoad(stat)
+    climb.begin(problem, plan_of(problem, ("d0", 4), ("d1", 4)))
+    records = [StageRecord(0, "d0"), StageRecord(1, "d1")]
+    for frame in range(100):
+        for record, seconds in zip(records, (0.016, 0.020), strict=True):
+            record.add(0.0, 0.0, seconds * (0.6 if frame % 4 < 2 else 1.4), frame, 0.02 * frame)
+    assert climb.look(records, problem) is None
 
 
 @pytest.mark.parametrize("stages", [[("d0", 8)], [("d0+d1", 8)]])

@@ -5,6 +5,7 @@
     graph.json      the operator graph            profile.json   what was measured
     platform.json   the devices                   plan.txt       which device runs what
     preprocessing.json   how a picture becomes the model's input, where the model takes pictures
+    decision.json   the candidates, what was measured of them, and why the plan was chosen, where that is known
 
 Nothing in a bundle is pickled, and no path in it is trusted: only plain files that the manifest lists are read, and the
 sum of each is checked. A bundle contains machine code, as every compiled model does: run only bundles that you
@@ -29,7 +30,7 @@ from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import BundleError, PlanError, PlatformError
@@ -55,7 +56,11 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A bundle in memory; `preprocessing` is what `video.Preprocessing.to_dict` returns.
+    """A bundle in memory.
+
+    Attributes:
+        preprocessing: what `video.Preprocessing.to_dict` returns.
+        decision: how `plan` was chosen; None where that is not known.
 
     Examples:
         >>> from tvm_pipeline.testing import example_model, example_problem
@@ -71,6 +76,7 @@ class Bundle:
     plan: Plan
     compiled: CompiledModel
     preprocessing: dict[str, Any] | None = None
+    decision: Decision | None = None
 
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
@@ -97,6 +103,8 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
         (root / "plan.txt").write_text(str(bundle.plan))
         if bundle.preprocessing is not None:
             (root / "preprocessing.json").write_bytes(msgspec.json.encode(bundle.preprocessing))
+        if bundle.decision is not None:
+            (root / "decision.json").write_bytes(msgspec.json.encode(bundle.decision))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
         sums = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
         manifest = Manifest(FORMAT, __version__, backend.name, _versions(bundle.platform), sums)
@@ -145,8 +153,10 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         profile = _still_valid(_read(path, root / "profile.json", Profile), made_for, platform)
         pictures = root / "preprocessing.json"
         preprocessing = _read(path, pictures, dict[str, Any]) if pictures.exists() else None
+        chosen = root / "decision.json"
+        decision = _read(path, chosen, Decision) if chosen.exists() else None
         with closing(_load(manifest.backend, platform, root / "compiled")) as compiled:
-            yield Bundle(graph, platform, profile, plan, compiled, preprocessing)
+            yield Bundle(graph, platform, profile, plan, compiled, preprocessing, decision)
 
 
 def _load(saved_by: str, platform: Platform, folder: Path) -> CompiledModel:

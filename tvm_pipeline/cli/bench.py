@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from tvm_pipeline.cli.options import JsonOption, ObjectiveOption, PlatformOption, ShapesOption, shapes_of
-from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import comparison_table
-from tvm_pipeline.runtime.comparison import Measured, compare
-from tvm_pipeline.service.workflow import checked_objective, decide, plan_json, planned
+from tvm_pipeline.runtime.comparison import compare
+from tvm_pipeline.service.workflow import checked_objective, decide, planned
 
 
 def command(
@@ -35,28 +34,13 @@ def command(
         raise OptionError("a bundle has its own platform and shapes: leave --platform and --input-shapes out")
     with spinner() as tell, planned(model, shapes_of(input_shapes), platform, None, tell, warn) as subject:
         if subject.compiled is None:
-            raise OptionError(f"{model} holds an operator graph alone, and nothing that could run")
-        decision, _ = decide(subject.problem(chosen), "best", subject.compiled, tell)
+            raise OptionError(subject.not_here)
+        decision, _ = decide(subject.problem(chosen), "best", subject.compiled, tell, verify_s=0.0)
         results = compare(
             subject.compiled, subject.platform, decision.candidates, seconds=seconds, rounds=rounds, progress=tell
         )
     if json:
         stand_ins = subject.platform.stand_ins
-        print_json({"candidates": [candidate_json(result) for result in results], "stand_ins": stand_ins})
+        print_json({"candidates": [measured_json(result) for result in results], "stand_ins": stand_ins})
     else:
         show(comparison_table(results), json)
-
-
-def candidate_json(result: Measured) -> dict[str, object]:
-    """Return a candidate for JSON, with what was measured beside what was predicted."""
-    return {
-        **plan_json(result.plan),
-        "measured": {
-            "throughput_fps": result.throughput_fps,
-            "latency_s": result.latency_s,
-            "energy_j": None,
-            "spread": result.spread,
-            "statistics": asdict(result.statistics),
-        },
-        "prediction_error": result.prediction_error,
-    }

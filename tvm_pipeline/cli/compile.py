@@ -17,7 +17,9 @@ from tvm_pipeline.cli.options import (
     SchedulerOption,
     ShapesOption,
     StagesOption,
+    VerifyOption,
     shapes_of,
+    verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, Plan, read_plan
@@ -40,6 +42,7 @@ def command(
         Path | None,
         typer.Option(help="TOML that says how a picture becomes the input; without it, MODEL.toml where that exists."),
     ] = None,
+    verify: VerifyOption = None,
     input_shapes: ShapesOption = None,
     memory_order: Annotated[
         bool,
@@ -56,6 +59,7 @@ def command(
     Example: tvm-pipeline compile model.onnx -o model.tar
     """
     chosen = checked_objective(objective)
+    seconds = verify_seconds(verify, f"the plan is that of {plan}" if plan else "")
     beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (beside if beside.exists() else None)
     with spinner() as tell:
@@ -69,10 +73,10 @@ def command(
             given = judged(problem, read_plan(plan))
             decision = Decision(given, (given,), f"it was given by {plan}")
         else:
-            decision, measured = decide(problem, scheduler, made.compiled, tell)
+            decision, measured = decide(problem, scheduler, made.compiled, tell, verify_s=seconds)
         activations = _activations(made, decision.plan) if memory_order else []
         tell(f"writing {output}")
-        bundle = Bundle(made.compiled.graph, made.platform, measured, decision.plan, made.compiled, prepared)
+        bundle = Bundle(made.compiled.graph, made.platform, measured, decision.plan, made.compiled, prepared, decision)
         write_bundle(output, bundle)
     if json:
         listed = {"activations": activations} if memory_order else {}

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.core.problem import OBJECTIVES
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends import Shapes, parse_shapes
 from tvm_pipeline.planning import MEASURED, SCHEDULERS
+from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
 
 PlatformOption = Annotated[
     Path | None,
@@ -50,6 +52,14 @@ SchedulerOption = Annotated[
         f"Edge TPUs), or one of: {', '.join(SCHEDULERS)}.",
     ),
 ]
+VerifyOption = Annotated[
+    float | None,
+    typer.Option(
+        "--verify",
+        help="Seconds, in all, in which candidates whose predictions are too close run side by side; the measured best "
+        f"is chosen. {VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
 ]
@@ -58,3 +68,13 @@ JsonOption = Annotated[
 def shapes_of(text: str | None) -> Shapes | None:
     """Return the shapes that --input-shapes gives."""
     return parse_shapes(text) if text else None
+
+
+def verify_seconds(verify: float | None, obstacle: str = "") -> float:
+    """Return the seconds of --verify; raise OptionError where they were asked for and there is an obstacle."""
+    if verify is None:
+        return 0.0 if obstacle else VERIFY_S
+    check_seconds(verify)
+    if verify and obstacle:
+        raise OptionError(f"--verify {verify:g}: {obstacle}; leave it out")
+    return verify

@@ -11,12 +11,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 from rich.console import Console, RenderableType
 
-from tvm_pipeline.core.plan import Decision
+from tvm_pipeline.core.plan import Decision, Measured
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.service.option_names import explained, translated
@@ -92,8 +93,32 @@ def decision_json(decision: Decision, platform: Platform) -> dict[str, Any]:
     """Return the winner, why it won, and every candidate, for JSON."""
     return {
         **plan_json(decision.plan, platform),
-        "why": with_options(decision.why),
+        **choice_json(decision),
         "candidates": [plan_json(plan) for plan in decision.candidates],
+    }
+
+
+def choice_json(decision: Decision) -> dict[str, Any]:
+    """Return why a plan was chosen, for JSON: what decided, and the candidates that were measured for it."""
+    return {
+        "why": with_options(decision.why),
+        "decided_by": decision.decided_by,
+        "verified": [measured_json(found) for found in decision.measured],
+    }
+
+
+def measured_json(found: Measured) -> dict[str, Any]:
+    """Return a plan that ran side by side with others, for JSON: measured figures beside those predicted."""
+    return {
+        **plan_json(found.plan),
+        "measured": {
+            "throughput_fps": found.throughput_fps,
+            "latency_s": found.latency_s,
+            "energy_j": None,
+            "spread": found.spread,
+            "statistics": asdict(found.statistics),
+        },
+        "prediction_error": found.prediction_error,
     }
 
 

@@ -18,7 +18,9 @@ from tvm_pipeline.cli.options import (
     ShapesOption,
     StagesOption,
     TimeLimitOption,
+    VerifyOption,
     shapes_of,
+    verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, cost_key
@@ -55,6 +57,7 @@ def command(
         bool,
         typer.Option("--pareto", help="All plans that no other beats in throughput, latency and energy together."),
     ] = False,
+    verify: VerifyOption = None,
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -63,6 +66,7 @@ def command(
     Example: tvm-pipeline plan model.onnx --objective latency -o plan.txt
     """
     chosen = checked_objective(objective)
+    verify_seconds(verify, "--pareto lists plans and compares none" if front else "")
     with spinner() as tell, planned(model, shapes_of(input_shapes), platform, profile, tell, warn) as subject:
         problem = subject.problem(
             chosen,
@@ -75,7 +79,8 @@ def command(
         if front:
             decision = pareto_decision(problem)
         else:
-            decision, _ = decide(problem, scheduler, subject.compiled, tell)
+            seconds = verify_seconds(verify, subject.not_here)
+            decision, _ = decide(problem, scheduler, subject.compiled, tell, verify_s=seconds)
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
     if output:
         write_bytes(output, str(decision.plan).encode())

@@ -1,4 +1,4 @@
-"""`tvm-pipeline show`: draw a bundle's plan."""
+"""`tvm-pipeline show`: a bundle's plan, why it was chosen, and pictures of it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,19 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.cli.options import JsonOption
-from tvm_pipeline.cli.output import print_json, warn
+from tvm_pipeline.cli.output import choice_json, print_json, warn, with_options
 from tvm_pipeline.cli.output import show as show_table
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.report import draw_gantt, draw_graph, first_frames, stage_memories, stages_memory_table, stages_table
+from tvm_pipeline.report import (
+    candidates_table,
+    draw_gantt,
+    draw_graph,
+    first_frames,
+    stage_memories,
+    stages_memory_table,
+    stages_table,
+)
 from tvm_pipeline.service.workflow import chosen_plan, opened_bundle, plan_json
 
 
@@ -23,7 +31,7 @@ def command(
     plan: Annotated[Path | None, typer.Option("--plan", help="Show this plan instead of the bundle's own.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Draw the Gantt chart of the first frames, and the operator graph coloured by stage.
+    """Say why a bundle's plan was chosen; draw the Gantt chart of its first frames, and the graph coloured by stage.
 
     Example: tvm-pipeline show model.tar -o out --format svg
     """
@@ -37,10 +45,15 @@ def command(
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
     draw_gantt(evaluation, chosen, first_frames(problem, chosen.stages), pictures[0])
     draw_graph(opened.graph, chosen, pictures[1])
+    decision = None if plan else opened.decision
     if json:
         drawn = [str(picture) for picture in pictures]
-        print_json({**plan_json(chosen, opened.platform), "memory": memories, "pictures": drawn})
+        choice = choice_json(decision) if decision else {}
+        print_json({**plan_json(chosen, opened.platform), **choice, "memory": memories, "pictures": drawn})
     else:
+        if decision:
+            show_table(candidates_table(decision), json)
+            show_table(with_options(decision.why), json)
         show_table(stages_table(evaluation, chosen), json)
         show_table(stages_memory_table(memories), json)
         show_table(f"written: {', '.join(map(str, pictures))}", json)

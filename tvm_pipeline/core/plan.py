@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from tvm_pipeline.core.problem import OBJECTIVES, Objective
 from tvm_pipeline.core.profile import SegmentProfile
+from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.files import read_bytes
 
@@ -242,13 +243,41 @@ def describe(plan: Plan) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """The figures of a plan that ran in turns with others: medians over the rounds.
+
+    Those of `plan.predicted` are as they were predicted.
+
+    Attributes:
+        throughput_fps: of a full pipeline, in steady state.
+        spread: interquartile range over median of the rounds' latencies where latency is the plan's objective, else of
+            their throughputs.
+        latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
+        statistics: of the round in the middle, with the frames of all rounds.
+    """
+
+    plan: Plan
+    throughput_fps: float
+    spread: float
+    latency_s: float
+    statistics: RunStatistics
+
+    @property
+    def prediction_error(self) -> float:
+        """Return predicted over measured throughput, minus one."""
+        return (self.plan.predicted.throughput_fps or 0.0) / self.throughput_fps - 1
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """The chosen plan, and why it was chosen.
 
     Attributes:
-        candidates: every plan that was considered, the chosen one among them, best first.
+        candidates: every plan that was considered, the chosen one first, the others by their predictions.
         why: the reason, in words.
         segments: stages that were measured as a whole for this decision; a profile with them predicts the plan.
+        measured: the candidates that ran side by side for this decision, the chosen one first. Their predictions are as
+            they were before.
 
     Examples:
         >>> from tvm_pipeline.testing import example_problem
@@ -257,12 +286,20 @@ class Decision:
         ['two-stage', 'replicas', 'single']
         >>> decision.why.partition(":")[0], decision.plan == decision.candidates[0]
         ('two-stage (d0 | d1) has the best throughput', True)
+        >>> decision.decided_by  # `plan` runs nothing
+        'prediction'
     """
 
     plan: Plan
     candidates: tuple[Plan, ...]
     why: str
     segments: tuple[SegmentProfile, ...] = ()
+    measured: tuple[Measured, ...] = ()
+
+    @property
+    def decided_by(self) -> Literal["prediction", "measurement"]:
+        """What chose the plan; candidates are measured only where the measurement then decides."""
+        return "measurement" if self.measured else "prediction"
 
 
 def read_plan(path: Path | str) -> Plan:

@@ -10,8 +10,11 @@ traces. Both are used for real runs and for simulated ones. Read next: `runtime/
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import chain
+from math import comb
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -138,6 +141,29 @@ class RunRecord:
         fps = (len(done) - 1) / span if span > 0 else None
         p50, p90, p99, longest = (float(q) for q in np.quantile(done - entered, [0.5, 0.9, 0.99, 1.0]))
         return RunStatistics(self.frames, fps, p50, p90, p99, longest, stages)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % confidence interval of the median: two of the values, whatever their distribution.
+
+    Of fewer than six values these are the least and the greatest, which is less certain: 75 % for three values.
+
+    >>> median_interval([3.0, 1.0, 2.0])
+    (1.0, 3.0)
+    >>> median_interval(range(100))
+    (39, 60)
+    """
+    ordered, left_out = sorted(values), _left_out(len(values))
+    return ordered[left_out], ordered[-1 - left_out]
+
+
+@cache
+def _left_out(count: int) -> int:
+    """Return how many values the interval of the median leaves out at either end: a quantile of coin tosses."""
+    tail, left_out = 1, 0
+    while 40 * (tail := tail + comb(count, left_out + 1)) <= 2**count:  # integers, because 2**count may be too large
+        left_out += 1
+    return left_out
 
 
 def _filled(samples: deque[SampleT], frames: int, skip: int, least: int) -> list[SampleT]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from tvm_pipeline.core.plan import Decision, Plan, describe
+from tvm_pipeline.core.plan import Decision, Measured, Plan, describe
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
@@ -27,7 +27,6 @@ from tvm_pipeline.report.tables import (
     stages_table,
     statistics_table,
 )
-from tvm_pipeline.runtime.comparison import Measured
 
 
 def write_report(
@@ -66,6 +65,7 @@ def write_report(
         f"`{describe(plan)}` was chosen for best {plan.objective}: {decision.why}.",
         _proof(plan),
         candidates_table(decision).markdown(),
+        *_verification(decision),
         "## Predicted and measured",
         statistics_table(plan.predicted, statistics).markdown(),
         "A prediction of latency is that of a frame that meets no queue; a full pipeline adds waiting.",
@@ -106,6 +106,16 @@ def _proof(plan: Plan) -> str:
         return f"Its value is proven the best that `{plan.scheduler}` can find."
     gap = f"at most {percent(plan.gap)}" if plan.gap is not None else "not known"
     return f"It is feasible, not proven optimal; its distance from the bound is {gap}."
+
+
+def _verification(decision: Decision) -> list[str]:
+    """Return what chose the plan: the predictions, or the candidates as they were measured."""
+    if not decision.measured:
+        return ["Its prediction decided: no candidate was measured for the choice."]
+    return [
+        "Measurement decided: these candidates ran in turns before the choice.",
+        comparison_table(decision.measured).markdown(),
+    ]
 
 
 def _side_by_side(comparison: Sequence[Measured]) -> list[str]:

@@ -7,19 +7,18 @@ becomes Markdown for `markdown.py`. Figures are for people: ms, MB, percent; `-`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 from rich.text import Text
 
-from tvm_pipeline.core.plan import Decision, Plan, Prediction, describe, margin
+from tvm_pipeline.core.plan import Decision, Measured, Plan, Prediction, describe, margin
 from tvm_pipeline.core.platform import Platform, Transfer
 from tvm_pipeline.core.problem import counts_edges
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
 from tvm_pipeline.planning.deployment import Deployment
-from tvm_pipeline.runtime.comparison import Measured
 
 UNKNOWN = "-"
 
@@ -52,7 +51,10 @@ class TextTable:
 
 
 def candidates_table(decision: Decision) -> TextTable:
-    """Return every plan that was considered, best first; the chosen one is marked, with its lead over the others."""
+    """Return every plan that was considered; the chosen one is marked, with its lead over the others.
+
+    The lead is the measured one over plans that were measured, and else that of the predictions.
+    """
     figures: dict[str, Callable[[Prediction], str]] = {
         "fps": lambda p: fps(p.throughput_fps),
         "latency": lambda p: duration(p.latency_s),
@@ -72,15 +74,20 @@ def candidates_table(decision: Decision) -> TextTable:
     known = {
         name: show for name, show in figures.items() if any(show(p.predicted) != UNKNOWN for p in decision.candidates)
     }
-    columns = ["plan", *known, "bound", "gap", "status", "chosen is ahead by"]
+    found = {result.plan.stages: _as_measured(result) for result in decision.measured}
+    columns = ["plan", *known, *(["measured"] if found else []), "bound", "gap", "status", "chosen is ahead by"]
     rows, marked = [], set()
     for index, plan in enumerate(decision.candidates):
         chosen = plan.stages == decision.plan.stages
         if chosen:
             marked.add(index)
         row = [describe(plan), *(show(plan.predicted) for show in known.values())]
+        measured = found.get(plan.stages)
+        if found:
+            row.append(_in_units_of(plan, measured.value if measured else None))
         row += [_in_units_of(plan, plan.bound), percent(plan.gap), plan.status]
-        rows.append((*row, "chosen" if chosen else percent(margin(decision.plan, plan), signed=True)))
+        lead = margin(found[decision.plan.stages], measured) if measured else margin(decision.plan, plan)
+        rows.append((*row, "chosen" if chosen else percent(lead, signed=True)))
     objective = decision.plan.objective
     return TextTable(f"Candidates for best {objective}", tuple(columns), tuple(rows), frozenset(marked))
 
@@ -240,6 +247,11 @@ def _in_units_of(plan: Plan, figures: tuple[float, ...] | None) -> str:
         return UNKNOWN
     show = {"throughput": fps, "latency": duration, "energy": joules}.get(plan.objective, size)
     return ", ".join(map(show, figures))
+
+
+def _as_measured(result: Measured) -> Plan:
+    """Return the plan with its measured figures in the place of the predicted ones."""
+    return replace(result.plan, predicted=Prediction(result.throughput_fps, result.latency_s))
 
 
 def _measured(device: DeviceProfile | None) -> list[str]:

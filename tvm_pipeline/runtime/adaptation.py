@@ -1,7 +1,7 @@
 """The strategy `replan`: it decides whether another plan is worth a change.
 
 At each look it plans for the devices as slow as they are now. The best plan runs next if it is better than the running
-one by more than the hysteresis, at several looks in a row. A switch may bring less than promised, because its devices
+one by more than the hysteresis, and by more than the noise of the measured seconds, at several looks in a row. A switch may bring less than promised, because its devices
 are slower than they seemed while they were idle. Then the patience doubles, so that two plans do not take turns for
 ever.
 
@@ -33,7 +33,7 @@ class Adaptation(Strategy):
     """Re-plans by how slow the devices are.
 
     Args:
-        hysteresis: a plan must be better by more than this share to be proposed.
+        hysteresis: a plan must be better by more than this share to be proposed, and by more than `noise`.
         patience: at how many looks in a row it must be better.
     """
 
@@ -63,7 +63,7 @@ class Adaptation(Strategy):
             self._proposal = nearest_plan(now)
             self._gain = gain(now, self._proposal, running, self.starved)
         known = None not in self.seen
-        wished = known and self._proposal is not None and self._gain > self._hysteresis
+        wished = known and self._proposal is not None and self._gain > max(self._hysteresis, self.noise)
         self._settled += known
         if self._promise and (self._settled >= SETTLED_LOOKS or (wished and not self._better)):
             kept = _kept(running, self.factors, *self._promise)

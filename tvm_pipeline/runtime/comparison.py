@@ -1,6 +1,8 @@
 """Runs plans side by side: in turns, so that any other load of the machine affects all of them.
 
-Read next: pipeline.py, which runs each plan; `report/tables.py`, which prints the comparison.
+A `Run` runs one plan for one turn; `runner` makes the one that runs a compiled model on noise. An application that
+measures its own work as well, such as decoding, gives a `Run` of its own. Read next: verification.py, which chooses a
+plan by such turns; pipeline.py, which runs each plan; `report/tables.py`, which prints the comparison.
 """
 
 from __future__ import annotations
@@ -8,40 +10,64 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeVar
 
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Measured, Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.runtime.pipeline import Pipeline
 
-SINGLE_FRAMES = 5  # frames sent alone in each round, for the latency that meets no queue
+T = TypeVar("T")
+
+SINGLE_FRAMES = 5  # frames sent alone in each turn, for the latency that meets no queue
+TURN_FRAMES = 24  # frames that fill the pipeline in each turn, at least
+# A turn of a plan that is slower than predicted may take this many times longer; it then has fewer frames.
+MOST_TIMES_LONGER = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """The measured figures of one plan: medians over the rounds.
+class Turn:
+    """What one plan did in its turn.
 
     Attributes:
-        throughput_fps: of a saturated pipeline, in steady state.
-        spread: interquartile range over median of the rounds' throughputs.
-        latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
-        statistics: of the round in the middle.
+        statistics: of the full pipeline.
+        latency_s: median of the frames that were alone in the pipeline.
     """
 
-    plan: Plan
-    throughput_fps: float
-    spread: float
-    latency_s: float
     statistics: RunStatistics
+    latency_s: float
 
     @property
-    def prediction_error(self) -> float:
-        """Return predicted over measured throughput, minus one."""
-        return (self.plan.predicted.throughput_fps or 0.0) / self.throughput_fps - 1
+    def throughput_fps(self) -> float:
+        """Frames a second of the full pipeline; 0 where too few frames came out."""
+        return self.statistics.throughput_fps or 0.0
+
+
+# A function that runs a plan for a turn of about so many seconds; raises PipelineError where it cannot.
+Run = Callable[[Plan, float], Turn]
+
+
+def runner(compiled: CompiledModel, platform: Platform) -> Run:
+    """Return the function that runs a plan of a model on seeded noise, on a platform settled on this machine."""
+    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
+
+    def run(plan: Plan, seconds: float) -> Turn:
+        alone: list[float] = []
+        with Pipeline(compiled, plan, platform) as pipeline:
+            for _ in _for_seconds(frame, 0.0, SINGLE_FRAMES, seconds):
+                pipeline.submit(frame)
+                alone.append(pipeline.result().latency_s)
+            pipeline.reset_statistics()
+            for _ in pipeline.map(_for_seconds(frame, seconds, TURN_FRAMES, MOST_TIMES_LONGER * seconds)):
+                pass
+            return Turn(pipeline.statistics(), median(alone))
+
+    return run
 
 
 def compare(
@@ -57,41 +83,43 @@ def compare(
 
     Each round begins with another plan.
     """
-    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
-    runs: list[list[RunStatistics]] = [[] for _ in plans]
-    alone: list[list[float]] = [[] for _ in plans]
+    run = runner(compiled, platform)
+    turns: list[list[Turn]] = [[] for _ in plans]
     for round_ in range(rounds):
-        for turn in range(len(plans)):
-            index = (turn + round_) % len(plans)
+        for index in in_turn(range(len(plans)), round_):
             progress(f"{plans[index].scheduler} on {', '.join(plans[index].devices)}, round {round_ + 1} of {rounds}")
-            with Pipeline(compiled, plans[index], platform) as pipeline:
-                for _ in range(SINGLE_FRAMES):
-                    pipeline.submit(frame)
-                    alone[index].append(pipeline.result().latency_s)
-                pipeline.reset_statistics()
-                for _ in pipeline.map(_for_seconds(frame, seconds)):
-                    pass
-                runs[index].append(pipeline.statistics())
-    return [_summary(*row) for row in zip(plans, runs, alone, strict=True)]
+            turns[index].append(run(plans[index], seconds))
+    return [measured(plan, found) for plan, found in zip(plans, turns, strict=True)]
 
 
-def _for_seconds(frame: dict[str, Array], seconds: float) -> Iterator[dict[str, Array]]:
-    """Yield the same frame again and again: for `seconds`, and at least 24 times."""
-    end = time.perf_counter() + seconds
-    count = 0
-    while count < 24 or time.perf_counter() < end:
-        yield frame
-        count += 1
+def in_turn(items: Sequence[T], round_: int) -> list[T]:
+    """Return the items in the order of a round: each round begins with another one."""
+    first = round_ % len(items)
+    return [*items[first:], *items[:first]]
 
 
-def _summary(plan: Plan, runs: list[RunStatistics], alone: list[float]) -> Measured:
-    rates = np.array([run.throughput_fps or 0.0 for run in runs])
-    low, median, high = np.quantile(rates, [0.25, 0.5, 0.75])
-    middle = runs[int(np.argsort(rates)[len(rates) // 2])]
+def measured(plan: Plan, turns: Sequence[Turn]) -> Measured:
+    """Return the medians over a plan's turns."""
+    rates = np.array([turn.throughput_fps for turn in turns])
+    latencies_s = np.array([turn.latency_s for turn in turns])
+    low, middle, high = np.quantile(latencies_s if plan.objective == "latency" else rates, [0.25, 0.5, 0.75])
+    statistics = turns[int(np.argsort(rates)[len(rates) // 2])].statistics
     return Measured(
         plan,
-        float(median),
-        float((high - low) / median),
-        float(np.median(alone)),
-        replace(middle, frames=sum(r.frames for r in runs)),
+        float(np.median(rates)),
+        float((high - low) / max(middle, 1e-12)),
+        float(np.median(latencies_s)),
+        replace(statistics, frames=sum(turn.statistics.frames for turn in turns)),
     )
+
+
+def _for_seconds(frame: dict[str, Array], seconds: float, least: int, most_s: float) -> Iterator[dict[str, Array]]:
+    """Yield the same frame for `seconds`, and `least` times if that takes at most `most_s`; twice in any case."""
+    begin_s = time.perf_counter()
+    count = 0
+    while True:
+        took_s = time.perf_counter() - begin_s
+        if took_s >= seconds and count >= 2 and (count >= least or took_s >= most_s):
+            return
+        yield frame
+        count += 1

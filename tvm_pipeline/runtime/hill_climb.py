@@ -7,7 +7,8 @@ first device while a trial is not worse, and walks the other way only where the 
 alpha weighs a moving average of the measured periods. The climb differs in each of these points:
 
 - it looks at the time of each stage (the median of compute and transfer), not at the period of the pipeline;
-- its alpha is a threshold: stages whose times differ by at most alpha, relative to the faster one, are left alone;
+- its alpha is a threshold: stages whose times differ by at most alpha, relative to the faster one, or by no more than
+  the noise of the measured times, are left alone;
 - the slowest stage gives an operator to the faster of its neighbours, so that the imbalance chooses the direction;
 - more than two stages are allowed, and no stage is ever emptied;
 - an operator that takes less than `STEP` of its stage's time moves along with the next one;
@@ -74,7 +75,8 @@ class HillClimb(Strategy):
                 return self._to(problem, before, reason)
         if self._resting:
             self._rest_s = self._rest_s or known
-            if not any(abs(now / then - 1) > self._alpha for now, then in zip(known, self._rest_s, strict=True)):
+            least = max(self._alpha, self.noise)
+            if not any(abs(now / then - 1) > least for now, then in zip(known, self._rest_s, strict=True)):
                 return None
             self._resting = False
         return self._climb(problem, plan, known)
@@ -83,7 +85,7 @@ class HillClimb(Strategy):
         slow = max(range(len(known)), key=known.__getitem__)
         neighbours = sorted((n for n in (slow - 1, slow + 1) if 0 <= n < len(known)), key=known.__getitem__)
         for fast in neighbours:
-            if known[slow] <= known[fast] * (1 + self._alpha):
+            if known[slow] <= known[fast] * (1 + max(self._alpha, self.noise)):
                 continue
             stages = moved(self.scaled(problem), plan.stages, slow, fast)
             if stages is None:

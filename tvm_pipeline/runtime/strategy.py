@@ -21,7 +21,7 @@ from statistics import median
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.core.statistics import StageRecord, median_interval
 from tvm_pipeline.cost.device_costs import slowed
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.runtime.replanning import unlimited
@@ -41,11 +41,19 @@ STARVED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The latest frames of one worker: median seconds of each part, and the share of time it was busy."""
+    """The latest frames of one worker.
+
+    Attributes:
+        compute_s: median.
+        transfer_s: median.
+        busy: the share of time in which it worked.
+        uncertainty: relative half-width of the 95 % confidence interval of the median seconds of a frame.
+    """
 
     compute_s: float
     transfer_s: float
     busy: float
+    uncertainty: float
 
     @property
     def seconds(self) -> float:
@@ -89,6 +97,14 @@ class Strategy(ABC):
         Its stages are then slow because clocks fall and caches cool between frames, and no faster plan would help.
         """
         return sum(1.0 if worker is None else worker.busy for worker in self.seen) < STARVED
+
+    @property
+    def noise(self) -> float:
+        """Return how far, relatively, the measured seconds of a stage may be from the true ones: those least certain.
+
+        A gain of less may be none.
+        """
+        return max((worker.uncertainty for worker in self.seen if worker is not None), default=0.0)
 
     def scaled(self, problem: Problem) -> Problem:
         """Return the problem with each device as slow as it was measured."""
@@ -134,7 +150,9 @@ def _seen(record: StageRecord) -> Seen | None:
     worked_s = sum(sample.transfer_s + sample.compute_s for sample in latest)
     some = latest[:: 1 + len(latest) // MOST_SAMPLES]
     busy = worked_s / max(waited_s + worked_s, 1e-12)
-    return Seen(median(s.compute_s for s in some), median(s.transfer_s for s in some), busy)
+    low_s, high_s = median_interval([s.compute_s + s.transfer_s for s in some])
+    compute_s, transfer_s = median(s.compute_s for s in some), median(s.transfer_s for s in some)
+    return Seen(compute_s, transfer_s, busy, (high_s - low_s) / 2 / max(compute_s + transfer_s, 1e-12))
 
 
 class CoreLoad:

@@ -21,6 +21,7 @@ OTHER_NAMES = {
     "stall_s": "stall",
     "time_limit_s": "time-limit",
     "unhealthy_after_s": "unhealthy-after",
+    "verify_s": "verify",
     "watchdog_s": "watchdog",
 }
 SAME_NAMES = frozenset(

@@ -33,6 +33,8 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends import Shapes, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
+from tvm_pipeline.runtime.comparison import Run, runner
+from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -55,12 +57,18 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A graph, platform and profile to plan for. It can also be run where `compiled` is not None."""
+    """A graph, platform and profile to plan for.
+
+    Attributes:
+        compiled: the model; None for an operator graph alone.
+        not_here: why its plans cannot run on this machine; empty where they can.
+    """
 
     graph: OperatorGraph
     platform: Platform
     profile: Profile
     compiled: CompiledModel | None = None
+    not_here: str = ""
 
     def problem(
         self,
@@ -185,11 +193,14 @@ def planned(
                 read_platform(platform) if platform else bundle.platform,
                 read_profile(profile) if profile else bundle.profile,
                 bundle.compiled,
+                f"{source} was compiled for another platform than {platform}" if platform else "",
             )
         elif source.endswith(".json") and not is_relay(source):
             graph = read_graph(source)
             known = read_profile(profile) if profile else unmeasured(graph)
-            yield Planned(graph, read_platform(platform) if platform else detect_platform(), known)
+            machine = read_platform(platform) if platform else detect_platform()
+            nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
+            yield Planned(graph, machine, known, not_here=nothing_runs)
         else:
             made = compile_source(source, shapes, platform, tell, warn)
             measured = measured_profile(made, profile, tell, warn)
@@ -197,16 +208,32 @@ def planned(
 
 
 def decide(
-    problem: Problem, scheduler: str = "best", compiled: CompiledModel | None = None, tell: Say = silent
+    problem: Problem,
+    scheduler: str = "best",
+    compiled: CompiledModel | None = None,
+    tell: Say = silent,
+    *,
+    verify_s: float = VERIFY_S,
+    run: Run | None = None,
 ) -> tuple[Decision, Profile]:
     """Plan with the scheduler of that name; return also the profile with what was measured on the way.
 
     Args:
         scheduler: one of `planning.SCHEDULERS`, `best`, or `measured`, which compiles and measures stages.
-        compiled: the model, which only `measured` needs.
+        compiled: the model, where there is one, for the problem's platform on this machine.
+        verify_s: seconds, at most, in which candidates whose predictions are too close run side by side; see
+            `runtime.verification.verified`. 0 chooses by prediction.
+        run: runs a plan for a turn, where that takes more than `compiled`: with the work of an application, for
+            instance. Without both, nothing runs and the prediction decides.
+
+    Raises what `planning.plan` raises, and OptionError where `verify_s` is no time.
     """
+    check_seconds(verify_s)
     measure = None if compiled is None else stage_timer(compiled)
     decision = planning.plan(problem, scheduler, measure=measure, progress=tell)
+    if run is None and compiled is not None:
+        run = runner(compiled, problem.platform)
+    decision = verified(problem, decision, run, verify_s, tell)
     if not decision.segments:
         return decision, problem.profile
     return decision, replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))

@@ -1,0 +1,311 @@
+"""Chooses by measuring where predictions cannot decide: candidates whose intervals overlap run side by side.
+
+`verified` takes the decision of `planning.plan`, which measures nothing, and these steps:
+
+1. `_contenders`  take the candidates that may be the best one, and the obvious ones: one device, and replicas
+2. `_Race.go`     let them run in turns; a plan that is clearly worse drops out, and the others get its time
+3. `_Race.best`   choose the best one of those that keep the limits as measured
+
+Where nothing can be measured, the prediction decides. It then takes no plan in which a device's own threads share
+cores with host work, because no prediction tells how such threads wait for each other.
+
+Read next: comparison.py, which runs a plan for one turn; core/plan.py, the Decision.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+from tvm_pipeline.core.plan import Decision, Measured, Plan, describe
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.statistics import median_interval
+from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.runtime.comparison import SINGLE_FRAMES, TURN_FRAMES, Run, Turn, in_turn, measured
+
+VERIFY_S = 10.0
+# The uncertainty of a prediction that states none. Predictions err by 3.9 % in the median and by 28 % at worst
+# (docs/figures.md), so two plans that are predicted to differ by less than twice this may be the other way round.
+UNSTATED = 0.1
+# A turn of less has too few frames in steady state, or hardly more than the scheduler's time slices.
+TURN_S = 0.3
+# If two plans are equally fast, the three turns of one are all faster than those of the other once in ten times.
+LEAST_ROUNDS = 3
+# Plans that are not told apart in so many rounds are equally good.
+MOST_ROUNDS = 100
+
+
+def verified(
+    problem: Problem,
+    decision: Decision,
+    run: Run | None,
+    verify_s: float = VERIFY_S,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Decision:
+    """Return the decision after the candidates that may be the best have run side by side.
+
+    The measured best is chosen. The prediction decides where there is one candidate, where the objective cannot be
+    measured (energy, bytes), where a device is missing and has a stand-in, and where the time is too short for
+    `LEAST_ROUNDS` turns of two candidates.
+
+    Args:
+        decision: of `planning.plan`; its candidates are best first.
+        run: runs a plan for a turn; None where nothing can run. A candidate for which it raises PipelineError is left
+            out, and `Decision.why` has the reason.
+        verify_s: seconds that all turns may take together; the last turn may end later. 0 measures nothing.
+
+    Raises:
+        OptionError: `verify_s` is negative or infinite.
+    """
+    check_seconds(verify_s)
+    if len(decision.candidates) < 2:
+        return decision
+    if run is None or not verify_s:
+        return _predicted(problem, decision)
+    obstacle = _obstacle(problem)
+    if obstacle is not None:
+        return _predicted(problem, decision, obstacle)
+    race = _Race(problem, _contenders(decision), verify_s)
+    race.go(run, progress)
+    if not race.is_decided:
+        return _predicted(problem, decision, race.notes(), race.failed)
+    return _chosen(decision, race.best(), race.why(decision.why), race)
+
+
+def check_seconds(verify_s: float) -> None:
+    """Raise OptionError where so many seconds cannot be spent on measuring."""
+    if not 0 <= verify_s < math.inf:
+        raise OptionError(
+            f"`verify_s` {verify_s}: it must be a number of seconds, or 0 to choose by prediction",
+            option="verify_s",
+            value=verify_s,
+        )
+
+
+def _obstacle(problem: Problem) -> str | None:
+    """Return why no measurement can choose, empty where there is nothing to say; None where one can."""
+    if problem.is_lexicographic:
+        return ""  # bytes are counted, not predicted
+    if problem.objective == "energy":
+        return "nothing was run, because no sensor measures energy"
+    if problem.platform.stand_ins:
+        missing = ", ".join(problem.platform.stand_ins)
+        return f"nothing was run, because a stand-in says nothing of the speed of {missing}"
+    return None
+
+
+def _chosen(decision: Decision, plan: Plan, why: str, race: _Race | None = None) -> Decision:
+    others = (other for other in decision.candidates if other != plan)
+    return replace(decision, plan=plan, candidates=(plan, *others), why=why, measured=race.measured() if race else ())
+
+
+# ---------------------------------------------------------------------------------------------- by prediction
+
+
+def _predicted(problem: Problem, decision: Decision, note: str = "", failed: Collection[Plan] = ()) -> Decision:
+    """Return the decision by predictions: without plans that failed or must not be chosen unmeasured, if possible."""
+    possible = [plan for plan in decision.candidates if plan not in failed] or [decision.plan]
+    best = next((plan for plan in possible if not pool_meets_host_work(problem, plan)), possible[0])
+    why = decision.why
+    if best != possible[0]:
+        why = (
+            f"{describe(possible[0])} is not chosen unmeasured, because threads of a device's own would share cores "
+            f"with host work, and {describe(best)} is the best of the others; by prediction {why}"
+        )
+    return _chosen(decision, best, f"{why}; {note}" if note else why)
+
+
+def pool_meets_host_work(problem: Problem, plan: Plan) -> bool:
+    """Return whether a device with threads on several cores shares one of them with host work of the plan.
+
+    Host work is the ordered operators of the graph. The threads of a pool wait for each other at each operator, so all
+    of them stall where anything else runs on a core of one.
+    """
+    ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
+    used = [(stage, problem.platform.device(name)) for stage in plan.stages for name in stage.devices]
+    hosts = [device for stage, device in used if not ordered.isdisjoint(stage.operators)]
+    pools = [device for stage, device in used if len(device.cores) > 1 and not ordered.issuperset(stage.operators)]
+    # A device without cores may work on any core of the machine.
+    return any(not host.cores or host.overlaps(pool) for host in hosts for pool in pools)
+
+
+# ---------------------------------------------------------------------------------------------- by measurement
+
+
+def _contenders(decision: Decision) -> list[Plan]:
+    """Return the candidates to run: those whose interval overlaps the best's, then the best device and replicas.
+
+    The last two insure against a profile that is wrong, for little time.
+    """
+    best, *others = decision.candidates
+    least, _ = _interval(best)
+    overlapping = [plan for plan in others if _interval(plan)[1] >= least]
+    of_one_stage = [plan for plan in others if len(plan.stages) == 1]
+    single = [plan for plan in of_one_stage if len(plan.devices) == 1][:1]
+    replicas = [plan for plan in of_one_stage if len(plan.devices) > 1][:1]
+    return list(dict.fromkeys((best, *overlapping, *single, *replicas)))
+
+
+def _interval(plan: Plan) -> tuple[float, float]:
+    """Return the interval of the predicted figure of the objective, as a rate: more is better."""
+    uncertainty = UNSTATED if plan.predicted.uncertainty is None else plan.predicted.uncertainty
+    rate = _rate(plan.objective, plan.predicted.throughput_fps, plan.predicted.latency_s)
+    return rate * (1 - uncertainty), rate * (1 + uncertainty)
+
+
+def _rate(objective: str, throughput_fps: float | None, latency_s: float | None) -> float:
+    """Return the figure of an objective as a rate: more is better."""
+    return 1 / max(latency_s or 0.0, 1e-12) if objective == "latency" else throughput_fps or 0.0
+
+
+class _Race:
+    """Plans that run in turns.
+
+    Attributes:
+        failed: why a plan does not run.
+    """
+
+    def __init__(self, problem: Problem, plans: list[Plan], verify_s: float) -> None:
+        """Take the plans that fit into the time, by their predictions; none where the first one does not."""
+        self.failed: dict[Plan, PipelineError] = {}
+        self._problem, self._verify_s = problem, verify_s
+        # The seconds of a turn: as predicted, then those of the latest one.
+        self._turn_s = {plan: _predicted_turn_s(plan) for plan in plans}
+        self._running: list[Plan] = []  # best first
+        for plan in plans:
+            if LEAST_ROUNDS * sum(self._turn_s[other] for other in (*self._running, plan)) <= verify_s:
+                self._running.append(plan)
+        if plans[0] not in self._running:
+            self._running = []
+        self._turns: dict[Plan, list[Turn]] = {plan: [] for plan in self._running}
+        self._rounds = 0
+
+    def go(self, run: Run, progress: Callable[[str], None]) -> None:
+        """Run rounds until the time is over or one plan is left."""
+        deadline_s = time.perf_counter() + self._verify_s
+        while self._has_time(deadline_s - time.perf_counter()):
+            for plan in in_turn(self._running, self._rounds):
+                begin_s = time.perf_counter()
+                if begin_s >= deadline_s:
+                    return  # turns took longer than they should
+                progress(f"measuring {describe(plan)}, round {self._rounds + 1}, {deadline_s - begin_s:.0f} s left")
+                try:
+                    self._turns[plan].append(run(plan, _full_s(plan)))
+                except PipelineError as error:
+                    self.failed[plan] = error
+                    self._running.remove(plan)
+                self._turn_s[plan] = time.perf_counter() - begin_s
+            self._rounds += 1
+            self._drop()
+
+    def _has_time(self, left_s: float) -> bool:
+        """Return whether a round is worth while and fits into the time; drop plans if the first rounds would not fit."""
+        missing = max(LEAST_ROUNDS - self._rounds, 1)
+        if missing > 1:
+            while len(self._running) > 2 and missing * self._round_s() > left_s:
+                self._running.pop()
+        is_open = len(self._running) > 1 or (bool(self.failed) and self._rounds < LEAST_ROUNDS)
+        return is_open and self._rounds < MOST_ROUNDS and 0 < missing * self._round_s() <= left_s
+
+    def _round_s(self) -> float:
+        return sum(self._turn_s[plan] for plan in self._running)
+
+    def _drop(self) -> None:
+        """Put the best plan first; drop plans that miss a limit or are worse than the best that keeps them all."""
+        self._running.sort(key=lambda plan: -median(self._rates(plan)))
+        keeping = [plan for plan in self._running if self._keeps(plan)]
+        if self._rounds < LEAST_ROUNDS or not keeping:
+            return
+        least, _ = median_interval(self._rates(keeping[0]))
+        self._running = [
+            plan
+            for plan in self._running
+            if median_interval(self._rates(plan))[1] >= least and self._keeps(plan, at_best=True)
+        ]
+
+    @property
+    def _finished(self) -> list[Plan]:
+        """The plans that had enough turns to be compared."""
+        return [plan for plan, turns in self._turns.items() if plan not in self.failed and len(turns) >= LEAST_ROUNDS]
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether plans can be compared, or all others failed."""
+        return len(self._finished) > (0 if self.failed else 1)
+
+    def best(self) -> Plan:
+        """Return the best plan that keeps the limits; where none does, the plan that comes nearest to them.
+
+        Plans are compared within rounds, since what slows the machine for some seconds slows all of them.
+        """
+        keeping = [plan for plan in self._finished if self._keeps(plan)]
+        known = keeping or self._finished
+        finalists = [plan for plan in known if plan in self._running] or known
+        objective = self._problem.objective
+        if not keeping:
+            objective = "throughput" if objective == "latency" else "latency"
+        rounds = min(len(self._turns[plan]) for plan in finalists)
+        rates = np.array([self._rates(plan, objective)[:rounds] for plan in finalists])
+        relative = np.median(rates / np.maximum(rates.mean(axis=0), 1e-12), axis=1)
+        return finalists[int(np.argmax(relative))]
+
+    def measured(self) -> tuple[Measured, ...]:
+        """Return the figures of the plans that can be compared, the best one first."""
+        best = self.best()
+        plans = sorted(self._finished, key=lambda plan: (plan != best, -median(self._rates(plan))))
+        return tuple(measured(plan, self._turns[plan]) for plan in plans)
+
+    def why(self, prediction: str) -> str:
+        """Return the reason for the choice, in words; `prediction` is that of the choice by prediction."""
+        best, *others = self.measured()
+        against = ", ".join(f"{self._shown(other)} of {describe(other.plan)}" for other in others)
+        text = f"{describe(best.plan)} measured {self._shown(best)}"
+        text += f" against {against}" if against else ""
+        notes = self.notes()
+        return f"{text}, in turns; by prediction {prediction}{'; ' if notes else ''}{notes}"
+
+    def notes(self) -> str:
+        """Return what went wrong, in words; empty where nothing did."""
+        notes = [f"{describe(plan)} does not run: {error}" for plan, error in self.failed.items()]
+        if not self.is_decided and not notes:
+            notes.append(f"{self._verify_s:g} s are too short to measure {LEAST_ROUNDS} turns of two candidates")
+        missed = [plan for plan in self._finished if not self._keeps(plan)]
+        limit = "max_latency_s" if self._problem.objective == "throughput" else "min_throughput_fps"
+        if missed:
+            names = "no candidate" if len(missed) == len(self._finished) else ", ".join(map(describe, missed))
+            notes.append(f"{names} {'keeps' if names == 'no candidate' else 'missed'} `{limit}` as measured")
+        return "; ".join(notes)
+
+    def _rates(self, plan: Plan, objective: str = "") -> list[float]:
+        by = objective or plan.objective
+        return [_rate(by, turn.throughput_fps, turn.latency_s) for turn in self._turns[plan]]
+
+    def _keeps(self, plan: Plan, at_best: bool = False) -> bool:
+        """Return whether a plan keeps the limits as measured, with its whole interval or at the best end of it."""
+        floor_fps, most_s = self._problem.min_throughput_fps, self._problem.max_latency_s
+        turns = self._turns[plan]
+        slow, fast = median_interval([turn.throughput_fps for turn in turns])
+        quick, late = median_interval([turn.latency_s for turn in turns])
+        if floor_fps is not None and (fast if at_best else slow) < floor_fps:
+            return False
+        return most_s is None or (quick if at_best else late) <= most_s
+
+    def _shown(self, found: Measured) -> str:
+        if self._problem.objective == "latency":
+            return f"{1e3 * found.latency_s:.4g} ms"
+        return f"{found.throughput_fps:.4g} fps"
+
+
+def _full_s(plan: Plan) -> float:
+    """Return for how many seconds a plan is kept full in its turn."""
+    return max(TURN_S, TURN_FRAMES / max(plan.predicted.throughput_fps or 0.0, 1e-12))
+
+
+def _predicted_turn_s(plan: Plan) -> float:
+    """Return the seconds of a turn if the prediction is right and the plan is opened in no time."""
+    return _full_s(plan) + SINGLE_FRAMES * (plan.predicted.latency_s or 0.0)
