@@ -52,13 +52,13 @@ def test_profile_writes_what_plan_reads(cli, model, tmp_path):
 
 
 def test_plan_gives_one_json_object(cli, bundle, tmp_path):
-    outcome = cli("plan", bundle, "--json", "-o", tmp_path / "plan.txt")
+    outcome = cli("plan", bundle, "--verify", 0, "--json", "-o", tmp_path / "plan.txt")
     planned = outcome.json
     assert outcome.out.count("\n") == 1
     assert planned["status"] == "optimal"
     assert planned["objectives"]["throughput"] == pytest.approx(planned["bound"])
     assert planned["predicted"].keys() == {
-        *("throughput_fps", "latency_s", "energy_j", "jitter_s"),
+        *("throughput_fps", "latency_s", "energy_j", "jitter_s", "uncertainty"),
         *("memory_bytes", "dram_bytes", "communication_bytes", "edge_communication_bytes"),
     }
     best = max(candidate["predicted"]["throughput_fps"] for candidate in planned["candidates"])
@@ -68,18 +68,18 @@ def test_plan_gives_one_json_object(cli, bundle, tmp_path):
 
 
 def test_plan_says_why_the_winner_won(cli, bundle):
-    outcome = cli("plan", bundle, "--objective", "latency")
+    outcome = cli("plan", bundle, "--verify", 0, "--objective", "latency")
     assert outcome.code == 0
     assert "has the best latency" in " ".join(outcome.out.split())
 
 
 def test_a_given_number_of_stages_is_kept(cli, bundle):
-    assert len(cli("plan", bundle, "--stages", 2, "--json").json["stages"]) == 2
+    assert len(cli("plan", bundle, "--verify", 0, "--stages", 2, "--json").json["stages"]) == 2
 
 
 def test_compile_then_run_a_hand_written_plan(cli, model, bundle, tmp_path):
     plan = tmp_path / "plan.txt"
-    assert cli("plan", bundle, "--stages", 2, "-o", plan).code == 0
+    assert cli("plan", bundle, "--verify", 0, "--stages", 2, "-o", plan).code == 0
     compiled = cli("compile", model, "-o", tmp_path / "net.tar", "--plan", plan, "--json")
     assert compiled.code == 0, compiled.err
     assert len(compiled.json["stages"]) == 2
@@ -87,6 +87,36 @@ def test_compile_then_run_a_hand_written_plan(cli, model, bundle, tmp_path):
     assert outcome.code == 0, outcome.err
     assert outcome.json["measured"]["frames"] == 20
     assert {stage["stage"] for stage in outcome.json["measured"]["stages"]} == {0, 1}
+
+
+def test_compile_measures_the_candidates_and_the_bundle_says_so(cli, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    bundle = tmp_path / "net.tar"
+    compiled = cli("compile", model, "-o", bundle, "--verify", 5, "--json")
+    assert compiled.code == 0, compiled.err
+    choice = compiled.json
+    assert choice["decided_by"] == "measurement"
+    first, *others = choice["verified"]
+    assert others
+    assert first["stages"] == choice["stages"]
+    for verified in choice["verified"]:
+        assert verified["measured"]["throughput_fps"] > 0
+        assert verified["measured"]["spread"] >= 0
+        [candidate] = [c for c in choice["candidates"] if c["stages"] == verified["stages"]]
+        assert verified["predicted"] == candidate["predicted"]
+    assert f"measured {first['measured']['throughput_fps']:.4g} fps against" in choice["why"]
+    shown = cli("show", bundle, "-o", tmp_path, "--format", "svg", "--json").json
+    assert {key: shown[key] for key in ("why", "decided_by", "verified")} == {
+        key: choice[key] for key in ("why", "decided_by", "verified")
+    }
+    text = cli("show", bundle, "-o", tmp_path, "--format", "svg").out
+    assert "measured" in text.splitlines()[2]
+    assert "in turns; by prediction" in " ".join(text.split())
+
+
+def test_without_time_for_it_nothing_is_measured(cli, bundle):
+    planned = cli("plan", bundle, "--verify", 0, "--json").json
+    assert (planned["decided_by"], planned["verified"]) == ("prediction", [])
 
 
 def test_run_writes_a_video_and_a_line_for_each_frame(cli, bundle, tmp_path):
@@ -148,7 +178,7 @@ def test_bench_prints_a_table(cli, bundle, monkeypatch):
     lines = outcome.out.splitlines()
     assert "Side by side" in outcome.out
     assert all(column in outcome.out for column in ("plan", "fps predicted", "measured", "error", "spread"))
-    found = cli("plan", bundle, "--json").json["candidates"]
+    found = cli("plan", bundle, "--verify", 0, "--json").json["candidates"]
     shown = [line for line in lines if any(f"{candidate['scheduler']} (" in line for candidate in found)]
     assert len(shown) == len(found)  # a row for each candidate, with an error and a spread in per cent
     assert all(line.count("%") >= 2 for line in shown)

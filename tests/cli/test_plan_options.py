@@ -110,6 +110,17 @@ def test_a_model_of_a_device_plans_time(cli):
     assert planned["why"]
 
 
+def test_a_graph_alone_cannot_be_verified(cli):
+    planned = cli("plan", RESNET, "--platform", TWO, "--json").json
+    assert (planned["decided_by"], planned["verified"]) == ("prediction", [])
+    assert cli("plan", RESNET, "--platform", TWO, "--verify", 0).code == 0
+    refused(
+        cli("plan", RESNET, "--platform", TWO, "--verify", 3), 2, "--verify 3", "operator graph alone", "leave it out"
+    )
+    refused(cli("plan", RESNET, "--platform", TWO, "--pareto", "--verify", 3), 2, "--verify 3", "compares none")
+    refused(cli("plan", RESNET, "--platform", TWO, "--verify", -1), 2, "--verify -1.0: it must be a number of seconds")
+
+
 def test_limits_are_kept(cli):
     fastest = cli("plan", RESNET, "--platform", TWO, "--json").json["predicted"]
     quickest = cli("plan", RESNET, "--platform", TWO, "--objective", "latency", "--json").json["predicted"]

@@ -9,15 +9,14 @@ import pytest
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.plan import Decision, Plan, describe
+from tvm_pipeline.core.plan import Decision, Measured, Plan, describe
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.report import write_report
-from tvm_pipeline.runtime.comparison import Measured
+from tvm_pipeline.report import comparison_table, write_report
 
 TENSORS = [Tensor(f"t{index}", (1, 1000)) for index in range(4)]
 GRAPH = OperatorGraph(
@@ -84,6 +83,24 @@ def test_report_holds_what_was_given(tmp_path: Path) -> None:
         assert shown in text
     for plan in decision.candidates:
         assert describe(plan).replace("|", "\\|") in text
+
+
+def test_it_says_what_decided(tmp_path: Path) -> None:
+    text, decision = report(tmp_path, 60.0, 30.0)
+    assert "Its prediction decided: no candidate was measured" in text
+    chosen, other, *_ = decision.candidates
+    ran = (Measured(chosen, 61.0, 0.02, 0.03, measured(61.0)), Measured(other, 42.0, 0.02, 0.03, measured(42.0)))
+    write_report(
+        tmp_path / "measured.md",
+        model="net.onnx",
+        decision=replace(decision, measured=ran),
+        evaluation=evaluate(PROBLEM, decision.plan.stages),
+        profile=PROFILE,
+        statistics=measured(60.0),
+    )
+    text = (tmp_path / "measured.md").read_text(encoding="utf-8")
+    assert "Measurement decided" in text
+    assert comparison_table(ran).markdown().strip() in text
 
 
 def test_the_plan_in_it_parses_back(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from tvm_pipeline.core.plan import Decision, Plan, Prediction, Stage
+from tvm_pipeline.core.plan import Decision, Measured, Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform, Transfer
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
@@ -64,6 +64,16 @@ def test_candidates_say_how_far_the_chosen_is_ahead() -> None:
     assert cells(table, 1)["chosen is ahead by"] == "+25.0%"
     assert cells(table, 1)["gap"] == "20.0%"
     assert "chain (big | little)" in printed(table)
+
+
+def test_measured_candidates_show_it_and_lead_by_it() -> None:
+    rows = (Measured(SINGLE, 42.0, 0.01, 0.025, STATISTICS), Measured(PIPELINE, 30.0, 0.02, 0.036, STATISTICS))
+    unrun = Plan("net", "replicas", "throughput", (Stage(("big", "little"), ("a", "b", "c")),), Prediction(20.0))
+    table = candidates_table(Decision(SINGLE, (SINGLE, PIPELINE, unrun), "", measured=rows))
+    assert table.columns[1:4] == ("fps", "latency", "measured")
+    assert [row[1] for row in table.rows] == ["40.0", "50.0", "20.0"]
+    assert [row[3] for row in table.rows] == ["42.0", "30.0", "-"]
+    assert [row[-1] for row in table.rows] == ["chosen", "+40.0%", "+100.0%"]  # the last by predictions
 
 
 def test_candidates_for_latency_and_energy() -> None:

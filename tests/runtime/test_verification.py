@@ -1,4 +1,4 @@
-"""Which candidates are measured before one is chosen, and which of them is chosen, by runs that say what they measured."""
+"""Which candidates run before one is chosen, and which of them is chosen, by runs that say what they measured."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The strategy `replan`: it decides whether another plan is worth a change.
 
 At each look it plans for the devices as slow as they are now. The best plan runs next if it is better than the running
-one by more than the hysteresis, and by more than the noise of the measured seconds, at several looks in a row. A switch may bring less than promised, because its devices
-are slower than they seemed while they were idle. Then the patience doubles, so that two plans do not take turns for
-ever.
+one at several looks in a row: by more than the hysteresis, and by more than the noise of the measured seconds. A switch
+may bring less than promised, because its devices are slower than they seemed while they were idle. Then the patience
+doubles, so that two plans do not take turns for ever.
 
 Read next: `strategy.py`, which measures how slow the devices are; `replanning.py`, which finds the best plan.
 """

@@ -204,7 +204,7 @@ class _Race:
             self._drop()
 
     def _has_time(self, left_s: float) -> bool:
-        """Return whether a round is worth while and fits into the time; drop plans if the first rounds would not fit."""
+        """Return whether a round can decide more and fits into the time; drop plans if the first rounds would not."""
         missing = max(LEAST_ROUNDS - self._rounds, 1)
         if missing > 1:
             while len(self._running) > 2 and missing * self._round_s() > left_s:
