@@ -1,8 +1,8 @@
 """Runs plans side by side: in turns, so that any other load of the machine affects all of them.
 
-A `Run` runs one plan for one turn; `runner` makes the one that runs a compiled model on noise. An application that
-measures its own work as well, such as decoding, gives a `Run` of its own. Read next: verification.py, which chooses a
-plan by such turns; pipeline.py, which runs each plan; `report/tables.py`, which prints the comparison.
+A `Run` runs one plan for one turn; `runner` makes the one that runs a compiled model on noise. An application with host
+work opens its pipelines itself and runs them by `turn`. Read next: verification.py, which chooses a plan by such turns;
+pipeline.py, which runs each plan; `report/tables.py`, which prints the comparison.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from typing import TypeVar
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port
+from tvm_pipeline.backends.contract import CompiledModel, Port
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import Measured, Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.pipeline import Pipeline
-
-T = TypeVar("T")
 
 SINGLE_FRAMES = 5  # frames sent alone in each turn, for the latency that meets no queue
 TURN_FRAMES = 24  # frames that fill the pipeline in each turn, at least
 # A turn of a plan that is slower than predicted may take this many times longer; it then has fewer frames.
 MOST_TIMES_LONGER = 4
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +59,22 @@ def runner(compiled: CompiledModel, platform: Platform) -> Run:
     frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
 
     def run(plan: Plan, seconds: float) -> Turn:
-        alone: list[float] = []
         with Pipeline(compiled, plan, platform) as pipeline:
-            for _ in _for_seconds(frame, 0.0, SINGLE_FRAMES, seconds):
-                pipeline.submit(frame)
-                alone.append(pipeline.result().latency_s)
-            pipeline.reset_statistics()
-            for _ in pipeline.map(_for_seconds(frame, seconds, TURN_FRAMES, MOST_TIMES_LONGER * seconds)):
-                pass
-            return Turn(pipeline.statistics(), median(alone))
+            return turn(pipeline, lambda: Tagged(frame, None), seconds)
 
     return run
+
+
+def turn(pipeline: Pipeline, frame: Callable[[], Tagged], seconds: float) -> Turn:
+    """Run a pipeline that was just started for one turn: frames alone, then as many as it takes."""
+    alone: list[float] = []
+    for inputs, tag in _for_seconds(frame, 0.0, SINGLE_FRAMES, seconds):
+        pipeline.submit(inputs, tag=tag)
+        alone.append(pipeline.result().latency_s)
+    pipeline.reset_statistics()
+    for _ in pipeline.map(_for_seconds(frame, seconds, TURN_FRAMES, MOST_TIMES_LONGER * seconds)):
+        pass
+    return Turn(pipeline.statistics(), median(alone))
 
 
 def compare(
@@ -113,13 +120,13 @@ def measured(plan: Plan, turns: Sequence[Turn]) -> Measured:
     )
 
 
-def _for_seconds(frame: dict[str, Array], seconds: float, least: int, most_s: float) -> Iterator[dict[str, Array]]:
-    """Yield the same frame for `seconds`, and `least` times if that takes at most `most_s`; twice in any case."""
+def _for_seconds(frame: Callable[[], Tagged], seconds: float, least: int, most_s: float) -> Iterator[Tagged]:
+    """Yield frames for `seconds`, and `least` times if that takes at most `most_s`; twice in any case."""
     begin_s = time.perf_counter()
     count = 0
     while True:
         took_s = time.perf_counter() - begin_s
         if took_s >= seconds and count >= 2 and (count >= least or took_s >= most_s):
             return
-        yield frame
+        yield frame()
         count += 1
