@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.models, arguments.verify, arguments.seconds, arguments.rounds = ["light_shufflenet"], 3.0, 0.3, 1
+        arguments.models, arguments.verify, arguments.seconds, arguments.rounds = ["light_shufflenet"], 6.0, 0.3, 1
 
     console = Console(width=140)
     rows = [row(console, name, arguments) for name in arguments.models]
