@@ -78,17 +78,6 @@ def test_a_model_of_one_operator_is_replicated_beside_the_host_work() -> None:
     assert "+25.0% against revisits" in decision.why
 
 
-def test_host_work_that_is_all_ordered_leaves_the_model_to_the_replicas() -> None:
-    """Read and prepare take 2 ms, the model 10, the rest 4: (P - 2) / 10 + (P - 4) / 10 = 1, again 8 ms."""
-    decision = planning.plan(application([10.0], ordered=(*ORDERED, "prepare")))
-    assert [stage.operators for stage in decision.plan.stages] == [
-        ("read", "prepare"),
-        ("layer0",),
-        ("decode", "draw", "write"),
-    ]
-    assert (decision.plan.status, decision.plan.value) == ("optimal", pytest.approx((125.0,)))
-
-
 def test_a_third_core_may_do_the_host_work_alone() -> None:
     """Two cores take 11 ms each for prepare and model; read, decode, draw and write are 5 ms: 5.33 if all share."""
     decision = planning.plan(application([10.0], devices=("a", "b", "c")))
@@ -180,12 +169,18 @@ def test_bytes_are_planned_with_ordered_operators_too() -> None:
     assert planning.plan(problem).plan.status == "optimal"
 
 
-def test_modelled_devices_replicate_too() -> None:
-    model = DeviceModel(operator_s=0.001)
+def test_a_modelled_device_replicates_the_model_and_does_no_host_work() -> None:
+    """An Edge TPU cannot decode video: what its model says holds for operators of networks."""
     problem = application([10.0])
-    platform = Platform("box", tuple(Device(name, model=model) for name in "ab"))
-    problem = replace(problem, platform=platform, profile=replace(problem.profile, devices={}))
-    assert replicas(problem).value == pytest.approx((1000 / 3,))
+    measured = problem.platform.devices[0]
+    platform = Platform("box", (measured, Device("tpu", model=DeviceModel(operator_s=0.001))))
+    devices = {measured.name: problem.profile.devices[measured.name]}
+    problem = replace(problem, platform=platform, profile=replace(problem.profile, devices=devices))
+    plan = replicas(problem)
+    assert [stage.devices for stage in plan.stages] == [(measured.name,), (measured.name, "tpu"), (measured.name,)]
+    assert plan.value == pytest.approx((1000 / 5,))  # the ordered operators alone fill the device
+    best = planning.plan(problem).plan
+    assert {n for s in best.stages if "tpu" in s.devices for n in s.operators} <= set(plan.stages[1].operators)
 
 
 @settings(max_examples=40, deadline=None)

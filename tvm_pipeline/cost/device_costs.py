@@ -83,8 +83,14 @@ class DeviceCosts:
         return self.device.bus if self.spill_s_per_byte else ""
 
     def can_run(self, operator: Operator) -> bool:
-        """Return whether the device can run the operator; one without measurements is taken to run all."""
-        return self._seconds is None or self._seconds[operator.name] is not None
+        """Return whether the device can run the operator.
+
+        A device without measurements is taken to run all, but for ordered operators, which the models of devices do not
+        describe.
+        """
+        if self._seconds is None:
+            return not (self.is_modelled and operator.ordered)
+        return self._seconds[operator.name] is not None
 
     def added_s(self, operator: Operator) -> float:
         """Return the seconds that the operator adds to any stage; 0 where the device cannot run it."""
@@ -101,7 +107,7 @@ class DeviceCosts:
     def every_added_s(self, operators: Sequence[Operator]) -> Floats:
         """Return `added_s` of each operator; NaN where the device cannot run it."""
         if self._seconds is None:
-            return np.full(len(operators), self._operator_s)
+            return np.array([self._operator_s if self.can_run(operator) else np.nan for operator in operators])
         return np.array([self._seconds[operator.name] for operator in operators], np.float64)  # None becomes NaN
 
     def every_work_s(self, macs: Floats) -> Floats:
