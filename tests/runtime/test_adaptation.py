@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from tests.runtime.machine import Loads, Machine, plan_of, problem_of
 from tvm_pipeline import Plan, Problem
-from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.plan import Measured, Prediction, Stage
 from tvm_pipeline.core.profile import DeviceProfile
-from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.core.statistics import RunStatistics, StageRecord
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError, PlanError
 from tvm_pipeline.runtime import Adaptation
@@ -313,3 +314,21 @@ def test_the_kernel_is_read_over_half_a_second(tmp_path: Path):
         (tmp_path / "stat").write_text(f"cpu  1 1\ncpu0 {busy} 0 0 {10 * tick - busy} 0 0 0 0 0 0\nintr 5\n\n")
         seen.append(cores.busy().get(0, 0.0))
     assert seen == pytest.approx([0, 0, 0, 0, 0, 0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+
+
+def test_a_gain_is_corrected_by_what_was_measured_before_the_run():
+    """By prediction `fast` is a quarter better; side by side it was slower, so that no re-plan promises a gain."""
+
+    def measured(device: str, predicted_fps: float, measured_fps: float) -> Measured:
+        stages = (Stage((device,), ("a",)),)
+        plan = Plan("net", "single", "throughput", stages, Prediction(predicted_fps, 0.01))
+        return Measured(plan, measured_fps, 0.01, 0.01, RunStatistics(9, measured_fps, 0.0, 0.0, 0.0, 0.0, ()))
+
+    slow, fast = measured("d0", 80.0, 72.0), measured("d1", 100.0, 60.0)
+    unknown = replace(slow.plan, stages=(Stage(("d2",), ("a",)),))
+    strategy = Adaptation()
+    assert strategy.corrected(0.25, fast.plan, slow.plan) == 0.25
+    strategy.expect([slow, fast])
+    assert strategy.corrected(0.25, fast.plan, slow.plan) == pytest.approx(60 / 72 - 1)
+    assert strategy.corrected(0.25, unknown, slow.plan) == pytest.approx(1.25 * 0.75 / 0.9 - 1)  # off by the median
+    assert strategy.corrected(math.inf, fast.plan, slow.plan) == math.inf

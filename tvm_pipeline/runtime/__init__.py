@@ -2,6 +2,7 @@
 
 frame_stream.py   the interface of every running pipeline: submit, result, map, results, drain, stop
 pipeline.py       Pipeline: one plan that runs
+host_work.py      operators of an application around its model's
 worker.py         the thread of one stage on one device
 slots.py          the buffers of a frame on its way, and how each worker sees them
 isolation.py      stages in processes of their own

@@ -61,7 +61,7 @@ class Adaptation(Strategy):
         if self._moved(problem):
             now = self.scaled(problem)
             self._proposal = nearest_plan(now)
-            self._gain = gain(now, self._proposal, running, self.starved)
+            self._gain = self.corrected(gain(now, self._proposal, running, self.starved), self._proposal, running)
         known = None not in self.seen
         wished = known and self._proposal is not None and self._gain > max(self._hysteresis, self.noise)
         self._settled += known

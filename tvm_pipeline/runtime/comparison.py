@@ -84,13 +84,14 @@ def compare(
     *,
     seconds: float = 2.0,
     rounds: int = 3,
+    run: Run | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Measured]:
-    """Run every plan for about `seconds` in every one of `rounds` rounds, on seeded noise.
+    """Run every plan for about `seconds` in every one of `rounds` rounds, on seeded noise unless `run` is given.
 
     Each round begins with another plan.
     """
-    run = runner(compiled, platform)
+    run = run or runner(compiled, platform)
     turns: list[list[Turn]] = [[] for _ in plans]
     for round_ in range(rounds):
         for index in in_turn(range(len(plans)), round_):

@@ -10,6 +10,7 @@ Read next: `adaptation.py` and `hill_climb.py`, the strategies.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import defaultdict, deque
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Measured, Plan, Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord, median_interval
@@ -72,7 +73,26 @@ class Strategy(ABC):
         self.factors: dict[str, float] = {}
         self.seen: list[Seen | None] = []
         self._expected_s: list[tuple[str, float]] = []
+        self._off: dict[tuple[Stage, ...], float] = {}
         self._cores = CoreLoad()
+
+    def expect(self, measured: Sequence[Measured]) -> None:
+        """Take note of plans that ran side by side before the run: how far each one's prediction is off."""
+        self._off = {
+            found.plan.stages: found.throughput_fps / found.plan.predicted.throughput_fps
+            for found in measured
+            if found.plan.predicted.throughput_fps
+        }
+
+    def corrected(self, gain: float, plan: Plan, running: Plan) -> float:
+        """Return the predicted gain of a plan over the running one, corrected by what was measured of the two.
+
+        The prediction of a plan that was not measured is taken to be off as those of the others are in the median.
+        """
+        if not self._off or not math.isfinite(gain):
+            return gain
+        usual = median(self._off.values())
+        return (1 + gain) * self._off.get(plan.stages, usual) / max(self._off.get(running.stages, usual), 1e-12) - 1
 
     def begin(self, problem: Problem, plan: Plan) -> None:
         """Take note of the plan that runs from now on; `problem` has the devices as they were profiled."""
