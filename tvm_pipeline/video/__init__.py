@@ -9,6 +9,9 @@ live_source.py    LiveSource: a source that stalls, comes back and may be late; 
 policies.py       which frames of a live source are dropped, and how it is opened again
 preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame
 analysis.py       a source through a running pipeline
+application.py    reading, decoding and writing as operators of the pipeline, beside the model's
+rehearsals.py     an application on a stretch of its source, to be run again and again
+host_profile.py   how long these operators take on each device
 annotations.py    what was found in a frame, drawn on it
 sinks.py          results become JSON lines
 video_file.py     frames become a video that plays while it is written
@@ -18,11 +21,14 @@ from __future__ import annotations
 
 from tvm_pipeline.video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
 from tvm_pipeline.video.annotations import Annotation, draw
+from tvm_pipeline.video.application import Application, host_graph
 from tvm_pipeline.video.decoding import Picture
+from tvm_pipeline.video.host_profile import host_devices, profile_host
 from tvm_pipeline.video.kinds import KINDS, Kind, Opening, open_source, source_kind
 from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics, merge
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
+from tvm_pipeline.video.rehearsals import HostSetting, Rehearsal
 from tvm_pipeline.video.sinks import JsonLines
 from tvm_pipeline.video.sources import Frame, Source
 from tvm_pipeline.video.video_file import VideoFile
@@ -31,8 +37,10 @@ __all__ = [
     "KINDS",
     "Analysed",
     "Annotation",
+    "Application",
     "Decoder",
     "Frame",
+    "HostSetting",
     "JsonLines",
     "Kind",
     "LiveFrame",
@@ -43,17 +51,21 @@ __all__ = [
     "Policy",
     "Preprocessing",
     "Reconnect",
+    "Rehearsal",
     "Source",
     "Transform",
     "VideoFile",
     "default_for",
     "draw",
     "find_decoder",
+    "host_devices",
+    "host_graph",
     "merge",
     "open_source",
     "parse_policy",
     "preprocess",
     "preprocessing_for",
+    "profile_host",
     "source_kind",
     "stream",
 ]

@@ -1,8 +1,8 @@
-"""An application: a source, a model, a decoder and a video to write, as one graph of operators and one pipeline.
+"""An application: a source, a model, a decoder and what is written, as one graph of operators and one pipeline.
 
 The host operators around the model's are
 
-    host/read -> host/prepare -> [the model] -> host/decode (-> host/draw -> host/write)
+    host/read -> host/prepare -> [the model] -> host/decode (-> host/draw) (-> host/write)
 
 Each takes all frames in order. What they know of a frame travels with it as a `Passage`. `host_graph` makes the graph
 that is planned, and `Application.host` the functions that a Pipeline runs.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, cast
+from typing import Generic, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from tvm_pipeline.backends.ports import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import OptionError, PipelineError, StageError
-from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
+from tvm_pipeline.runtime.frame_stream import FrameStream, Result, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
 from tvm_pipeline.video.analysis import Analysed, Decoder, FrameT, decoded
 from tvm_pipeline.video.annotations import Annotation, draw
@@ -34,40 +35,42 @@ from tvm_pipeline.video.preprocessing import Preprocessing, preprocess
 READ, PREPARE, DECODE, DRAW, WRITE = "host/read", "host/prepare", "host/decode", "host/draw", "host/write"
 
 
-class VideoSink(Protocol):
-    """Where annotated pictures go; a `VideoFile` is one."""
-
-    def write(self, image: NDArray[np.uint8]) -> None:
-        """Write a frame, uint8 HxWx3 RGB."""
-
-
 @dataclass(slots=True)
 class Passage(Generic[FrameT]):
     """What the host operators of one frame hand on to one another.
 
     Attributes:
-        frame: set by `host/read`.
+        frame, entered_s: set by `host/read`; the clock time from which the latency of the frame counts.
         outputs, annotations: set by `host/decode`.
         picture: set by `host/draw`; None again when it is written.
         written: whether `host/write` is done with it.
     """
 
     frame: FrameT | None = None
+    entered_s: float = 0.0
     outputs: dict[str, Array] = field(default_factory=dict)
     annotations: Sequence[Annotation] = ()
     picture: NDArray[np.uint8] | None = None
     written: bool = False
 
 
-def host_graph(model: OperatorGraph, width: int, height: int, *, writes_video: bool) -> OperatorGraph:
+# Writes what was found on a frame; the picture has it drawn, and is None where the graph holds no `host/draw`.
+Write = Callable[[Analysed[FrameT], "NDArray[np.uint8] | None"], None]
+
+
+def host_graph(model: OperatorGraph, width: int, height: int, *, draws: bool, writes: bool) -> OperatorGraph:
     """Return the model's graph with the host operators around it, for frames of this size.
+
+    Args:
+        draws: whether pictures are drawn, for a video.
+        writes: whether anything is written.
 
     Raises:
         OptionError: the model takes something else than one picture.
 
     Examples:
         >>> from tvm_pipeline.testing import example_graph
-        >>> graph = host_graph(example_graph(), 640, 360, writes_video=True)
+        >>> graph = host_graph(example_graph(), 640, 360, draws=True, writes=True)
         >>> [operator.name for operator in graph.operators]
         ['host/read', 'host/prepare', 'double', 'increment', 'host/decode', 'host/draw', 'host/write']
     """
@@ -76,22 +79,33 @@ def host_graph(model: OperatorGraph, width: int, height: int, *, writes_video: b
         raise OptionError(f"{model.name} has several inputs ({names}); a video gives one picture a frame")
     frame, picture = (Tensor(f"host/{name}", (height, width, 3), "uint8") for name in ("frame", "picture"))
     found, done = (Tensor(f"host/{name}", (0,), "uint8") for name in ("annotations", "done"))
-    before = (
+    operators = [
         Operator(READ, "read and decode a frame", (), (frame,), ordered=True),
         Operator(PREPARE, "resize and normalise", (frame.name,), model.inputs, ordered=True),
-    )
-    after = [Operator(DECODE, "decode outputs", model.outputs, (found,), ordered=True)]
-    if writes_video:
-        after += [
-            Operator(DRAW, "draw annotations", (found.name,), (picture,), ordered=True),
-            Operator(WRITE, "encode and write", (picture.name,), (done,), ordered=True),
-        ]
-    last = after[-1].outputs[0].name
-    return OperatorGraph(model.name, (), (*before, *model.operators, *after), (last,))
+        *model.operators,
+        Operator(DECODE, "decode outputs", model.outputs, (found,), ordered=True),
+    ]
+    if draws:
+        operators.append(Operator(DRAW, "draw annotations", (found.name,), (picture,), ordered=True))
+    if writes:
+        read = (picture if draws else found).name
+        operators.append(Operator(WRITE, "encode and write", (read,), (done,), ordered=True))
+    return OperatorGraph(model.name, (), tuple(operators), (operators[-1].outputs[0].name,))
+
+
+@contextmanager
+def host_errors() -> Iterator[None]:
+    """Raise what a host operator reported on purpose, such as VideoError, instead of the StageError about it."""
+    try:
+        yield
+    except StageError as error:
+        if error.operator and isinstance(error.__cause__, PipelineError):
+            raise error.__cause__ from error
+        raise
 
 
 class Application(Generic[FrameT]):
-    """The host work of one source, decoder and video to write.
+    """The host work of one source, one decoder and what is written.
 
     Args:
         model: the operator graph of the model.
@@ -99,7 +113,9 @@ class Application(Generic[FrameT]):
         frames: the frames of the source; the thread of `host/read` iterates over them.
         preprocessing: how a frame becomes the model's input.
         decode: turns the model's outputs into annotations.
-        video: where annotated pictures go; needed where `graph` holds `host/write`.
+        write: is called with each frame in order, where `graph` holds `host/write`.
+        rate_fps: `host/read` gives no frame of a source that is not live earlier than this rate has it; None for as
+            fast as frames are taken.
         place: is called with the device of `host/read`, to move the threads of a source that is read ahead.
     """
 
@@ -110,20 +126,24 @@ class Application(Generic[FrameT]):
         frames: Iterable[FrameT],
         preprocessing: Preprocessing,
         decode: Decoder | None = None,
-        video: VideoSink | None = None,
+        write: Write[FrameT] | None = None,
+        rate_fps: float | None = None,
         place: Callable[[Device], None] = lambda _: None,
     ) -> None:
         self._frames = iter(frames)
-        self._preprocessing, self._decoder, self._video = preprocessing, decode, video
+        self._period_s = 1 / rate_fps if rate_fps else 0.0
+        self._next_s: float | None = None  # when the next frame is due
+        self._preprocessing, self._decoder, self._writer = preprocessing, decode, write
         self._input, self._outputs = model.inputs[0].name, model.outputs
         functions: dict[str, Callable[[Passage[FrameT], Callable[[str], Array]], Entry | None]] = {
             READ: self._read,
             PREPARE: self._prepare,
             DECODE: self._decode,
+            DRAW: self._draw,
+            WRITE: self._write,
         }
-        if video is not None:
-            functions |= {DRAW: self._draw, WRITE: self._write}
-        self.host = HostWork(graph, cast(dict[str, HostFunction], functions), place)
+        known = {name: functions[name] for name in functions if name in graph.edges.index}
+        self.host = HostWork(graph, cast(dict[str, HostFunction], known), place)
 
     def run(self, pipeline: FrameStream, stopped: Callable[[], bool] = lambda: False) -> Iterator[Analysed[FrameT]]:
         """Run every frame through a pipeline that has `host`, and yield what was found, in order.
@@ -141,15 +161,11 @@ class Application(Generic[FrameT]):
             while not stopped():
                 yield Tagged({}, Passage[FrameT]())
 
-        try:
+        with host_errors():
             for result in pipeline.map(passages()):
                 passage: Passage[FrameT] = result.tag
                 frame = cast(FrameT, passage.frame)
                 yield Analysed(frame, replace(result, outputs=passage.outputs, tag=frame), passage.annotations)
-        except StageError as error:
-            if error.operator and isinstance(error.__cause__, PipelineError):
-                raise error.__cause__ from error
-            raise
 
     def _read(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> Entry | None:
         if passage.frame is not None:  # it runs again, because a device failed
@@ -159,10 +175,18 @@ class Application(Generic[FrameT]):
             frame = passage.frame = next(self._frames)
         except StopIteration:
             raise EndOfStream from None
-        if not isinstance(frame, LiveFrame):
-            return Entry(began_s)
-        now_s = time.perf_counter()
-        return Entry(now_s - frame.age_s, now_s - began_s, frame.read_s)
+        if isinstance(frame, LiveFrame):
+            now_s = time.perf_counter()
+            entry = Entry(now_s - frame.age_s, now_s - began_s, frame.read_s)
+        else:
+            due_s = began_s if self._next_s is None or not self._period_s else self._next_s
+            self._next_s = due_s + self._period_s
+            waited_s = max(0.0, due_s - time.perf_counter())
+            if waited_s:
+                time.sleep(waited_s)
+            entry = Entry(began_s + waited_s, waited_s)
+        passage.entered_s = entry.entered_s
+        return entry
 
     def _prepare(self, passage: Passage[FrameT], tensor: Callable[[str], Array]) -> None:
         preprocess(cast(FrameT, passage.frame).image, self._preprocessing, tensor(self._input))
@@ -170,15 +194,16 @@ class Application(Generic[FrameT]):
     def _decode(self, passage: Passage[FrameT], tensor: Callable[[str], Array]) -> None:
         passage.outputs = {name: tensor(name).copy() for name in self._outputs}  # the slot is used again
         if self._decoder is not None:
-            passage.annotations = decoded(
-                self._decoder, passage.outputs, self._preprocessing, cast(FrameT, passage.frame)
-            )
+            frame = cast(FrameT, passage.frame)
+            passage.annotations = decoded(self._decoder, passage.outputs, self._preprocessing, frame)
 
     def _draw(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
         if not passage.written:
             passage.picture = draw(cast(FrameT, passage.frame).image, passage.annotations)
 
     def _write(self, passage: Passage[FrameT], _: Callable[[str], Array]) -> None:
-        if passage.picture is not None and self._video is not None:
-            self._video.write(passage.picture)
-            passage.picture, passage.written = None, True
+        if self._writer is not None and not passage.written:
+            frame = cast(FrameT, passage.frame)
+            result = Result(frame.index, passage.outputs, time.perf_counter() - passage.entered_s, frame)
+            self._writer(Analysed(frame, result, passage.annotations), passage.picture)
+        passage.picture, passage.written = None, True

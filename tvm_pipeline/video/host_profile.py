@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,124 +34,21 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.host_work import Entry, HostFunction, HostWork
-from tvm_pipeline.video.analysis import Decoder
-from tvm_pipeline.video.application import Application, host_graph
-from tvm_pipeline.video.kinds import open_source
-from tvm_pipeline.video.preprocessing import Preprocessing
+from tvm_pipeline.video.application import READ, Passage, host_errors
+from tvm_pipeline.video.rehearsals import Rehearsal
 from tvm_pipeline.video.sources import Frame
-from tvm_pipeline.video.video_file import VideoFile
 
 SECONDS = 3.0  # of measuring, on all devices together
 ROUNDS = 2
 LEAST_FRAMES = 12  # of a device in a round
 COLD_FRAMES = 2  # of each round; they do not count
-# A live source is recorded, for its frames cannot be had again.
-RECORDED_FRAMES, RECORDED_BYTES, RECORDED_S = 48, 256 << 20, 3.0
+STANDARD_ERROR = 0.01  # of the seconds of a frame, relative; a round with less ends early
 LOCK_FRAMES = 12
 # The probe gets the lock within this time where nobody holds it.
 PROBE_S = 20e-6
-USUAL_FPS = 25.0  # of a video to write, where the source does not say
 
 Samples = dict[str, list[float]]
-
-
-@dataclass(frozen=True, slots=True)
-class HostSetting:
-    """All that the cost of the host operators depends on, apart from the machine.
-
-    Attributes:
-        width, height, codec, live: of the source.
-        decoder: the name of the function that reads the outputs; empty without one.
-        video: the extension of the video to write; empty without one.
-    """
-
-    width: int
-    height: int
-    codec: str
-    live: bool
-    decoder: str = ""
-    video: str = ""
-
-    def differences(self, other: HostSetting) -> str:
-        """Return in words what differs, for messages; empty if nothing does."""
-        names = {"width": "frame width", "height": "frame height", "video": "video to write", "live": "live source"}
-        pairs = ((name, getattr(self, name), getattr(other, name)) for name in HostSetting.__slots__)
-        return ", ".join(f"{names.get(n, n)} {a or 'none'} instead of {b or 'none'}" for n, a, b in pairs if a != b)
-
-
-class Rehearsal:
-    """An application on a stretch of its source that can be run again and again, writing to a scratch file.
-
-    A file is opened anew for each run, and again where it ends. A live source is recorded once; its frames then come
-    from memory, and the seconds of reading are those of the recording.
-
-    Args:
-        spec: the source, as `open_source` takes it.
-        decoder: the name of `decode`, as the user gave it.
-        video: the name of the video that the application is to write; None without one.
-    """
-
-    def __init__(
-        self,
-        model: OperatorGraph,
-        spec: str,
-        preprocessing: Preprocessing,
-        decode: Decoder | None = None,
-        decoder: str = "",
-        video: Path | None = None,
-    ) -> None:
-        self._model, self._spec, self._preprocessing, self._decode = model, spec, preprocessing, decode
-        self._video = video
-        self._recorded: list[tuple[Frame, float]] = []
-        with open_source(spec) as source:
-            self.fps = source.fps
-            suffix = video.suffix.lower() if video else ""
-            self.setting = HostSetting(source.width, source.height, source.codec, source.live, decoder, suffix)
-            if source.live:
-                self._recorded = list(_recorded(source))
-        self.graph = host_graph(model, self.setting.width, self.setting.height, writes_video=video is not None)
-
-    @contextmanager
-    def host(self) -> Iterator[HostWork]:
-        """Yield host work for one run; its source does not end while the block lasts."""
-        with ExitStack() as stack:
-            sink = None
-            if self._video is not None:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm-pipeline-")))
-                sink = stack.enter_context(VideoFile(folder / f"scratch{self._video.suffix}", self.fps or USUAL_FPS))
-            frames = stack.enter_context(self._frames())
-            yield Application(self._model, self.graph, frames, self._preprocessing, self._decode, sink).host
-
-    @contextmanager
-    def _frames(self) -> Iterator[Iterator[Frame]]:
-        closing = ExitStack()
-
-        def repeated() -> Iterator[Frame]:
-            while True:
-                if self._recorded:
-                    yield from (frame for frame, _ in self._recorded)
-                else:
-                    yield from closing.enter_context(open_source(self._spec))
-
-        with closing:
-            yield repeated()
-
-    @property
-    def recorded_read_s(self) -> float:
-        """Return the mean seconds in which a recorded frame was read; 0 where the source is read anew."""
-        return float(np.mean([seconds for _, seconds in self._recorded])) if self._recorded else 0.0
-
-
-def _recorded(source: Any) -> Iterator[tuple[Frame, float]]:
-    """Yield the next frames of a live source, and the seconds that the thread computed for each."""
-    began_s, size = time.monotonic(), 0
-    computed_s = time.thread_time()
-    for count, frame in enumerate(source, 1):
-        yield frame, time.thread_time() - computed_s
-        size += frame.image.nbytes
-        if count >= RECORDED_FRAMES or size >= RECORDED_BYTES or time.monotonic() - began_s > RECORDED_S:
-            return
-        computed_s = time.thread_time()
+Figure = TypeVar("Figure")
 
 
 def profile_host(
@@ -168,7 +63,7 @@ def profile_host(
     """Return the profile of the model with the host operators, measured on each CPU device of the platform.
 
     Args:
-        profile: of the model on the same platform.
+        profile: of the model on the same platform; host operators of another application in it are left out.
         seconds: of measuring, at least some frames on each device.
         progress: is told in a few words what is being measured.
 
@@ -176,7 +71,8 @@ def profile_host(
         ProfileError: no device of the platform has cores of this machine that can run the whole model.
         PipelineError: the source broke, or the decoder failed.
     """
-    devices = _measured_devices(platform, profile)
+    profile = _of_model(profile, compiled.graph)
+    devices = host_devices(platform, profile)
     if not devices:
         raise ProfileError(
             f"no device of platform {platform.name} is a CPU that runs the whole of {compiled.graph.name}, so host "
@@ -194,12 +90,15 @@ def profile_host(
     lock_s = _lock_seconds(rehearsal, compiled, platform, devices[0])
     if rehearsal.recorded_read_s:
         for samples in pooled.values():
-            samples["host/read"] = [seconds + rehearsal.recorded_read_s for seconds in samples["host/read"]]
+            samples[READ] = [seconds + rehearsal.recorded_read_s for seconds in samples[READ]]
     return _with_host(profile, rehearsal.graph, platform, pooled, lock_s)
 
 
-def _measured_devices(platform: Platform, profile: Profile) -> list[Device]:
-    """Return for each target the CPU devices with the fewest cores, which run the whole model."""
+def host_devices(platform: Platform, profile: Profile) -> list[Device]:
+    """Return the CPU devices on which host work is measured: for each target those with the fewest cores.
+
+    They run the whole model, since an application is measured in one stage.
+    """
     able = [
         device
         for device in platform.devices
@@ -209,9 +108,7 @@ def _measured_devices(platform: Platform, profile: Profile) -> list[Device]:
     return [device for device in able if len(device.cores) == fewest[device.target]]
 
 
-def _timed(
-    rehearsal: Rehearsal, compiled: CompiledModel, platform: Platform, device: Device, seconds: float
-) -> Samples:
+def _timed(rehearsal: Rehearsal, compiled: CompiledModel, platform: Platform, device: Device, most_s: float) -> Samples:
     """Return the seconds of each host operator for each frame of a run on one device."""
     samples: Samples = defaultdict(list)
 
@@ -224,37 +121,37 @@ def _timed(
 
         return run
 
+    until_s = time.perf_counter() + most_s
+
+    def is_known() -> bool:
+        if len(samples[READ]) < COLD_FRAMES + LEAST_FRAMES:
+            return False
+        frames_s = np.sum(list(samples.values()), axis=0)[COLD_FRAMES:]
+        error_s = frames_s.std() / math.sqrt(len(frames_s))
+        return bool(error_s < STANDARD_ERROR * frames_s.mean()) or time.perf_counter() > until_s
+
     with rehearsal.host() as host:
         wrapped = {name: timed(name, function) for name, function in host.functions.items()}
-        _run(replace(host, functions=wrapped), compiled, platform, device, LEAST_FRAMES + COLD_FRAMES, seconds)
+        _run(replace(host, functions=wrapped), compiled, platform, device, is_known)
     return {name: found[COLD_FRAMES:] for name, found in samples.items()}
 
 
 def _run(
-    host: HostWork, compiled: CompiledModel, platform: Platform, device: Device, frames: int, seconds: float = 0.0
+    host: HostWork, compiled: CompiledModel, platform: Platform, device: Device, is_enough: Callable[[], bool]
 ) -> None:
-    """Run the whole application on one device: at least so many frames, and for at least so long."""
+    """Run the whole application on one device, frame by frame, until it is enough."""
     stage = Stage((device.name,), tuple(operator.name for operator in host.graph.operators))
     plan = Plan(host.graph.name, "by hand", "throughput", (stage,), Prediction())
-    with Pipeline(compiled, plan, platform, in_flight=1, host=host) as pipeline:
-        until_s, done = time.perf_counter() + seconds, 0
-        while done < frames or time.perf_counter() < until_s:
-            pipeline.submit({}, tag=new_passage())
+    with host_errors(), Pipeline(compiled, plan, platform, in_flight=1, host=host) as pipeline:
+        while not is_enough():
+            pipeline.submit({}, tag=Passage[Frame]())
             pipeline.result()
-            done += 1
-
-
-def new_passage() -> Any:
-    """Return the tag of a frame for `Application.host`."""
-    from tvm_pipeline.video.application import Passage
-
-    return Passage()
 
 
 def _lock_seconds(
     rehearsal: Rehearsal, compiled: CompiledModel, platform: Platform, device: Device
 ) -> dict[str, float]:
-    """Return the mean seconds for which each host operator holds the interpreter's lock; none on a single core."""
+    """Return the seconds for which each host operator holds the interpreter's lock; none on a single core."""
     others = sorted(os.sched_getaffinity(0) - set(device.cores))
     if not others:
         return {}
@@ -272,7 +169,8 @@ def _lock_seconds(
 
     with rehearsal.host() as host, _LockProbe(others[:1]) as probe:
         wrapped = {name: marked(name, function) for name, function in host.functions.items()}
-        _run(replace(host, functions=wrapped), compiled, platform, device, LOCK_FRAMES + COLD_FRAMES)
+        counted = iter(range(COLD_FRAMES + LOCK_FRAMES))
+        _run(replace(host, functions=wrapped), compiled, platform, device, lambda: next(counted, None) is None)
     waits = np.array(probe.waits).reshape(-1, 2)
     return {
         name: float(np.mean([_overlap_s(waits, *span) for span in found[COLD_FRAMES:]]))
@@ -310,13 +208,32 @@ class _LockProbe:
 
     def _probe(self) -> None:
         os.sched_setaffinity(0, self._cores)
-        clock, sleep = time.perf_counter, time.sleep
+        clock, give = time.perf_counter, select.select
         while not self._ended:
             began = clock()
-            sleep(0)  # gives the lock, and takes it back
+            give([], [], [], 0)  # gives the lock, and takes it back
             ended = clock()
             if ended - began > PROBE_S:
                 self.waits.append((began, ended))
+
+
+def _of_model(profile: Profile, graph: OperatorGraph) -> Profile:
+    """Return the profile with the model's operators alone."""
+
+    def kept(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+        return {name: figure for name, figure in figures.items() if name in graph.edges.index}
+
+    devices = {
+        name: replace(
+            device,
+            seconds=kept(device.seconds),
+            spread=kept(device.spread),
+            uncertainty=kept(device.uncertainty),
+            joules=None if device.joules is None else kept(device.joules),
+        )
+        for name, device in profile.devices.items()
+    }
+    return replace(profile, fingerprint=graph.fingerprint, devices=devices, lock_s={})
 
 
 def _with_host(
@@ -324,8 +241,9 @@ def _with_host(
 ) -> Profile:
     """Return the profile with the host operators on the devices that have cores."""
     names = [operator.name for operator in graph.operators if operator.ordered]
+    targets = {device.name: device.target for device in platform.devices if device.cores}
     devices = {
-        name: _device_with_host(device, names, pooled.get(platform.device(name).target))
+        name: _device_with_host(device, names, pooled.get(targets[name]) if name in targets else None)
         for name, device in profile.devices.items()
     }
     return replace(profile, fingerprint=graph.fingerprint, devices=devices, lock_s=lock_s)
