@@ -2,6 +2,7 @@
 
 tables.py         the candidates, the devices, the stages, predicted beside measured; printed by rich
 gantt.py          which device works on which frame, and when
+frame_bars.py     where the time of a frame goes
 drawing.py        the operator graph, coloured by stage, with its cuts
 layered.py        where the operators of that drawing stand
 memory_tables.py  the memory that orders of operators need, what is alive at the peak, memory over time
@@ -12,6 +13,7 @@ Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported
 
 from tvm_pipeline.core.statistics import Bar
 from tvm_pipeline.report.drawing import draw_graph
+from tvm_pipeline.report.frame_bars import draw_frame_time
 from tvm_pipeline.report.gantt import DRAWN_FRAMES, draw_gantt, first_frames
 from tvm_pipeline.report.markdown import write_report
 from tvm_pipeline.report.memory_tables import (
@@ -41,6 +43,7 @@ __all__ = [
     "candidates_table",
     "comparison_table",
     "devices_table",
+    "draw_frame_time",
     "draw_gantt",
     "draw_graph",
     "draw_memory",

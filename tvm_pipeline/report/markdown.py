@@ -38,6 +38,7 @@ def write_report(
     profile: Profile,
     statistics: RunStatistics,
     comparison: Sequence[Measured] = (),
+    remarks: Sequence[str] = (),
     pictures: Mapping[str, Path | str] | None = None,
     command: Sequence[str] = (),
 ) -> None:
@@ -50,6 +51,7 @@ def write_report(
         profile: the profile that the plan was made from; its environment and warnings are reported.
         statistics: the measured figures of the run of the chosen plan.
         comparison: the candidates, run side by side (`runtime.comparison.compare`), the chosen plan first.
+        remarks: paragraphs to add to the measured figures.
         pictures: caption -> file; linked relative to the report.
         command: the arguments that made this report (`sys.argv`), printed as the way to reproduce it.
 
@@ -69,6 +71,7 @@ def write_report(
         "## Predicted and measured",
         statistics_table(plan.predicted, statistics).markdown(),
         "A prediction of latency is that of a frame that meets no queue; a full pipeline adds waiting.",
+        *remarks,
         *(_side_by_side(comparison) if comparison else ()),
         "## Stages",
         _bottleneck(evaluation, plan),
