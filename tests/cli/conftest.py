@@ -14,8 +14,16 @@ pytest.importorskip("onnx")
 
 @pytest.fixture
 def cli(capfd, monkeypatch) -> Callable[..., Outcome]:
-    """Runs the command line in this process: cli("plan", "model.onnx", "--json")."""
-    return lambda *arguments: run_command(capfd, monkeypatch, *arguments)
+    """Runs the command line in this process: cli("plan", "model.onnx", "--json").
+
+    `run` measures no candidates unless the test says for how long.
+    """
+
+    def run(*arguments: object) -> Outcome:
+        quick = ("--verify", 0) if arguments[0] == "run" and "--verify" not in arguments else ()
+        return run_command(capfd, monkeypatch, *arguments, *quick)
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -33,5 +41,6 @@ def bundle(model, tmp_path_factory) -> Path:
     profile = measured_profile(made, repeats=8)
     decision, profile = decide(Problem(made.compiled.graph, made.platform, profile))
     path = tmp_path_factory.mktemp("bundle") / "net.tar"
-    write_bundle(path, Bundle(made.compiled.graph, made.platform, profile, decision.plan, made.compiled))
+    bundle = Bundle(made.compiled.graph, made.platform, profile, decision.plan, made.compiled, decision=decision)
+    write_bundle(path, bundle)
     return path

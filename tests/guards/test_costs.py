@@ -36,6 +36,7 @@ OWNERS = (
     "core/platform.py",
     "core/profile.py",
     "profiling/*",
+    "video/host_profile.py",
     "backends/tvm_pipeline_edgetpu/edgetpu.py",
 )
 # What other files read under the same names, as `receiver.attribute`. Each line has its reason.
@@ -49,6 +50,8 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("planning/deployment.py", "load.model", "the model of CP-SAT"),
     ("backends/sliced.py", "part.model", "the network of a slice"),
     ("backends/sliced.py", "self.model", "the network of a slice"),
+    ("runtime/pipeline.py", "work.model", "the model's operators of a stage"),
+    ("runtime/host_work.py", "stage_work.model", "the model's operators of a stage"),
     ("tvm/relay/child.py", "order.model", "the network that a process is to compile"),
     ("testing/conformance.py", "part.model", "the network of a slice"),
     ("planning/baselines/coral.py", "self.segments", "the number of segments to cut into"),

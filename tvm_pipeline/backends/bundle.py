@@ -5,6 +5,7 @@
     graph.json      the operator graph            profile.json   what was measured
     platform.json   the devices                   plan.txt       which device runs what
     preprocessing.json   how a picture becomes the model's input, where the model takes pictures
+    application.json   the source and the decoder, where the plan holds the work around the model
     decision.json   the candidates, what was measured of them, and why the plan was chosen, where that is known
 
 Nothing in a bundle is pickled, and no path in it is trusted: only plain files that the manifest lists are read, and the
@@ -30,7 +31,7 @@ from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Decision, Plan
+from tvm_pipeline.core.plan import Decision, Plan, Stage
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import BundleError, PlanError, PlatformError
@@ -61,6 +62,8 @@ class Bundle:
     Attributes:
         preprocessing: what `video.Preprocessing.to_dict` returns.
         decision: how `plan` was chosen; None where that is not known.
+        application: what `service.host_planning.Described` is made of, where the graph holds host operators around the
+            model's; None where it is the model's alone.
 
     Examples:
         >>> from tvm_pipeline.testing import example_model, example_problem
@@ -77,6 +80,7 @@ class Bundle:
     compiled: CompiledModel
     preprocessing: dict[str, Any] | None = None
     decision: Decision | None = None
+    application: dict[str, Any] | None = None
 
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
@@ -96,7 +100,7 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "compiled").mkdir()
-        bundle.compiled.save(root / "compiled", bundle.plan.stages, bundle.platform)
+        bundle.compiled.save(root / "compiled", _of_model(bundle), bundle.platform)
         (root / "graph.json").write_bytes(msgspec.json.encode(bundle.graph))
         (root / "platform.json").write_bytes(msgspec.json.encode(bundle.platform))
         (root / "profile.json").write_bytes(msgspec.json.encode(bundle.profile))
@@ -105,6 +109,8 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
             (root / "preprocessing.json").write_bytes(msgspec.json.encode(bundle.preprocessing))
         if bundle.decision is not None:
             (root / "decision.json").write_bytes(msgspec.json.encode(bundle.decision))
+        if bundle.application is not None:
+            (root / "application.json").write_bytes(msgspec.json.encode(bundle.application))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
         sums = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
         manifest = Manifest(FORMAT, __version__, backend.name, _versions(bundle.platform), sums)
@@ -155,8 +161,17 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         preprocessing = _read(path, pictures, dict[str, Any]) if pictures.exists() else None
         chosen = root / "decision.json"
         decision = _read(path, chosen, Decision) if chosen.exists() else None
+        around = root / "application.json"
+        application = _read(path, around, dict[str, Any]) if around.exists() else None
         with closing(_load(manifest.backend, platform, root / "compiled")) as compiled:
-            yield Bundle(graph, platform, profile, plan, compiled, preprocessing, decision)
+            yield Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application)
+
+
+def _of_model(bundle: Bundle) -> list[Stage]:
+    """Return the stages of the bundle's plan with the model's operators alone."""
+    own = bundle.compiled.graph.edges.index
+    parts = (replace(s, operators=tuple(name for name in s.operators if name in own)) for s in bundle.plan.stages)
+    return [stage for stage in parts if stage.operators]
 
 
 def _load(saved_by: str, platform: Platform, folder: Path) -> CompiledModel:

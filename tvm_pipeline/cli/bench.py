@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.cli.options import JsonOption, ObjectiveOption, PlatformOption, ShapesOption, shapes_of
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import comparison_table
-from tvm_pipeline.runtime.comparison import compare
-from tvm_pipeline.service.workflow import checked_objective, decide, planned
+from tvm_pipeline.runtime.comparison import Run, compare
+from tvm_pipeline.service.workflow import checked_objective, decide, opened_bundle, planned
 
 
 def command(
@@ -25,6 +29,8 @@ def command(
 ) -> None:
     """Run every candidate on this machine, interleaved, and print predicted against measured.
 
+    A model runs on noise. The bundle of an application runs on the source that it was compiled with.
+
     Example: tvm-pipeline bench model.tar --seconds 5
     """
     chosen = checked_objective(objective)
@@ -32,15 +38,32 @@ def command(
         raise OptionError("--seconds must be positive and --rounds at least 1")
     if model.endswith(".tar") and (platform or input_shapes):
         raise OptionError("a bundle has its own platform and shapes: leave --platform and --input-shapes out")
-    with spinner() as tell, planned(model, shapes_of(input_shapes), platform, None, tell, warn) as subject:
-        if subject.compiled is None:
-            raise OptionError(subject.not_here)
-        decision, _ = decide(subject.problem(chosen), "best", subject.compiled, tell, verify_s=0.0)
+    with ExitStack() as stack:
+        tell = stack.enter_context(spinner())
+        if model.endswith(".tar"):
+            bundle = stack.enter_context(opened_bundle(Path(model), warn))
+            problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
+            run = _application_run(bundle) if bundle.application else None
+        else:
+            opened = planned(model, shapes_of(input_shapes), platform, None, tell, warn)
+            subject = stack.enter_context(opened)
+            if subject.compiled is None:
+                raise OptionError(subject.not_here)
+            problem, compiled, run = subject.problem(chosen), subject.compiled, None
+        decision, _ = decide(problem, "best", None, tell, verify_s=0.0)
         results = compare(
-            subject.compiled, subject.platform, decision.candidates, seconds=seconds, rounds=rounds, progress=tell
+            compiled, problem.platform, decision.candidates, seconds=seconds, rounds=rounds, run=run, progress=tell
         )
     if json:
-        stand_ins = subject.platform.stand_ins
+        stand_ins = problem.platform.stand_ins
         print_json({"candidates": [measured_json(result) for result in results], "stand_ins": stand_ins})
     else:
         show(comparison_table(results), json)
+
+
+def _application_run(bundle: Bundle) -> Run | None:
+    """Return what runs a plan of the bundle's application on its own source."""
+    from tvm_pipeline.service.host_planning import Described  # it needs the libraries of the extra `video`
+
+    described = Described.of(bundle)
+    return described.rehearsal(bundle).runner(bundle.compiled, bundle.platform) if described else None

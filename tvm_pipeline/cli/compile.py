@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -25,6 +26,7 @@ from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, wa
 from tvm_pipeline.core.plan import Decision, Plan, read_plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.service.workflow import Compiled, checked_objective, compile_source, decide, measured_profile
 
@@ -42,6 +44,16 @@ def command(
         Path | None,
         typer.Option(help="TOML that says how a picture becomes the input; without it, MODEL.toml where that exists."),
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="Plan the work around the model, too, measured on this source: what `run` would take."),
+    ] = None,
+    decoder: Annotated[
+        str | None, typer.Option(help="With --source: the function that reads the outputs, as file.py:function.")
+    ] = None,
+    video: Annotated[
+        str | None, typer.Option(help="With --source: the extension of the annotated video to write, such as .mp4.")
+    ] = None,
     verify: VerifyOption = None,
     input_shapes: ShapesOption = None,
     memory_order: Annotated[
@@ -57,7 +69,11 @@ def command(
     """Compile, measure and plan a model, and write one file with all that `run` needs.
 
     Example: tvm-pipeline compile model.onnx -o model.tar
+
+    A whole application: tvm-pipeline compile model.onnx -o app.tar --source bikes.mp4 --decoder my:decode
     """
+    if source is None and (decoder or video):
+        raise OptionError(f"{'--decoder' if decoder else '--video'} goes with --source, which it is measured on")
     chosen = checked_objective(objective)
     seconds = verify_seconds(verify, f"the plan is that of {plan}" if plan else "")
     beside = Path(model).with_suffix(".toml")
@@ -68,15 +84,23 @@ def command(
         memory_order = made.compiled.order == "memory"
         prepared = _preprocessing(made, settings) if settings else None
         measured = measured_profile(made, profile, tell, warn)
-        problem = Problem(made.compiled.graph, made.platform, measured, chosen, stages)
+        graph, application, run = made.compiled.graph, None, None
+        if source:
+            from tvm_pipeline.service.host_planning import around  # it needs the libraries of the extra `video`
+
+            rehearsal, measured = around(made, measured, source, prepared, decoder or "", video or "", tell)
+            graph, run = rehearsal.graph, rehearsal.runner(made.compiled, made.platform)
+            application = {"source": source, "decoder": decoder or "", "setting": asdict(rehearsal.setting)}
+        problem = Problem(graph, made.platform, measured, chosen, stages)
         if plan:
             given = judged(problem, read_plan(plan))
             decision = Decision(given, (given,), f"it was given by {plan}")
         else:
-            decision, measured = decide(problem, scheduler, made.compiled, tell, verify_s=seconds)
+            compiled = None if source else made.compiled
+            decision, measured = decide(problem, scheduler, compiled, tell, verify_s=seconds, run=run)
         activations = _activations(made, decision.plan) if memory_order else []
         tell(f"writing {output}")
-        bundle = Bundle(made.compiled.graph, made.platform, measured, decision.plan, made.compiled, prepared, decision)
+        bundle = Bundle(graph, made.platform, measured, decision.plan, made.compiled, prepared, decision, application)
         write_bundle(output, bundle)
     if json:
         listed = {"activations": activations} if memory_order else {}
@@ -107,9 +131,11 @@ def _preprocessing(made: Compiled, settings: Path) -> dict[str, Any]:
 def _activations(made: Compiled, plan: Plan) -> list[_Activations]:
     """Return the bytes of the activations of each stage on each of its devices."""
     rows: list[_Activations] = []
+    own = made.compiled.graph.edges.index
     for index, stage in enumerate(plan.stages):
-        for device in stage.devices:
-            before, after = made.compiled.activation_bytes(stage.operators, made.platform.device(device))
+        operators = [name for name in stage.operators if name in own]
+        for device in stage.devices if operators else ():
+            before, after = made.compiled.activation_bytes(operators, made.platform.device(device))
             rows.append({"stage": index, "device": device, "usual_bytes": before, "ordered_bytes": after})
     return rows
 

@@ -80,6 +80,23 @@ def command(
     stall: Annotated[
         float, typer.Option(help="Seconds without a frame after which a source that is read ahead counts as broken.")
     ] = 10.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Frames a second that the source gives: plan for the least latency that keeps up with them and 10 % "
+            "more. A file is then read at this rate. Without it, the rate of a camera or stream, if it says one."
+        ),
+    ] = None,
+    verify: Annotated[
+        float,
+        typer.Option(help="Seconds in which plans too close to tell apart by prediction run side by side; 0: none do."),
+    ] = 10.0,
+    fresh: Annotated[
+        bool,
+        typer.Option(
+            "--fresh", help="Measure and plan anew, also if that was done for this bundle, source and decoder before."
+        ),
+    ] = False,
     adapt: Annotated[
         str,
         typer.Option(
@@ -154,6 +171,9 @@ def command(
         limit=limit,
         policy=policy or [],
         stall=stall,
+        rate=rate,
+        verify=verify,
+        fresh=fresh,
         adapt=adapt,
         objective=objective,
         min_throughput=min_throughput,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Group
 from rich.live import Live
+from rich.status import Status
 from rich.text import Text
 
 from tvm_pipeline.cli.output import errors, print_json, say, show, warn
@@ -24,12 +25,19 @@ class Screen(Listener):
     def __init__(self) -> None:
         self._settings = Settings()
         self._live: Live | None = None
+        self._status: Status | None = None
 
     def __enter__(self) -> Screen:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close_table()
+
+    def step(self, line: str) -> None:
+        if self._status is None:
+            self._status = errors.status(line)
+            self._status.start()
+        self._status.update(line)
 
     def say(self, line: str) -> None:
         say(line)
@@ -45,6 +53,7 @@ class Screen(Listener):
         if self._settings.json:
             return
         if self._live is None:
+            self._close_table()
             self._live = Live(console=errors, auto_refresh=False, transient=True)
             self._live.start()
         self._live.update(Group(*map(_table, reports())), refresh=True)
@@ -64,6 +73,9 @@ class Screen(Listener):
                 say(line)
 
     def _close_table(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -10,10 +10,13 @@ import typer
 from tvm_pipeline.cli.options import JsonOption
 from tvm_pipeline.cli.output import choice_json, print_json, warn, with_options
 from tvm_pipeline.cli.output import show as show_table
+from tvm_pipeline.core.plan import describe
 from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.cost.frame_time import frame_time
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import (
     candidates_table,
+    draw_frame_time,
     draw_gantt,
     draw_graph,
     first_frames,
@@ -26,12 +29,12 @@ from tvm_pipeline.service.workflow import chosen_plan, opened_bundle, plan_json
 
 def command(
     bundle: Annotated[Path, typer.Argument(help="A bundle of `compile`.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for gantt and graph.")] = Path("out"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder for gantt, graph and frame.")] = Path("out"),
     format: Annotated[str, typer.Option(help="png or svg.")] = "png",
     plan: Annotated[Path | None, typer.Option("--plan", help="Show this plan instead of the bundle's own.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say why a bundle's plan was chosen; draw the Gantt chart of its first frames, and the graph coloured by stage.
+    """Say why a bundle's plan was chosen, and draw it: its first frames, the graph by stage, the time of a frame.
 
     Example: tvm-pipeline show model.tar -o out --format svg
     """
@@ -45,6 +48,10 @@ def command(
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
     draw_gantt(evaluation, chosen, first_frames(problem, chosen.stages), pictures[0])
     draw_graph(opened.graph, chosen, pictures[1])
+    if evaluation.costs:
+        pictures.append(output / f"frame.{format}")
+        title = f"{chosen.graph}, {describe(chosen)}: where the time of a frame goes, as predicted"
+        draw_frame_time(frame_time(problem, chosen.stages), title, pictures[2])
     decision = None if plan else opened.decision
     if json:
         drawn = [str(picture) for picture in pictures]

@@ -6,6 +6,7 @@ option_names.py   their names on the command line and in files
 file.py           the options of a run, from a TOML file
 running.py        Service: a run, from the bundles to the last record
 running_model.py  one model of a run: its pipeline, its sources, its watcher
+host_planning.py  the plan of a model with the host work around it
 inputs.py         the sources of a run
 progress.py       how far each source has come, which outlives a process
 listener.py       the object that hears of a run while it runs

@@ -12,6 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from tvm_pipeline.core.platform import Device
 from tvm_pipeline.service.progress import Counts
 from tvm_pipeline.service.video_extra import (
     Frame,
@@ -61,6 +62,11 @@ class ModelSources:
         """End those that are read ahead, which might wait long for a frame."""
         for source in self.live:
             source.close()
+
+    def place(self, device: Device) -> None:
+        """Let the threads that read ahead run on the cores of a device."""
+        for source in self.live:
+            source.place(device.cores)
 
     def count(self, frame: Frame) -> None:
         """Count a frame whose result came out and is written."""

@@ -32,6 +32,7 @@ SAME_NAMES = frozenset(
         "control",
         "decoder",
         "events",
+        "fresh",
         "input_shapes",
         "isolate",
         "json",
@@ -46,6 +47,7 @@ SAME_NAMES = frozenset(
         "policy",
         "preprocessing",
         "profile",
+        "rate",
         "results",
         "segment",
         "scheduler",
@@ -56,6 +58,7 @@ SAME_NAMES = frozenset(
         "time_limit",
         "token",
         "unhealthy_after",
+        "verify",
         "watch",
         "watchdog",
     ]

@@ -7,15 +7,20 @@ it overwrites nothing, also when its process is started again. Read next: log_fi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.service.log_files import appending, segment_numbers, segment_path
+from tvm_pipeline.service.records import line_json
 from tvm_pipeline.service.settings import Settings
-from tvm_pipeline.service.video_extra import JsonLines, VideoFile
+from tvm_pipeline.service.video_extra import Analysed, Frame, JsonLines, VideoFile, draw
 
 ROUNDING_S = 1e-6  # of the times of frames
 
@@ -65,6 +70,16 @@ class ResultFiles:
         lacks_frame = self.video is not None and not self.video.frames and bool(self._began_s)
         with suppress(VideoError) if lacks_frame else nullcontext():
             self._stack.__exit__(kind, error, trace)
+
+    def write(
+        self, seen: Analysed[Frame], stand_ins: Mapping[str, str], model: str, picture: NDArray[np.uint8] | None
+    ) -> None:
+        """Write a frame's line and its picture, which is drawn now unless it is given."""
+        self.begin_frame(model, seen.frame.source, seen.frame.time_s)
+        if self.lines:
+            self.lines.write(line_json(seen, stand_ins, model))
+        if self.video:
+            self.video.write(draw(seen.frame.image, seen.annotations) if picture is None else picture)
 
     def begin_frame(self, model: str, source: str, time_s: float) -> None:
         """Go on in the next segment if this one is long enough by the time of the source."""

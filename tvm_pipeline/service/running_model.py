@@ -11,36 +11,49 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.runtime import LivePipeline
+from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.service.control import requested_problem
+from tvm_pipeline.service.host_planning import HostPlan, application_key, plan_with_host, rehearsed_application
 from tvm_pipeline.service.inputs import ModelSources, opened_sources
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.progress import FrameCounts
-from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log, line_json
+from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
 from tvm_pipeline.service.settings import STRATEGIES, Settings, for_each
 from tvm_pipeline.service.video_extra import (
     Analysed,
+    Application,
     Decoder,
     Frame,
     Preprocessing,
     draw,
     find_decoder,
+    host_devices,
     preprocessing_for,
     stream,
 )
 from tvm_pipeline.service.workflow import chosen_plan, opened_bundle
 
-Write = Callable[["RunningModel", Analysed[Frame]], None]
-
 USUAL_FPS = 25.0  # of a video to write, where the source does not say
+Picture = NDArray[np.uint8]
+
+
+class Write(Protocol):
+    """Writes what was found on a frame of the model of that label; the picture has it drawn, where that was done."""
+
+    def __call__(self, label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None: ...
 
 
 @dataclass(eq=False)
@@ -50,6 +63,8 @@ class RunningModel:
     Attributes:
         label: empty where it is the only one.
         problem: what its plan was made for when the run began.
+        results: gives what was found on each frame, in order, and ends early once its argument says so.
+        writes: whether each result is still to be written; a plan with host work writes it in a stage.
         last: the last frame that came out, with what was found on it.
         failure: why its results ended early.
     """
@@ -59,16 +74,17 @@ class RunningModel:
     problem: Problem
     pipeline: LivePipeline
     sources: ModelSources
-    preprocessing: Preprocessing
-    decoder: Decoder | None
+    results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]]
+    writes: bool
     last: Analysed[Frame] | None = None
     failure: Exception | None = None
 
     def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
-        """Write every result to the end of the sources; keep an error in `failure` for the main thread."""
+        """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
         try:
-            for seen in stream(self.pipeline, self.sources.frames, self.preprocessing, self.decoder, stopped):
-                write(self, seen)
+            for seen in self.results(stopped):
+                if self.writes:
+                    write(self.label, seen)
                 self.last = seen
         except Exception as error:
             self.failure = error
@@ -105,23 +121,129 @@ def opened_models(
         if keeps_results and settings.results is not None and settings.results != "-":
             counts.recall(Path(settings.results), settings.segment is not None)
         write_event = stack.enter_context(event_log(settings.events, listener.warn))
-        models = []
+        opened: list[_Opened] = []
         for index, label in enumerate(labels):
-            bundle = stack.enter_context(opened_bundle(settings.bundle[index], listener.warn))
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
-            prepared = preprocessing_for(bundle.graph, settings.preprocessing or bundle.preprocessing)
-            name = decoders[index]
-            decoder = find_decoder(name) if name else None
-            problem, pipeline = _pipeline(stack, bundle, plans[index], settings, write_event, label)
+            specs, name = settings.source[own], decoders[index] or ""
+            bundle = stack.enter_context(opened_bundle(settings.bundle[index], listener.warn))
+            model = bundle.compiled.graph
+            prepared = preprocessing_for(model, settings.preprocessing or bundle.preprocessing)
+            decode = find_decoder(name) if name else None
+            planned = _planned(settings, index, bundle, plans[index], specs[0], prepared, name, listener)
             sources = stack.enter_context(
-                opened_sources(
-                    settings.source[own], policies[own], settings.stall, settings.limit, partial(counts.of, label)
-                )
+                opened_sources(specs, policies[own], settings.stall, settings.limit, partial(counts.of, label))
             )
-            models.append(RunningModel(label, bundle, problem, pipeline, sources, prepared, decoder))
+            opened.append(_Opened(label, bundle, prepared, decode, planned, sources))
+        write = stack.enter_context(writing(opened, settings, keeps_results))
+        models = []
+        for index, one in enumerate(opened):
+            models.append(_running(stack, one, settings, write, write_event))
             stack.enter_context(watched(models[-1], index, settings, listener))
-        write = stack.enter_context(writing(models, settings, keeps_results))
         yield models, write
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """All that a model runs on."""
+
+    label: str
+    bundle: Bundle
+    preprocessing: Preprocessing
+    decode: Decoder | None
+    planned: HostPlan
+    sources: ModelSources
+
+
+def _planned(
+    settings: Settings,
+    index: int,
+    bundle: Bundle,
+    plan: Path | None,
+    spec: str,
+    preprocessing: Preprocessing,
+    decoder: str,
+    listener: Listener,
+) -> HostPlan:
+    """Return the plan of a model with the host work around it; of the model alone where that cannot be planned.
+
+    The plan is that of a file, or that of a bundle which was compiled with a given plan; else the best one for
+    the objective and the limits that the settings request, or for the bundle's own objective.
+    """
+    given, chosen = chosen_plan(bundle, plan)
+    problem = requested_problem(given, settings.objective, settings.min_throughput, settings.max_latency)
+    asked = bool(settings.objective or settings.min_throughput or settings.max_latency)
+    if host_devices(bundle.platform, bundle.profile):
+        rehearsal = rehearsed_application(
+            bundle.compiled.graph,
+            bundle.platform,
+            spec,
+            preprocessing,
+            decoder,
+            video=settings.output.suffix.lower() if settings.output else "",
+            lines=bool(settings.results),
+        )
+        rate_fps = settings.rate or (rehearsal.fps if rehearsal.setting.live and not asked else None)
+        return plan_with_host(
+            bundle,
+            rehearsal,
+            problem,
+            rate_fps,
+            settings.verify,
+            given=chosen if plan or (not asked and _was_given(bundle)) else None,
+            key=application_key(settings.bundle[index], problem, rehearsal, rate_fps),
+            fresh=settings.fresh,
+            listener=listener,
+        )
+    listener.say("reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could")
+    if asked:
+        requested = replace(chosen, objective=problem.objective, status="feasible", bound=None)
+        chosen = judged(problem, requested) if plan else quick_plan(problem)
+    return HostPlan(given, chosen)
+
+
+def _was_given(bundle: Bundle) -> bool:
+    """Return whether a bundle was compiled with a plan or a scheduler that was asked for, so that it is kept."""
+    return not bundle.application and (bundle.decision is None or len(bundle.decision.candidates) == 1)
+
+
+def _running(
+    stack: ExitStack, opened: _Opened, settings: Settings, write: Write, write_event: WriteEvent
+) -> RunningModel:
+    """Return the model with its pipeline, which does not run yet."""
+    label, bundle, planned, sources = opened.label, opened.bundle, opened.planned, opened.sources
+    application: Application[Frame] | None = None
+    if planned.has_host:
+        application = Application(
+            bundle.compiled.graph,
+            planned.problem.graph,
+            sources.frames,
+            opened.preprocessing,
+            opened.decode,
+            partial(write, label),
+            settings.rate,
+            sources.place,
+        )
+    host = application.host if application else None
+    compiled = bundle.compiled
+    if settings.isolate:
+        compiled = stack.enter_context(isolated(compiled, bundle.platform, model_stages(planned.plan.stages, host)))
+    strategy = STRATEGIES[settings.adapt]()
+    if strategy and planned.decision:
+        strategy.expect(planned.decision.measured)
+    pipeline = LivePipeline(
+        compiled,
+        planned.problem,
+        planned.plan,
+        adaptation=strategy,
+        watchdog_s=settings.watchdog,
+        on_event=lambda event: write_event(event, label),
+        host=host,
+    )
+    if application:
+        results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
+    else:
+        results = partial(stream, pipeline, sources.frames, opened.preprocessing, opened.decode)
+    return RunningModel(label, bundle, planned.problem, pipeline, sources, results, application is None)
 
 
 def _labels(bundles: Sequence[Path]) -> list[str]:
@@ -131,33 +253,6 @@ def _labels(bundles: Sequence[Path]) -> list[str]:
         f"{name}-{names[: index + 1].count(name)}" if names.count(name) > 1 else name
         for index, name in enumerate(names)
     ]
-
-
-def _pipeline(
-    stack: ExitStack, bundle: Bundle, plan: Path | None, settings: Settings, write_event: WriteEvent, label: str
-) -> tuple[Problem, LivePipeline]:
-    """Return the bundle's problem, and a pipeline of one of three plans.
-
-    The plan is that of a file; else, where the settings request an objective or a limit, a quick one for these; else
-    the bundle's own.
-    """
-    given, chosen = chosen_plan(bundle, plan)
-    problem = requested_problem(given, settings.objective, settings.min_throughput, settings.max_latency)
-    if settings.objective or settings.min_throughput or settings.max_latency:
-        requested = replace(chosen, objective=problem.objective, status="feasible", bound=None)
-        chosen = judged(problem, requested) if plan else quick_plan(problem)
-    compiled = bundle.compiled
-    if settings.isolate:
-        compiled = stack.enter_context(isolated(compiled, bundle.platform, chosen.stages))
-    pipeline = LivePipeline(
-        compiled,
-        problem,
-        chosen,
-        adaptation=STRATEGIES[settings.adapt](),
-        watchdog_s=settings.watchdog,
-        on_event=lambda event: write_event(event, label),
-    )
-    return given, pipeline
 
 
 @contextmanager
@@ -189,18 +284,18 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
 
 
 @contextmanager
-def writing(models: Sequence[RunningModel], settings: Settings, keeps_results: bool) -> Iterator[Write]:
-    """Open the files of results; yield the function that writes a frame's line, draws its picture and counts it."""
-    lock = threading.Lock()  # each model has a thread; only the last line may be ahead of what is counted
-    with ResultFiles(settings, models[0].sources.fps or USUAL_FPS, keeps_results) as files:
+def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool) -> Iterator[Write]:
+    """Open the files of results; yield the function that writes a frame's line and its picture, and counts it."""
+    lock = (
+        threading.Lock()
+    )  # models write from threads of their own; only the last line may be ahead of what is counted
+    models = {one.label: one for one in opened}
+    with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results) as files:
 
-        def write(model: RunningModel, seen: Analysed[Frame]) -> None:
+        def write(label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None:
+            model = models[label]
             with lock:
-                files.begin_frame(model.label, seen.frame.source, seen.frame.time_s)
-                if files.lines:
-                    files.lines.write(line_json(seen, model.bundle.platform.stand_ins, model.label))
-                if files.video:
-                    files.video.write(draw(seen.frame.image, seen.annotations))
+                files.write(seen, model.bundle.platform.stand_ins, label, picture)
                 model.sources.count(seen.frame)
 
         yield write

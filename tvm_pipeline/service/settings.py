@@ -46,6 +46,9 @@ class Settings:
     limit: int | None = None
     policy: list[str] = field(default_factory=list)
     stall: float = 10.0
+    rate: float | None = None
+    verify: float = 10.0
+    fresh: bool = False
     adapt: str = "replan"
     objective: str | None = None
     min_throughput: float | None = None
@@ -70,6 +73,10 @@ class Settings:
         self._check_sources()
         if self.limit is not None and self.limit < 1:
             raise _refusal("limit", self.limit, "at least one frame must run")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise _refusal("rate", f"{self.rate:g}", "it must be positive")
+        if not 0 <= self.verify < float("inf"):
+            raise _refusal("verify", f"{self.verify:g}", "it must be a number of seconds, or 0")
         if self.json and self.results == "-":
             raise OptionError(
                 "`json` and `results` - both want standard output; write the results to a file", option="results"

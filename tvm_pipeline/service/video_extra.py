@@ -30,27 +30,35 @@ try:
         source_kind,
         stream,
     )
+    from tvm_pipeline.video.application import Application
     from tvm_pipeline.video.decoding import without_password
+    from tvm_pipeline.video.host_profile import host_devices, profile_host
+    from tvm_pipeline.video.rehearsals import HostSetting, Rehearsal
 except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
 
 __all__ = [
     "Analysed",
+    "Application",
     "Decoder",
     "Frame",
+    "HostSetting",
     "JsonLines",
     "LiveSource",
     "LiveStatistics",
     "Preprocessing",
     "Reconnect",
+    "Rehearsal",
     "Source",
     "VideoFile",
     "draw",
     "find_decoder",
+    "host_devices",
     "merge",
     "open_source",
     "parse_policy",
     "preprocessing_for",
+    "profile_host",
     "source_kind",
     "stream",
     "without_password",

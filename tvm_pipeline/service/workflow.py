@@ -188,12 +188,15 @@ def planned(
     with ExitStack() as stack:
         if source.endswith(".tar"):
             bundle = stack.enter_context(opened_bundle(Path(source), warn))
+            obstacle = f"{source} was compiled for another platform than {platform}" if platform else ""
+            if bundle.application:
+                obstacle = obstacle or f"{source} holds a whole application, which `run` and `bench` run on its source"
             yield Planned(
                 bundle.graph,
                 read_platform(platform) if platform else bundle.platform,
                 read_profile(profile) if profile else bundle.profile,
-                bundle.compiled,
-                f"{source} was compiled for another platform than {platform}" if platform else "",
+                None if bundle.application else bundle.compiled,
+                obstacle,
             )
         elif source.endswith(".json") and not is_relay(source):
             graph = read_graph(source)
