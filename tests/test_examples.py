@@ -75,7 +75,7 @@ def test_classification_decoder_names_the_best():
 def test_the_demo_writes_all_it_promises(tmp_path):
     run(EXAMPLES / "face_detector" / "demo.py", "--output", tmp_path, "--frames", 40, "--seconds", 0.2)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"centerface.tar", "faces.jsonl", "faces.mp4", "gantt.png", "graph.png", "report.md"}
+    assert names == {"centerface.tar", "faces.jsonl", "faces.mp4", "frame.png", "gantt.png", "graph.png", "report.md"}
     rows = [json.loads(line) for line in (tmp_path / "faces.jsonl").read_text().splitlines()]
     assert len(rows) == 40
     assert any(row["faces"] for row in rows[28:])  # a cyclist rides into the picture
