@@ -188,10 +188,10 @@ def test_bench_prints_a_table(cli, bundle, monkeypatch):
 def test_show_draws(cli, bundle, tmp_path, suffix):
     outcome = cli("show", bundle, "-o", tmp_path / "pictures", "--format", suffix, "--json")
     assert outcome.code == 0, outcome.err
-    gantt, graph = map(Path, outcome.json["pictures"])
-    assert (gantt.name, graph.name) == (f"gantt.{suffix}", f"graph.{suffix}")
+    pictures = gantt, graph, _ = list(map(Path, outcome.json["pictures"]))
+    assert [picture.name for picture in pictures] == [f"{name}.{suffix}" for name in ("gantt", "graph", "frame")]
     if suffix == "png":
-        for picture in (gantt, graph):
+        for picture in pictures:
             with Image.open(picture) as image:
                 assert image.format == "PNG"
                 assert min(image.size) > 100
