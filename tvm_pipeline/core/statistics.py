@@ -153,17 +153,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     >>> median_interval(range(100))
     (39, 60)
     """
-    ordered, left_out = sorted(values), _left_out(len(values))
-    return ordered[left_out], ordered[-1 - left_out]
+    ordered, beyond = sorted(values), left_out(len(values))
+    return ordered[beyond], ordered[-1 - beyond]
 
 
 @cache
-def _left_out(count: int) -> int:
+def left_out(count: int) -> int:
     """Return how many values the interval of the median leaves out at either end: a quantile of coin tosses."""
-    tail, left_out = 1, 0
-    while 40 * (tail := tail + comb(count, left_out + 1)) <= 2**count:  # integers, because 2**count may be too large
-        left_out += 1
-    return left_out
+    tail, beyond = 1, 0
+    while 40 * (tail := tail + comb(count, beyond + 1)) <= 2**count:  # integers, because 2**count may be too large
+        beyond += 1
+    return beyond
 
 
 def _filled(samples: deque[SampleT], frames: int, skip: int, least: int) -> list[SampleT]:

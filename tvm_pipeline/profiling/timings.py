@@ -5,7 +5,6 @@ Next: `estimates.py`, which makes a device's figures of them.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tvm_pipeline.core.statistics import left_out
 from tvm_pipeline.profiling.disturbance import Watch, Window
 
 Samples = npt.NDArray[np.float64]
 
 LOOKS = 0.05  # the share of the time that may go into observing
-DOUBT = 40  # an interval misses its median on each side once in so many times: 95 % are inside
 
 
 class Timing(NamedTuple):
@@ -126,25 +125,13 @@ class Believed:
 def median_interval(samples: Samples) -> tuple[Samples, Samples]:
     """Return the 95 % confidence interval of the median of each column, for any distribution; rows are samples.
 
-    The median lies between the k-th smallest and the k-th largest of n independent samples, unless fewer than k of them
-    fell on one of its sides, which has the probability 2 P(Binomial(n, 1/2) < k). Fewer than six samples have no such
-    interval; then it is from the least to the greatest.
+    It is that of `core.statistics.median_interval`, column by column.
     """
-    ordered = np.sort(samples, axis=0)
-    k = max(_rank(len(ordered)), 1)
-    return ordered[k - 1], ordered[len(ordered) - k]
+    ordered, beyond = np.sort(samples, axis=0), left_out(len(samples))
+    return ordered[beyond], ordered[-1 - beyond]
 
 
 def relative_half_width(samples: Samples) -> Samples:
     """Return half the width of the median's confidence interval over the median, of each column."""
     low, high = median_interval(samples)
     return np.asarray((high - low) / 2 / np.median(samples, axis=0))
-
-
-def _rank(n: int) -> int:
-    """Return the largest k for which P(Binomial(n, 1/2) < k) is at most 1 / DOUBT."""
-    k, below = 0, 1
-    while k < n and DOUBT * below <= 2**n:
-        k += 1
-        below += math.comb(n, k)
-    return k
