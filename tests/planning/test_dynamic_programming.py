@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_chain, every_plan, figure, least
-from tests.support.graphs import TIMED, Traits, problems, random_problem, randoms
+from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
@@ -138,13 +138,7 @@ def mixed(seed: int, scheduler: Scheduler) -> tuple[Problem, bool]:
     rng = random.Random(seed)
     traits = rng.choice((Traits(), WITHOUT_BUSES, EVERYTHING))
     objective: Objective = rng.choice(TIMED)
-    problem = random_problem(rng, objective, operators=(1, 5), traits=traits)
-    problem = replace(problem, children_together=rng.random() < 0.2)
-    if rng.random() < 0.5:
-        if objective == "throughput":
-            problem = replace(problem, max_latency_s=rng.randint(5, 120) / 1000)
-        else:
-            problem = replace(problem, min_throughput_fps=float(rng.randint(5, 80)))
+    problem = constrained(rng, random_problem(rng, objective, operators=(1, 5), traits=traits))
     paced = objective == "throughput" or problem.min_throughput_fps is not None
     return problem, not paced or not (scheduler is hybrid or traits.buses)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.planning.test_dynamic_programming import check, of_chain
 from tests.support.brute_force import every_plan, every_sharing, figure, least
-from tests.support.graphs import TIMED, Traits, problems, random_problem, randoms
+from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
@@ -35,14 +35,7 @@ def mixed(seed: int) -> tuple[Problem, Traits]:
     rng = random.Random(seed)
     traits = rng.choice((ORDERED, EVERYTHING))
     objective: Objective = rng.choice(TIMED)
-    problem = random_problem(rng, objective, operators=(1, 5), traits=traits)
-    problem = replace(problem, children_together=rng.random() < 0.2)
-    if rng.random() < 0.5:
-        if objective == "throughput":
-            problem = replace(problem, max_latency_s=rng.randint(5, 120) / 1000)
-        else:
-            problem = replace(problem, min_throughput_fps=float(rng.randint(5, 80)))
-    return problem, traits
+    return constrained(rng, random_problem(rng, objective, operators=(1, 5), traits=traits)), traits
 
 
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])

@@ -195,6 +195,16 @@ def random_problem(
     return Problem(graph, platform, profile, objective, stages, children_together, activations=False)
 
 
+def constrained(rng: random.Random, problem: Problem) -> Problem:
+    """Return the problem with readers of an operator kept together now and then, and half of the time with a limit."""
+    problem = replace(problem, children_together=rng.random() < 0.2)
+    if rng.random() < 0.5:
+        if problem.objective == "throughput":
+            return replace(problem, max_latency_s=rng.randint(5, 120) / 1000)
+        return replace(problem, min_throughput_fps=float(rng.randint(5, 80)))
+    return problem
+
+
 def lexicographic_problem(
     rng: random.Random,
     objective: Objective = "memory,dram,communication",
