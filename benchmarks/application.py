@@ -42,7 +42,7 @@ from tvm_pipeline import Pipeline, Problem, detect_platform, load, planning, pro
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import Decision, describe
-from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
+from tvm_pipeline.core.platform import Platform, disjoint_sets
 from tvm_pipeline.cost.frame_time import frame_time
 from tvm_pipeline.profiling.bound import in_bound_threads
 from tvm_pipeline.runtime.verification import verified
@@ -230,9 +230,14 @@ def live(app: App, seconds: float, verify_s: float) -> None:
         LiveSource(app.spec, parse_policy("max-age=1"), open=partial(_filmed, count)) as source,
         writing(Path(folder), RATE_FPS) as write,
     ):
-        place: Callable[[Device], None] = lambda device: source.place(device.cores)  # noqa: E731
         application = Application(
-            app.compiled.graph, rehearsal.graph, source, app.settings, app.decode, write, place=place
+            app.compiled.graph,
+            rehearsal.graph,
+            source,
+            app.settings,
+            app.decode,
+            write,
+            place=lambda device: source.place(device.cores),
         )
         with Pipeline(app.compiled, decision.plan, app.platform, host=application.host) as pipeline:
             kept = sum(1 for _ in application.run(pipeline))

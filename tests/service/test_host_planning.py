@@ -8,7 +8,6 @@ import pytest
 
 from tvm_pipeline import Plan
 from tvm_pipeline.backends.bundle import open_bundle
-from tvm_pipeline.cli.run import command  # noqa: F401 - the extra that runs need is here
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.service.settings import Settings

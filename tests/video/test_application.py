@@ -178,8 +178,9 @@ def test_the_threads_of_a_live_source_run_where_frames_are_read():
     compiled, platform = model(), platform_of("d0")
     graph = host_graph(compiled.graph, 32, 24, draws=False, writes=False)
     with LiveSource("synthetic:32x24") as source:
-        place = lambda device: source.place(device.cores)  # noqa: E731
-        application = Application(compiled.graph, graph, source, SETTINGS, place=place)
+        application = Application(
+            compiled.graph, graph, source, SETTINGS, place=lambda device: source.place(device.cores)
+        )
         plan = plan_of(graph, ("d0", "host/read host/prepare means negate host/decode"))
         with Pipeline(compiled, plan, platform, host=application.host) as pipeline:
             frames = [seen.frame for seen in itertools.islice(application.run(pipeline), 5)]

@@ -98,7 +98,7 @@ def plan_with_host(
 
     Args:
         rehearsal: the application on a stretch of its source.
-        usual: the problem of the model alone, with the objective and the limits.
+        usual: the problem of the bundle, with the objective and the limits.
         rate_fps: the frames a second that come; None where the source gives frames as fast as they are taken.
         verify_s: how long candidates may run side by side.
         given: a plan of the model alone, to run with the host work around it; None to plan.
@@ -115,8 +115,7 @@ def plan_with_host(
     plain = not (given or fresh or rate_fps or usual.min_throughput_fps or usual.max_latency_s)
     if known and plain and usual.objective == bundle.plan.objective:
         if not (differs := rehearsal.setting.differences(known.setting)):
-            problem = replace(usual, graph=bundle.graph, profile=bundle.profile)
-            return HostPlan(problem, judged(problem, bundle.plan), bundle.decision)
+            return HostPlan(usual, judged(usual, bundle.plan), bundle.decision)
         listener.say(f"the bundle was planned for another application ({differs}), so it is measured and planned anew")
     path = cache_folder() / "applications" / f"{key}.json"
     if key and not fresh and not given and (kept := _kept(path)) is not None:

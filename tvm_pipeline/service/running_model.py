@@ -33,6 +33,7 @@ from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
 from tvm_pipeline.service.settings import STRATEGIES, Settings, for_each
 from tvm_pipeline.service.video_extra import (
+    USUAL_FPS,
     Analysed,
     Application,
     Decoder,
@@ -46,7 +47,6 @@ from tvm_pipeline.service.video_extra import (
 )
 from tvm_pipeline.service.workflow import chosen_plan, opened_bundle
 
-USUAL_FPS = 25.0  # of a video to write, where the source does not say
 Picture = NDArray[np.uint8]
 
 
@@ -286,9 +286,8 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
 @contextmanager
 def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool) -> Iterator[Write]:
     """Open the files of results; yield the function that writes a frame's line and its picture, and counts it."""
-    lock = (
-        threading.Lock()
-    )  # models write from threads of their own; only the last line may be ahead of what is counted
+    # Models write from threads of their own; only the last line may be ahead of what is counted.
+    lock = threading.Lock()
     models = {one.label: one for one in opened}
     with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results) as files:
 

@@ -33,11 +33,12 @@ try:
     from tvm_pipeline.video.application import Application
     from tvm_pipeline.video.decoding import without_password
     from tvm_pipeline.video.host_profile import host_devices, profile_host
-    from tvm_pipeline.video.rehearsals import HostSetting, Rehearsal
+    from tvm_pipeline.video.rehearsals import USUAL_FPS, HostSetting, Rehearsal
 except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
 
 __all__ = [
+    "USUAL_FPS",
     "Analysed",
     "Application",
     "Decoder",
