@@ -127,12 +127,17 @@ def reference_s(app: App, passes: int = 10) -> float:
     return float(np.median(found))
 
 
-def decided(app: App, verify_s: float, rate_fps: float | None = None) -> tuple[Rehearsal, Problem, Decision]:
-    """Measure, plan and verify the application."""
+def measured(app: App) -> tuple[Rehearsal, Problem]:
+    """Profile the model and the host work."""
     rehearsal = app.rehearsal()
     profile = profile_model(app.backend, app.compiled, app.platform)
     profile = profile_host(rehearsal, app.compiled, app.platform, profile)
-    problem = Problem(rehearsal.graph, app.platform, profile)
+    return rehearsal, Problem(rehearsal.graph, app.platform, profile)
+
+
+def decided(app: App, verify_s: float, rate_fps: float | None = None) -> tuple[Rehearsal, Problem, Decision]:
+    """Measure, plan and verify the application."""
+    rehearsal, problem = measured(app)
     if rate_fps is not None:
         problem = replace(problem, objective="latency", min_throughput_fps=rate_fps * (1 + RATE_MARGIN))
     run = rehearsal.runner(app.compiled, app.platform, rate_fps)
