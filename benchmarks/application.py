@@ -6,8 +6,7 @@
 
 `fresh`: each run profiles the model and the host work, plans, verifies, runs the whole video, and runs the loop that
 one would write first on the same video, once before and once after it. The speed of a shared machine moves by itself:
-a reference (the model on every core at the same time) before and after the run tells by how much, and the error is also
-given for the speed at that time.
+the speed before and after the run is measured (`profiling.speed`), and the error is also given for that speed.
 
 `live`: the video as a source of 30 frames a second, whose frames are dropped where they wait for more than a second.
 """
@@ -25,10 +24,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -40,11 +37,10 @@ from naive import naive_fps
 
 from tvm_pipeline import Pipeline, Problem, detect_platform, load, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import Decision, describe
-from tvm_pipeline.core.platform import Platform, disjoint_sets
+from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.cost.frame_time import frame_time
-from tvm_pipeline.profiling.bound import in_bound_threads
+from tvm_pipeline.profiling.speed import machine_speed
 from tvm_pipeline.runtime.verification import verified
 from tvm_pipeline.service.host_planning import RATE_MARGIN, decided_at_rate
 from tvm_pipeline.video import (
@@ -104,29 +100,6 @@ def app_of(short: bool) -> App:
     return App(compiled, backend, platform, str(fetch(VIDEO)), preprocessing_for(compiled.graph, toml), decode)
 
 
-def reference_s(app: App, passes: int = 10) -> float:
-    """Return the median seconds of a pass of the model on every device at the same time."""
-    names = [operator.name for operator in app.compiled.graph.operators]
-    group = max(disjoint_sets(app.platform.devices), key=len)
-    runners = [app.compiled.stage(names, device) for device in group]
-    together = Barrier(len(group))
-
-    def work(index: int) -> list[float]:
-        runner, seconds = runners[index], []
-        inputs, outputs = [noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs]
-        for _ in range(passes):
-            together.wait()
-            begin_s = time.perf_counter()
-            runner.run(inputs, outputs)
-            seconds.append(time.perf_counter() - begin_s)
-        return seconds
-
-    found = in_bound_threads([(runner, partial(work, index)) for index, runner in enumerate(runners)], together)
-    for runner in runners:
-        runner.close()
-    return float(np.median(found))
-
-
 def measured(app: App) -> tuple[Rehearsal, Problem]:
     """Profile the model and the host work."""
     rehearsal = app.rehearsal()
@@ -174,12 +147,12 @@ def fresh(app: App, runs: int, verify_s: float, frames: int | None) -> None:
     errors, at_speed, ratios, of_bounds = [], [], [], []
     for _ in range(runs):
         rehearsal, problem, decision = decided(app, verify_s)
-        profiled_s = _profiled_together_s(problem)
-        before_fps, before_s = naive(app, rehearsal, (frames or 250) // 2), reference_s(app)
+        speed_of = partial(machine_speed, app.compiled, app.platform, problem.profile)
+        before_fps, before = naive(app, rehearsal, (frames or 250) // 2), speed_of()
         found = whole_run(app, rehearsal, decision, frames)
-        after_s, after_fps = reference_s(app), naive(app, rehearsal, (frames or 250) // 2)
+        after, after_fps = speed_of(), naive(app, rehearsal, (frames or 250) // 2)
         predicted, measured = decision.plan.predicted.throughput_fps or 0.0, found.throughput_fps
-        speed = profiled_s / statistics.mean([before_s, after_s])
+        speed = statistics.mean([before, after])
         first = 2 / (1 / before_fps + 1 / after_fps)
         of_bound = _of_bound(app, rehearsal, decision, frames)
         parts = frame_time(problem, decision.plan.stages, measured)
@@ -213,17 +186,6 @@ def _of_bound(app: App, rehearsal: Rehearsal, decision: Decision, frames: int | 
         return math.nan
     found = whole_run(app, rehearsal, replace(decision, plan=plain[0]), frames)
     return found.throughput_fps * max(stage.compute_s + stage.transfer_s for stage in found.stages)
-
-
-def _profiled_together_s(problem: Problem) -> float:
-    """Return the seconds of a pass of the model on every device at the same time, as the profile has them."""
-    group = max(disjoint_sets(problem.platform.devices), key=len)
-    seconds = []
-    for device in group:
-        found = problem.profile.devices[device.name]
-        own = sum(s or 0.0 for name, s in found.seconds.items() if not name.startswith("host/"))
-        seconds.append(own * found.busy_factor)
-    return statistics.median(seconds)
 
 
 def live(app: App, seconds: float, verify_s: float) -> None:

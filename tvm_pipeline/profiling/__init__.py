@@ -12,6 +12,7 @@ evidence.py      what a profile says of its own circumstances
 calls.py         seconds of any work on a device's cores
 links.py         seconds to read a tensor that another device wrote
 stage_timer.py   seconds of one stage, compiled and measured as a whole
+speed.py         the speed of the machine beside a run, against that at the time of its profile
 bound.py         work in threads that are bound to devices
 environment.py   the machine, the software and the load during a measurement
 """
