@@ -23,8 +23,8 @@ from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.pipeline import Pipeline
 
-SINGLE_FRAMES = 5  # frames sent alone in each turn, for the latency that meets no queue
-TURN_FRAMES = 24  # frames that fill the pipeline in each turn, at least
+SINGLE_FRAMES = 3  # frames sent alone in each turn, for the latency that meets no queue
+TURN_FRAMES = 12  # frames that fill the pipeline in each turn, at least
 # A turn of a plan that is slower than predicted may take this many times longer; it then has fewer frames.
 MOST_TIMES_LONGER = 4
 

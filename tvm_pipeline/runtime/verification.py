@@ -171,19 +171,26 @@ class _Race:
     """
 
     def __init__(self, problem: Problem, plans: list[Plan], verify_s: float) -> None:
-        """Take the plans that fit into the time, by their predictions; none where the first one does not."""
         self.failed: dict[Plan, PipelineError] = {}
         self._problem, self._verify_s = problem, verify_s
-        # The seconds of a turn: as predicted, then those of the latest one.
-        self._turn_s = {plan: _predicted_turn_s(plan) for plan in plans}
         self._running: list[Plan] = []  # best first
-        for plan in plans:
-            if LEAST_ROUNDS * sum(self._turn_s[other] for other in (*self._running, plan)) <= verify_s:
-                self._running.append(plan)
-        if plans[0] not in self._running:
-            self._running = []
+        # A turn has twice the least number of frames, or the least one where the time is short for slow plans.
+        for self._frames in (2 * TURN_FRAMES, TURN_FRAMES):
+            # The seconds of a turn: as predicted, then those of the latest one.
+            self._turn_s = {plan: _predicted_turn_s(plan, self._frames) for plan in plans}
+            self._running = self._fitting(plans)
+            if len(self._running) > 1:
+                break
         self._turns: dict[Plan, list[Turn]] = {plan: [] for plan in self._running}
         self._rounds = 0
+
+    def _fitting(self, plans: list[Plan]) -> list[Plan]:
+        """Return the plans that fit into the time, by their predictions; none where the first one does not."""
+        fitting: list[Plan] = []
+        for plan in plans:
+            if LEAST_ROUNDS * sum(self._turn_s[other] for other in (*fitting, plan)) <= self._verify_s:
+                fitting.append(plan)
+        return fitting if plans[0] in fitting else []
 
     def go(self, run: Run, progress: Callable[[str], None]) -> None:
         """Run rounds until the time is over or one plan is left."""
@@ -195,7 +202,7 @@ class _Race:
                     return  # turns took longer than they should
                 progress(f"measuring {describe(plan)}, round {self._rounds + 1}, {deadline_s - begin_s:.0f} s left")
                 try:
-                    self._turns[plan].append(run(plan, _full_s(plan)))
+                    self._turns[plan].append(run(plan, _full_s(plan, self._frames)))
                 except PipelineError as error:
                     self.failed[plan] = error
                     self._running.remove(plan)
@@ -301,11 +308,11 @@ class _Race:
         return f"{found.throughput_fps:.4g} fps"
 
 
-def _full_s(plan: Plan) -> float:
+def _full_s(plan: Plan, frames: int) -> float:
     """Return for how many seconds a plan is kept full in its turn."""
-    return max(TURN_S, TURN_FRAMES / max(plan.predicted.throughput_fps or 0.0, 1e-12))
+    return max(TURN_S, frames / max(plan.predicted.throughput_fps or 0.0, 1e-12))
 
 
-def _predicted_turn_s(plan: Plan) -> float:
+def _predicted_turn_s(plan: Plan, frames: int) -> float:
     """Return the seconds of a turn if the prediction is right and the plan is opened in no time."""
-    return _full_s(plan) + SINGLE_FRAMES * (plan.predicted.latency_s or 0.0)
+    return _full_s(plan, frames) + SINGLE_FRAMES * (plan.predicted.latency_s or 0.0)
