@@ -22,12 +22,18 @@ from tests.support.networks import (
     random_stages,
     run_stages,
 )
+from tests.tvm.test_numbering import conv, conv_and_add, read, written
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.frontends import load
 from tvm_pipeline.tvm.alignment import align
+from tvm_pipeline.tvm.kernels import Entry, Kernel, Source
+from tvm_pipeline.tvm.numbering import Numbered, numbered
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.extraction import analyse
+from tvm_pipeline.tvm.relay.fold import fast_context
+from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_module
 
 import tvm  # isort: skip
@@ -126,6 +132,96 @@ def test_targets_that_compile_to_other_operators_are_refused() -> None:
         heads.append(results)
     with pytest.raises(ModelError, match=r"different operators \(at 0: relu and tanh\).* give its devices one target"):
         align("net", (Tensor("x", (1, 4)),), kernels, heads)
+
+
+# Kernels by hand: `conv(bytes)` reads the model's input, `conv_and_add` that and kernel 0.
+PICTURE = (Tensor("x", (1, 4, 4, 4)),)
+
+
+def test_an_addition_that_targets_fuse_into_different_convolutions_joins_both() -> None:
+    into_shortcut = [conv(900), conv_and_add(100, is_first=False)]
+    into_main = [conv(100), conv_and_add(900, is_first=True)]
+    graph, alignments = align("net", PICTURE, [into_shortcut, into_main], [[(1, 0)], [(1, 0)]])
+    (operator,) = graph.operators
+    assert (operator.inputs, operator.kind, operator.param_bytes) == (("x",), "conv2d+conv2d+add", 1000)
+    assert [alignment.kernels for alignment in alignments] == [{operator.name: (0, 1)}] * 2
+
+
+def test_look_alike_kernels_in_another_order_are_paired_by_who_reads_them() -> None:
+    main, shortcut = conv(900), conv(100)
+    one = [main, shortcut, add((0, 0), (1, 0))]
+    other = [shortcut, main, add((1, 0), (0, 0))]
+    graph, alignments = align("net", PICTURE, [one, other], [[(2, 0)], [(2, 0)]])
+    names = [operator.name for operator in graph.operators]
+    assert names == ["conv2d_0", "conv2d_1", "add_2"]
+    assert [operator.param_bytes for operator in graph.operators] == [900, 100, 0]
+    assert [[alignment.kernels[name] for name in names] for alignment in alignments] == [
+        [(0,), (1,), (2,)],
+        [(1,), (0,), (2,)],
+    ]
+    # They are not the same network where the second one reads them the other way round.
+    with pytest.raises(ModelError, match="at 1: conv2d of different sizes or tensors"):
+        align("net", PICTURE, [one, [main, conv(100, (0, 0)), add((0, 0), (1, 0))]], [[(2, 0)], [(2, 0)]])
+
+
+def test_other_outputs_are_refused() -> None:
+    chain = [conv(1), conv(2, (0, 0))]
+    with pytest.raises(ModelError, match="different operators"):
+        align("net", PICTURE, [chain, chain], [[(1, 0), (0, 0)], [(0, 0), (1, 0)]])
+
+
+def test_groups_on_a_cycle_become_one() -> None:
+    """a -> b and c -> d: one target fuses a with d, the other b with c. Each can run, and together they cannot."""
+    a, c = conv(1), conv(2)
+    one = [c, both((-1, 0), (0, 0)), conv(3, (1, 0))]  # c; a with d(c); b(a)
+    other = [a, both((0, 0), (-1, 0)), conv(4, (1, 1))]  # a; b(a) with c; d(c)
+    heads: list[list[Entry]] = [[(2, 0), (1, 1)], [(1, 0), (2, 0)]]
+    graph, alignments = align("net", PICTURE, [one, other], heads)
+    (operator,) = graph.operators
+    assert {tensor.name for tensor in operator.outputs} == set(graph.outputs)
+    assert [alignment.kernels for alignment in alignments] == [{operator.name: (0, 1, 2)}] * 2
+
+
+def add(one: Entry, other: Entry) -> Kernel:
+    return Kernel((("add", 64),), ((read(0), read(1)),), (one, other), (written(0),), 0, 0)
+
+
+def both(first: Entry, second: Entry) -> Kernel:
+    """Two convolutions in one kernel, each of a tensor of its own."""
+    weights = Source(None, -1)
+    arguments = (read(0), weights), (read(1), weights)
+    return Kernel((("conv2d", 64),) * 2, arguments, (first, second), (written(0), written(1)), 0, 0)
+
+
+def test_a_shortcut_stays_the_shortcut_where_another_target_fuses_the_addition_into_it() -> None:
+    """resnet-18 cut cpu, cpu, GPU once gave logits that were off by 64 %: main convolution and shortcut had swapped."""
+    model = load("resnet-18", {"data": (1, 3, 64, 64)})
+    libraries = []
+    for target in ("llvm -mcpu=x86-64-v3", "opencl -device=mali"):
+        mod, params = import_model(model)
+        with fast_context():
+            mod, rest = relay.optimize(mod, tvm.target.Target(target, "llvm"), params)
+        mod = relay.transform.InferType()(mod)
+        kernels, _, heads = kernels_of_module(mod, [var for var in mod["main"].params if var.name_hint not in rest])
+        libraries.append((kernels, numbered(kernels, heads)))
+    fused_into = []
+    for kernels, found in libraries:
+        sums = [n for n, (kind, _) in enumerate(found.kinds) if kind == "add" and adds_convolutions(found, n)]
+        assert len(sums) == 4  # the blocks that change the extent
+        with_the_addition = []
+        for number in sums:
+            places = [found.places[value[0]] for value in (*found.reads[number], (number, 0))]
+            main, shortcut, addition = (kernel for kernel, _ in places)
+            # 3 x 3 against 1 x 1, of as many channels or half as many.
+            assert kernels[main].param_bytes > 4 * kernels[shortcut].param_bytes > 0
+            with_the_addition.append(["main", "shortcut"][[main, shortcut].index(addition)])
+        fused_into.append(with_the_addition)
+    assert libraries[0][1].reads == libraries[1][1].reads
+    assert fused_into[0] != fused_into[1], "both fuse it into the same convolution: nothing was tested"
+
+
+def adds_convolutions(found: Numbered, number: int) -> bool:
+    return all(value[0] >= 0 and found.kinds[value[0]][0] == "conv2d" for value in found.reads[number])
 
 
 def test_outputs_that_are_one_tensor_are_refused() -> None:

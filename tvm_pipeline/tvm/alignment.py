@@ -1,25 +1,26 @@
 """The kernels of one or several libraries become one operator graph.
 
 Two targets fuse the same network into different kernels: their layouts differ, and so do the layout changes between
-them. Without the operators that only move elements, the sequence of elementary operators is the same, and each of
-them has an ordinal in it. An operator of the graph is a run of ordinals that begins and ends with a kernel in every
-library; with one library it is simply a kernel. A tensor is identified by the ordinal of the operator that computes
-it. No intermediate representation is known here: read `kernels.py` before this file.
+them. `numbering.py` gives each elementary operator the same number in every library, and that the numbers agree in all
+that operators compute and read is checked here. Operators that one kernel of any library holds must run together. So an
+operator of the graph is a group of them: those that share kernels, in any library, and those on a cycle between such
+groups. With one library it is simply a kernel. A tensor is identified by the number of the operator that computes it.
+
+No intermediate representation is known here: read `kernels.py` and `numbering.py` before this file.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from graphlib import CycleError, TopologicalSorter
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.tensor_layout import logical_shape
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.kernels import Entry, Kernel
-
-# An activation's value: (ordinal of its operator, field), or (-1, index of a model input).
-Value = tuple[int, int]
+from tvm_pipeline.tvm.numbering import WEIGHT, Numbered, Value, numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,136 +53,130 @@ def align(
         heads: for each library the entries that are the model's outputs.
 
     Raises:
-        ModelError: the libraries do not compute the same sequence of operators.
+        ModelError: the libraries do not compute the same operators of the same tensors.
     """
-    _check_same_sequence(name, libraries)
-    starts = [_starts(kernels) for kernels in libraries]
-    cuts = sorted(set.intersection(*(set(s) for s in starts)))
-    total = sum(len(kernel.operators) for kernel in libraries[0])
-    runs = list(pairwise((*cuts, total)))
-    labels = _labels(libraries[0], runs)
-    values = [_values(kernels) for kernels in libraries]
-    reference = libraries[0]
-    head_values = [_value(values[0], entry) for entry in heads[0]]
-    if len(set(head_values)) < len(set(heads[0])):
+    known = [numbered(kernels, own) for kernels, own in zip(libraries, heads, strict=True)]
+    first, reference = known[0], libraries[0]
+    for other in known[1:]:
+        _check_same(name, first, other)
+    if len(set(first.heads)) < len(set(heads[0])):
         raise ModelError(f"{name}: two of its outputs are one tensor under different shapes; keep one of them")
 
-    run_of = {ordinal: index for index, (start, end) in enumerate(runs) for ordinal in range(start, end)}
-    crossing = _crossing(libraries, values, starts, run_of, head_values)
+    given = [_given(kernels, one) for kernels, one in zip(libraries, known, strict=True)]
+    groups = _groups(known, given)
+    group_of = {operator: index for index, group in enumerate(groups) for operator in group}
+    labels = ["+".join(first.kinds[o][0] for o in group[:3]) + f"_{index}" for index, group in enumerate(groups)]
+    members = [_members(one, group_of, labels) for one in known]
+    outside = {}
+    for index, label in enumerate(labels):
+        read = [value for own, of in zip(given, members, strict=True) for kernel in of[label] for value in own[kernel]]
+        outside[label] = list(dict.fromkeys(v for v in read if v[0] < 0 or group_of[v[0]] != index))
+    crossing = {value for values in (first.heads, *outside.values()) for value in values if value[0] >= 0}
     names = {(-1, index): tensor.name for index, tensor in enumerate(inputs)}
-    for index, label in enumerate(labels):
-        own = sorted(value for value in crossing if value[0] >= 0 and run_of[value[0]] == index)
-        names.update({v: label if len(own) == 1 else f"{label}.{position}" for position, v in enumerate(own)})
+    written: dict[str, list[Value]] = {label: [] for label in labels}
+    for value in sorted(crossing, key=lambda value: (first.places[value[0]], value[1])):
+        written[labels[group_of[value[0]]]].append(value)
+    for label, values in written.items():
+        names.update({v: label if len(values) == 1 else f"{label}.{position}" for position, v in enumerate(values)})
 
-    members = [_members(kernels, s, run_of, labels) for kernels, s in zip(libraries, starts, strict=True)]
-    shapes = _tensors(reference, values[0])
+    shapes = _tensors(reference, first.values)
     operators = []
-    for index, label in enumerate(labels):
-        own_kernels = [reference[k] for k in members[0][label]]
-        # Of every library: a kernel may be given all fields of a split, and read one.
-        read = [
-            value
-            for kernels, known, of in zip(libraries, values, members, strict=True)
-            for kernel in of[label]
-            for entry in kernels[kernel].reads
-            for value in _needed(kernels, known, entry)
-        ]
-        outside = dict.fromkeys(v for v in read if v[0] < 0 or run_of[v[0]] != index)
-        written = sorted(v for v in crossing if v[0] >= 0 and run_of[v[0]] == index)
+    for label, group in zip(labels, groups, strict=True):
+        own_kernels = [reference[kernel] for kernel in members[0][label]]
         operators.append(
             Operator(
                 name=label,
-                kind="+".join(short for kernel in own_kernels for short, _ in kernel.operators),
-                inputs=tuple(names[v] for v in outside),
-                outputs=tuple(Tensor(names[v], *shapes[v]) for v in written),
+                kind="+".join(first.kinds[operator][0] for operator in group),
+                inputs=tuple(names[value] for value in outside[label]),
+                outputs=tuple(Tensor(names[value], *shapes[value]) for value in written[label]),
                 param_bytes=sum(kernel.param_bytes for kernel in own_kernels),
                 macs=sum(kernel.macs for kernel in own_kernels),
             )
         )
-    graph = OperatorGraph(name, inputs, tuple(operators), tuple(names[v] for v in head_values))
-    return graph, [Alignment(m, names, tuple(v)) for m, v in zip(members, values, strict=True)]
+    graph = OperatorGraph(name, inputs, tuple(operators), tuple(names[value] for value in first.heads))
+    return graph, [Alignment(held, names, one.values) for held, one in zip(members, known, strict=True)]
 
 
-def _check_same_sequence(name: str, libraries: Sequence[Sequence[Kernel]]) -> None:
-    sequences = [[op for kernel in kernels for op in kernel.operators] for kernels in libraries]
-    for other in sequences[1:]:
-        if other != sequences[0]:
-            differs_at = next(
-                (i for i, pair in enumerate(zip(sequences[0], other, strict=False)) if pair[0] != pair[1]),
-                min(len(sequences[0]), len(other)),
-            )
-            shown = [s[differs_at][0] if differs_at < len(s) else "the end" for s in (sequences[0], other)]
+def _check_same(name: str, first: Numbered, other: Numbered) -> None:
+    """Raise ModelError at the first operator that differs, or reads other tensors."""
+    rows = [[*zip(one.kinds, one.reads, strict=True), (("the end", 0), one.heads)] for one in (first, other)]
+    for number, (mine, its) in enumerate(zip(*rows, strict=False)):
+        if mine != its:
+            (one, _), (another, _) = mine[0], its[0]
+            shown = f"{one} and {another}" if one != another else f"{one} of different sizes or tensors"
             raise ModelError(
-                f"{name}: its targets compile it to different operators (at {differs_at}: {shown[0]} and {shown[1]}), "
-                "so it cannot be cut between them; give its devices one target"
+                f"{name}: its targets compile it to different operators (at {number}: {shown}), so it cannot be cut "
+                "between them; give its devices one target"
             )
 
 
-def _starts(kernels: Sequence[Kernel]) -> list[int]:
-    """Return the first ordinal of every kernel that is not glue."""
-    starts, ordinal = [], 0
-    for kernel in kernels:
-        if not kernel.is_glue:
-            starts.append(ordinal)
-        ordinal += len(kernel.operators)
-    return starts
+def _groups(known: Sequence[Numbered], given: Sequence[Sequence[Sequence[Value]]]) -> list[list[int]]:
+    """Return the operators that must run together, in an order that can run, as near to the first library's as can be.
+
+    The operators of a group are in the first library's order. `given` is what `_given` returns, for each library.
+    """
+    leader = list(range(len(known[0].kinds)))
+
+    def find(operator: int) -> int:
+        while leader[operator] != operator:
+            leader[operator] = operator = leader[leader[operator]]
+        return operator
+
+    for one in known:
+        of_kernel: dict[int, int] = {}
+        for operator, (kernel, _) in enumerate(one.places):
+            leader[find(operator)] = find(of_kernel.setdefault(kernel, operator))
+    while True:
+        before: dict[int, set[int]] = {find(operator): set() for operator in range(len(leader))}
+        for one, own in zip(known, given, strict=True):
+            for operator, (kernel, _) in enumerate(one.places):
+                before[find(operator)].update(find(value[0]) for value in own[kernel] if value[0] >= 0)
+        order = TopologicalSorter({group: groups - {group} for group, groups in before.items()})
+        try:
+            order.prepare()
+            break
+        except CycleError as error:
+            for operator in error.args[1]:
+                leader[find(operator)] = find(error.args[1][0])
+
+    groups: dict[int, list[int]] = {}
+    for operator in sorted(range(len(leader)), key=known[0].places.__getitem__):
+        groups.setdefault(find(operator), []).append(operator)
+    found: list[list[int]] = []
+    ready: list[tuple[int, int]] = []  # groups by the last kernel of theirs in the first library
+    while order.is_active():
+        for group in order.get_ready():
+            heapq.heappush(ready, (known[0].places[groups[group][-1]][0], group))
+        _, group = heapq.heappop(ready)
+        order.done(group)
+        found.append(groups[group])
+    return found
 
 
-def _members(
-    kernels: Sequence[Kernel], starts: list[int], run_of: dict[int, int], labels: list[str]
-) -> dict[str, tuple[int, ...]]:
-    real = [index for index, kernel in enumerate(kernels) if not kernel.is_glue]
-    members: dict[str, list[int]] = {label: [] for label in labels}
-    for index, start in zip(real, starts, strict=True):
-        members[labels[run_of[start]]].append(index)
-    return {label: tuple(indices) for label, indices in members.items()}
+def _members(one: Numbered, group_of: dict[int, int], labels: list[str]) -> dict[str, tuple[int, ...]]:
+    """Return the kernels of each group."""
+    held: dict[str, set[int]] = {label: set() for label in labels}
+    for operator, (kernel, _) in enumerate(one.places):
+        held[labels[group_of[operator]]].add(kernel)
+    return {label: tuple(sorted(kernels)) for label, kernels in held.items()}
 
 
-def _values(kernels: Sequence[Kernel]) -> list[tuple[Value, ...]]:
-    """Return the value of every output, followed through the operators that only move elements."""
-    values: list[tuple[Value, ...]] = []
-    ordinal = 0
-    for kernel in kernels:
-        values.append(
-            tuple(
-                (ordinal + output.source.operator, output.source.index)
-                if output.source.operator is not None
-                else _value(values, kernel.reads[output.source.index])
-                for output in kernel.outputs
-            )
-        )
-        ordinal += len(kernel.operators)
-    return values
-
-
-def _value(values: Sequence[tuple[Value, ...]], entry: Entry) -> Value:
-    kernel, index = entry
-    return (-1, index) if kernel < 0 else values[kernel][index]
+def _given(kernels: Sequence[Kernel], one: Numbered) -> list[tuple[Value, ...]]:
+    """Return the values that each kernel is given: all fields of a split where it reads one behind glue."""
+    return [
+        tuple(v for entry in kernel.reads for v in _needed(kernels, one.values, entry) if v != WEIGHT)
+        for kernel in kernels
+    ]
 
 
 def _needed(kernels: Sequence[Kernel], values: Sequence[tuple[Value, ...]], entry: Entry) -> list[Value]:
-    """The value of an entry; behind glue all that the glue is given, which is more where it is given a tuple."""
-    if entry[0] < 0 or not kernels[entry[0]].is_glue:
-        return [_value(values, entry)]
-    return [value for read in kernels[entry[0]].reads for value in _needed(kernels, values, read)]
-
-
-def _crossing(
-    libraries: Sequence[Sequence[Kernel]],
-    values: Sequence[Sequence[tuple[Value, ...]]],
-    starts: Sequence[list[int]],
-    run_of: dict[int, int],
-    heads: list[Value],
-) -> set[Value]:
-    """Return the values that some library reads in another run than the one that computes them, and the outputs."""
-    crossing = {value for value in heads if value[0] >= 0}
-    for kernels, known, begins in zip(libraries, values, starts, strict=True):
-        real = [kernel for kernel in kernels if not kernel.is_glue]
-        for kernel, begin in zip(real, begins, strict=True):
-            for entry in kernel.reads:
-                needed = _needed(kernels, known, entry)
-                crossing.update(value for value in needed if value[0] >= 0 and run_of[value[0]] != run_of[begin])
-    return crossing
+    """Return the value of an entry; behind glue all that the glue is given, which is more where it is given a tuple."""
+    kernel, index = entry
+    if kernel < 0:
+        return [entry]
+    if not kernels[kernel].is_glue:
+        return [values[kernel][index]]
+    return [value for read in kernels[kernel].reads for value in _needed(kernels, values, read)]
 
 
 def _tensors(
@@ -193,9 +188,3 @@ def _tensors(
         for output, value in zip(kernel.outputs, written, strict=True):
             shapes.setdefault(value, (logical_shape(output.shape, output.layout), output.dtype))
     return shapes
-
-
-def _labels(kernels: Sequence[Kernel], runs: Sequence[tuple[int, int]]) -> list[str]:
-    """Return a readable, unique name for each run: its first operators and its index."""
-    flat = [short for kernel in kernels for short, _ in kernel.operators]
-    return ["+".join(flat[start:end][:3]) + f"_{index}" for index, (start, end) in enumerate(runs)]

@@ -3,8 +3,8 @@
 Relay's walkers (`relay/kernel_walkers.py`) make kernels; `alignment.py` turns the kernels of several libraries into one
 operator graph, and `kernel_order.py` orders them by memory. A second IR brings walkers of its own and shares the rest.
 
-A kernel is one fused function. Each keeps its elementary operators in order (two libraries are aligned by that
-sequence), its work, and the origin of each output. Operators that only move elements (layout changes, reshapes)
+A kernel is one fused function. Each keeps its elementary operators and their arguments (two libraries are aligned by
+them), its work, and the origin of each output. Operators that only move elements (layout changes, reshapes)
 compute no value of their own: the value passes through them. A kernel made of nothing else is glue. A slice takes in
 the glue that it needs, and no cut or plan ever names glue.
 """
@@ -21,7 +21,10 @@ Entry = tuple[int, int]  # (kernel, output), or (-1, index of a model input)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The origin of an output's value: field `index` of the kernel's own `operator`, or input `index` where None."""
+    """The origin of a value: field `index` of the kernel's own `operator`; where that is None, `reads[index]`.
+
+    Without an operator, index -1 is a weight.
+    """
 
     operator: int | None
     index: int
@@ -43,6 +46,7 @@ class Kernel:
 
     Attributes:
         operators: short name and output elements of each elementary operator, in order.
+        arguments: the origins of what each elementary operator reads, in the order of its arguments.
         reads: the activations it reads.
         outputs: the tensors it writes.
         param_bytes: bytes of the parameters it reads.
@@ -51,6 +55,7 @@ class Kernel:
     """
 
     operators: tuple[tuple[str, int], ...]
+    arguments: tuple[tuple[Source, ...], ...]
     reads: tuple[Entry, ...]
     outputs: tuple[Output, ...]
     param_bytes: int

@@ -40,6 +40,7 @@ class _Walk:
     """One visit to each operator of a function, in order: values and layouts are followed on the way."""
 
     operators: list[tuple[str, int]] = field(default_factory=list)
+    arguments: list[tuple[Source, ...]] = field(default_factory=list)
     macs: int = 0
     values: dict[relay.Expr, list[tuple[Source, str]]] = field(default_factory=dict)
 
@@ -68,6 +69,7 @@ class _Walk:
                 return [(arguments[0][0], target if is_blocked(target) else "")]
         self.macs += macs(call)
         self.operators.append((short_name(name), elements(call.checked_type)))
+        self.arguments.append(tuple(source for source, _ in arguments))
         ordinal = len(self.operators) - 1
         types = _fields(call.checked_type)
         return [(Source(ordinal, index), _layout(call, type_, arguments)) for index, type_ in enumerate(types)]
@@ -161,7 +163,7 @@ def kernels_of_library(graph_json: str, functions: Mapping[str, relay.Function],
         if called == "__nop":
             entry = rows[position]
             output = Output(tuple(shapes[entry]), dtypes[entry], "", Source(None, 0))
-            kernel = Kernel((), _activations(reads), (output,), 0, 0, position)
+            kernel = Kernel((), (), _activations(reads), (output,), 0, 0, position)
         else:
             kernel = _kernel(functions[called], reads, layouts, param_bytes, position)
         kernel_of_node[position] = len(kernels)
@@ -262,8 +264,9 @@ def _kernel(
     activations, outputs = _activations(reads), tuple(_outputs(function, walk))
     if not walk.operators and not activations:  # a weight that was not folded is a value of its own here
         walk.operators.append((short_name(function.body.op.name), elements(function.body.checked_type)))
+        walk.arguments.append(())
         outputs = tuple(replace(output, source=Source(0, index)) for index, output in enumerate(outputs))
-    return Kernel(tuple(walk.operators), activations, outputs, param_bytes, walk.macs, node)
+    return Kernel(tuple(walk.operators), tuple(walk.arguments), activations, outputs, param_bytes, walk.macs, node)
 
 
 def _activations(reads: list[Entry]) -> tuple[Entry, ...]:

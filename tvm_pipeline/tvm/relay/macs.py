@@ -12,6 +12,7 @@ _NAME = re.compile(r"^(?:nn\.|contrib\.|image\.|vision\.)?(?:contrib_)?(.*?)(?:_
 _SAME_OPERATOR = {
     "depthwise_conv2d": "conv2d",
     "dense_pack": "dense",
+    "matmul": "dense",  # what ARM makes of it
     "conv2d_winograd_without_weight_transform": "conv2d",
 }
 
@@ -46,7 +47,7 @@ def macs(call: relay.Call) -> int:
     if name in ("conv1d", "conv2d", "conv3d"):
         channels = _extent(call.checked_type, call.attrs.out_layout or call.attrs.data_layout, "C")
         return result * elements(types[1]) // channels
-    if name in ("dense", "matmul", "batch_matmul"):
+    if name in ("dense", "batch_matmul"):
         rows = result // int(call.checked_type.shape[-1])
         return result * elements(types[0]) // max(rows, 1)
     if name in ("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d"):
