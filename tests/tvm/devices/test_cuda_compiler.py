@@ -1,0 +1,148 @@
+"""Kernels for NVIDIA's GPUs, compiled without one."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tvm
+
+from tests.support.networks import relay_module
+from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.tvm.devices.cuda_compiler import NVRTC, Nvrtc, nvrtc
+from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
+from tvm_pipeline.tvm.relay.fold import fast_build
+
+# Jetson Nano, TX2, Xavier and Orin.
+ARCHS = ("sm_53", "sm_62", "sm_72", "sm_87")
+SOURCE = """
+extern "C" __global__ void __launch_bounds__(32) first(float* out) { out[threadIdx.x] = 1; }
+extern "C" __global__ void second(float* out) { out[threadIdx.x] = unknown; }
+"""
+# An nvrtc that knows one architecture, as one of a CUDA that is too new or too old for a GPU.
+ONE_ARCH = """
+int nvrtcVersion(int* major, int* minor) { *major = 13; *minor = 0; return 0; }
+int nvrtcGetNumSupportedArchs(int* count) { *count = 1; return 0; }
+int nvrtcGetSupportedArchs(int* archs) { *archs = 999; return 0; }
+"""
+
+
+def installed(name: str) -> Path:
+    """Return a file of NVIDIA's packages of PyPI; skip the test where it is not installed."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (Path(folder) / name).exists():
+            return Path(folder) / name
+    pytest.skip(f"nvidia/{name} is not installed: pip install tvm-pipeline[cuda]")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Callable[[str, str], Any]:
+    """`compiled(network, arch)`: the module of its kernels."""
+    installed("cuda_nvrtc/lib/libnvrtc.so.12")
+
+    @cache
+    def compile_(network: str, arch: str) -> Any:
+        target = f"cuda -arch={arch}"
+        ready_to_compile(target)
+        mod, params = relay_module(network)
+        return fast_build(mod, tvm.target.Target(target, "llvm"), params).lib.imported_modules[0]
+
+    return compile_
+
+
+def assembled(kernels: Any, ptx: str, arch: str, folder: Path) -> str:
+    """Return what NVIDIA's assembler says of code that is to have all kernels of a module."""
+    ptxas = installed("cuda_nvcc/bin/ptxas")
+    (folder / "kernels.ptx").write_text(ptx)
+    command = [str(ptxas), f"-arch={arch}", "-v", "kernels.ptx", "-o", "kernels.cubin"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    written = re.findall(r"^extern .* (\w+)\(.*\) \{$", str(kernels.get_source("cu")), re.MULTILINE)
+    assert sorted(re.findall(r"Compiling entry function '(\w+)'", done.stderr)) == sorted(written) != []
+    return done.stderr
+
+
+@pytest.mark.parametrize("network", ["branching", "splitting", "two_in_two_out", "shapes"])
+def test_kernels_are_code_for_the_gpu(network: str, compiled: Callable[[str, str], Any], tmp_path: Path) -> None:
+    """NVIDIA's assembler takes them for each Jetson, and no kernel is out of registers."""
+    kernels = compiled(network, "sm_72")
+    assert kernels.type_key == "cuda"
+    for arch in ARCHS:
+        form, code = nvrtc(arch).compile(str(kernels.get_source("cu")), arch)
+        assert form == "ptx"
+        said = assembled(kernels, code.decode(), arch, tmp_path)
+        assert set(re.findall(r"(\d+) bytes spill stores", said)) == {"0"}
+
+
+@pytest.mark.parametrize(("network", "arch"), [("mobile", "sm_87"), ("int8", "sm_53"), ("int8", "sm_62")])
+def test_kernels_that_an_architecture_chooses(
+    network: str, arch: str, compiled: Callable[[str, str], Any], tmp_path: Path
+) -> None:
+    """The build writes other kernels: int8 has an instruction of its own from sm_61 on."""
+    kernels = compiled(network, arch)
+    assembled(kernels, str(kernels.get_source("ptx")), arch, tmp_path)
+
+
+def test_a_library_of_cuda_is_saved(compiled: Callable[[str, str], Any], tmp_path: Path) -> None:
+    """A machine without a GPU writes it, with the kernels in it."""
+    kernels = compiled("branching", "sm_72")
+    host = tvm.build(tvm.te.create_prim_func([tvm.te.placeholder((1,), name="a")]), target="llvm")
+    host.import_module(kernels)
+    host.export_library(str(tmp_path / "kernels.so"))
+    assert b".target sm_72" in (tmp_path / "kernels.so").read_bytes()
+
+
+def test_what_nvrtc_refuses(compiled: Callable[[str, str], Any]) -> None:
+    """The error has nvrtc's own words and names the kernel."""
+    with pytest.raises(ModelError, match=r'kernel second for sm_72:\n.*kernels.cu\(3\).*"unknown" is undefined'):
+        nvrtc("sm_72").compile(SOURCE, "sm_72")
+
+
+def test_a_driver_that_is_older_than_nvrtc_gets_no_ptx(tmp_path: Path) -> None:
+    """It would refuse that; it gets the machine's code, an ELF file."""
+    installed("cuda_nvrtc/lib/libnvrtc.so.12")
+    code = (
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tvm_pipeline.tvm.devices.cuda_compiler import nvrtc; "
+        "source = 'extern \"C\" __global__ void first(float* out) { out[threadIdx.x] = 1; }'; "
+        "form, code = nvrtc('sm_87').compile(source, 'sm_87'); print(form, code[:4])"
+    )
+    for version, made in ((12020, "cubin b'\\x7fELF'\n"), (99000, "ptx b'//\\n/'\n")):
+        library = build(tmp_path, "libcuda.so.1", f"int cuDriverGetVersion(int* v) {{ *v = {version}; return 0; }}")
+        done = subprocess.run([sys.executable, "-c", code, str(library)], capture_output=True, text=True, check=True)
+        assert done.stdout == made
+
+
+def build(folder: Path, name: str, source: str) -> Path:
+    (folder / "source.c").write_text(source)
+    options = ["-shared", "-fPIC", "-w", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+    subprocess.run(["gcc", str(folder / "source.c"), *options], check=True)
+    return folder / name
+
+
+def test_no_nvrtc_for_an_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are here are named, with what they compile for."""
+    (tmp_path / "lib64").mkdir()
+    build(tmp_path / "lib64", f"libnvrtc.so.{NVRTC[13]}", ONE_ARCH)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(
+        PlatformError, match=r"none here compiles for sm_1: .*that of CUDA 13.0 knows sm_999.*pip install"
+    ):
+        nvrtc("sm_1")
+    assert nvrtc("sm_999").version == 13000
+
+
+def test_an_nvrtc_that_fails(tmp_path: Path) -> None:
+    """As one whose own libraries are missing."""
+    source = """int nvrtcVersion(int* major, int* minor) { return 11; }
+    const char* nvrtcGetErrorString(int error) { return "NVRTC_ERROR_INTERNAL_ERROR"; }"""
+    library = build(tmp_path, "libnvrtc-broken.so", source)
+    with pytest.raises(ModelError, match=r"libnvrtc-broken.so.* failed with NVRTC_ERROR_INTERNAL_ERROR"):
+        Nvrtc(ctypes.CDLL(str(library)))

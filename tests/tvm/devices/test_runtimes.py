@@ -1,0 +1,106 @@
+"""Which targets TVM is made ready for, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
+
+# Libraries that pose as CUDA's, as far as these tests go.
+DRIVER = """
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int* count) { *count = 0; return 0; }
+int cuDriverGetVersion(int* version) { *version = 12020; return 0; }
+"""
+RUNTIME = """
+int cudaGetDeviceCount(int* count) { return 35; }
+const char* cudaGetErrorString(int error) { return "CUDA driver version is insufficient"; }
+"""
+
+
+def refusal(action: str, tmp_path: Path, **environment: str) -> str:
+    """Return the message of the PlatformError that an action raises in a process of its own.
+
+    What is loaded into this process, and registered with its TVM, is not there.
+    """
+    code = (
+        "from tvm_pipeline.errors import PlatformError\n"
+        "from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run\n"
+        f"try: {action}\n"
+        "except PlatformError as error: print(error)\n"
+    )
+    environment = {**os.environ, "TVM_PIPELINE_CACHE": str(tmp_path / "cache"), **environment}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def posing(folder: Path, name: str, source: str = "") -> str:
+    """Make a library of a name in a folder, or a file that is none; return the folder."""
+    folder.mkdir(exist_ok=True)
+    if not source:
+        (folder / name).write_text("not a library")
+    else:
+        (folder / "source.c").write_text(source)
+        options = ["-shared", "-fPIC", "-w", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+        subprocess.run(["gcc", str(folder / "source.c"), *options], check=True)
+    return str(folder)
+
+
+@pytest.mark.parametrize("target", ["llvm", "llvm -mcpu=x86-64-v3", "c", "raspberry-pi/4b-aarch64", "no-such-kind"])
+def test_cpu_cores_need_nothing(target: str) -> None:
+    """What is no target at all is left to TVM, which says it best."""
+    ready_to_compile(target)
+    ready_to_run(target.split()[0])
+    ready_to_run("")
+
+
+@pytest.mark.parametrize("kind", ["vulkan", "metal", "rocm"])
+def test_kinds_that_nothing_is_added_for(kind: str) -> None:
+    with pytest.raises(PlatformError, match=rf"no {kind} of its own .*llvm, cuda or opencl"):
+        ready_to_compile(kind)
+    with pytest.raises(PlatformError, match=rf"no {kind} of its own .*llvm, cuda or opencl"):
+        ready_to_run(kind)
+
+
+def test_a_cuda_target_names_its_gpu() -> None:
+    """TVM would take sm_50 and say nothing."""
+    with pytest.raises(PlatformError, match=r"cuda:1 -max_num_threads=256.*-arch=sm_87"):
+        ready_to_compile("cuda:1 -max_num_threads=256")
+    with pytest.raises(PlatformError, match=r"write it out, such as `cuda"):
+        ready_to_compile("nvidia/jetson-agx-xavier")
+
+
+def test_no_loader_of_opencl(tmp_path: Path) -> None:
+    """The message names the package that has it."""
+    folder = posing(tmp_path / "lib", "libOpenCL.so.1")
+    assert "apt install ocl-icd-libopencl1" in refusal("ready_to_run('opencl')", tmp_path, LD_LIBRARY_PATH=folder)
+
+
+def test_a_loader_of_opencl_without_a_platform(tmp_path: Path) -> None:
+    """Its loader says -1001."""
+    folder = posing(tmp_path / "lib", "libOpenCL.so.1", "int clGetPlatformIDs(int a, void* b, void* c){return -1001;}")
+    assert "apt install pocl-opencl-icd" in refusal("ready_to_run('opencl')", tmp_path, LD_LIBRARY_PATH=folder)
+    assert not (tmp_path / "cache").exists()  # nothing was built in vain
+
+
+def test_no_driver_of_nvidia(tmp_path: Path) -> None:
+    folder = posing(tmp_path / "lib", "libcuda.so.1")
+    assert "NVIDIA's driver" in refusal("ready_to_run('cuda')", tmp_path, LD_LIBRARY_PATH=folder)
+
+
+def test_no_device_of_nvidia(tmp_path: Path) -> None:
+    """The reason is that of CUDA's runtime; headers and libraries are those of the toolkit in CUDA_HOME."""
+    toolkit = tmp_path / "toolkit"
+    (toolkit / "include").mkdir(parents=True)
+    (toolkit / "include/cuda.h").write_text("#define CUDA_VERSION 12020\n")
+    (toolkit / "include/cuda_runtime.h").write_text("")
+    posing(toolkit / "lib64", "libcudart.so.12", RUNTIME)
+    folder = posing(tmp_path / "lib", "libcuda.so.1", DRIVER)
+    said = refusal("ready_to_run('cuda')", tmp_path, LD_LIBRARY_PATH=folder, CUDA_HOME=str(toolkit))
+    assert "no device can be used: CUDA driver version is insufficient" in said

@@ -1,0 +1,12 @@
+"""Devices that compute in memory of their own, through TVM: CUDA and OpenCL.
+
+targets.py        the target of a device: what it is compiled for, and which of several equal devices it is
+runtimes.py       make TVM able to compile for a kind of device and to run on it
+addons.py         build what the TVM of PyPI lacks, from its own sources, into the cache
+cuda_toolkit.py   where CUDA's libraries and headers are on this machine
+cuda_compiler.py  compile kernels for CUDA devices with the TVM of PyPI
+programs.py       compiled OpenCL programs, kept beside the kernels of a library
+device_arrays.py  arrays on a device: an arena with arrays in it, and parameters that all slices share
+
+`relay/device_executor.py` runs slices on such devices, and `backends/tvm_pipeline_gpu` finds them.
+"""
