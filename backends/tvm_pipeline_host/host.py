@@ -16,6 +16,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.tvm.relay.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features
 
@@ -25,6 +26,7 @@ class HostBackend:
 
     name = "host"
     cuts: tuple[str, ...] = ()  # TVM cuts compiled code and no files
+    serves: tuple[str, ...] = ()
 
     def refuses(self, model: Model) -> str:
         return ""
@@ -49,7 +51,13 @@ class HostBackend:
     def compile(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> RelayModel:
-        return RelayModel.compile(model, [device.target for device in devices], bind, progress, order)
+        compiled = RelayModel.compile(model, [device.target for device in devices], bind, progress, order)
+        check_agreement(compiled, devices, progress)
+        return compiled
+
+    def bind(self, device: Device) -> None:
+        """Bind the calling thread to the device's cores: for a backend that serves this one's devices."""
+        bind(device)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: kernels of several models share a core without preparation."""

@@ -1,12 +1,14 @@
 """All code that calls TVM. Nothing outside this package and the backends imports TVM.
 
 kernels.py          the vocabulary: kernels, their outputs and entries
+numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
 kernel_order.py     the order of kernels that needs the least memory
 stack_placement.py  the depth of the stack at which kernels are called
+devices/            devices with memory of their own: CUDA and OpenCL
 relay/              Relay and the graph executor it compiles for
 
-The modules beside `relay/` know no intermediate representation, so that a second one can stand beside Relay. An import
+What stands beside `relay/` knows no intermediate representation, so that a second one can stand beside Relay. An import
 of this package sets TVM's environment up, so it comes before `import tvm`.
 """
 

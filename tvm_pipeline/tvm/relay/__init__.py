@@ -18,7 +18,9 @@ The graph executor's, which only `relay.build` serves (a second IR brings its ow
 
 build.py               a module becomes a Library for one target, kept in a cache
 slicing.py             some operators of a library become a slice of its graph JSON
-executor.py            a slice that runs
+executor.py            a slice that runs on CPU cores
+device_executor.py     a slice that runs on a device with memory of its own
+agreement.py           the libraries of one model compute the same, which is checked when it is compiled
 compiled.py            one library for each target under one operator graph
 
 An import of this package without Relay raises an ImportError that says what to install.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,15 +22,17 @@ from tvm import relay
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.errors import BundleError, ModelError
+from tvm_pipeline.errors import BundleError, ModelError, PipelineError
 from tvm_pipeline.files import cache_folder, replacing, write_bytes
+from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
+from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_target
 from tvm_pipeline.tvm.kernels import Kernel
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 
-FORMAT = 4  # raise it when a saved library must not be read any more
+FORMAT = 5  # raise it when a saved library must not be read any more
 
 
 @dataclass(slots=True)
@@ -93,27 +96,43 @@ class Library:
             shutil.copy2(file, folder / file.name)
 
 
-def build_library(model: Model, target: str, progress: Callable[[str], None] = lambda _: None) -> Library:
+def build_library(
+    model: Model, target: str, progress: Callable[[str], None] = lambda _: None, host: str = ""
+) -> Library:
     """Compiles `model` for `target`, or takes it from the cache.
 
     TVM or LLVM may end the process where a target, or an element type, is new to the cache: that compile is a child's
     (`child.py`). What has once been compiled for the target is compiled here, since a child takes seconds to start.
 
+    Args:
+        host: the target of the code that launches kernels, where `target` is that of a device with memory of its own.
+
     Raises:
         ModelError: TVM cannot import or compile it.
+        PlatformError: TVM cannot compile for such a device, or run it, on this machine.
     """
-    described = "|".join((model.digest, target, tvm.__version__, str(FORMAT)))
+    host = host if has_own_memory(target) else ""
+    described = "|".join((model.digest, target, host, tvm.__version__, str(FORMAT)))
     folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(folder) as temporary:
-            temporary.mkdir()
-            _compile_where_it_is_safe(model, target, temporary, progress)
+        try:
+            with replacing(folder) as temporary:
+                temporary.mkdir()
+                _compile_where_it_is_safe(model, target, host, temporary, progress)
+        except ModelError:
+            raise
+        except PipelineError:
+            if not folder.exists():  # where it does, another process has compiled the same in the meantime
+                raise
     return load_library(folder)
 
 
-def _compile_where_it_is_safe(model: Model, target: str, folder: Path, progress: Callable[[str], None]) -> None:
-    described = "|".join((target, tvm.__version__, str(FORMAT)))
+def _compile_where_it_is_safe(
+    model: Model, target: str, host: str, folder: Path, progress: Callable[[str], None]
+) -> None:
+    ready_to_compile(target, progress)
+    described = "|".join((target, host, tvm.__version__, str(FORMAT)))
     record = cache_folder() / "targets" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
     proven: set[str] = set()
     with suppress(OSError, msgspec.DecodeError):
@@ -122,11 +141,11 @@ def _compile_where_it_is_safe(model: Model, target: str, folder: Path, progress:
         progress(f"importing {model.name}")
         mod, params = import_model(model)
         if element_types(mod) <= proven:
-            compile_module(model.name, mod, params, target, folder, progress)
+            compile_module(model.name, mod, params, target, folder, progress, host)
             return
     else:  # the child imports it
         progress(f"importing {model.name}")
-    met = compile_in_child(model, target, folder, progress)
+    met = compile_in_child(model, target, folder, progress, host)
     record.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(record, msgspec.json.encode(sorted(proven | met)))
 
@@ -151,18 +170,33 @@ def element_types(mod: tvm.IRModule) -> set[str]:
 
 
 def compile_module(
-    name: str, mod: tvm.IRModule, params: dict[str, Any], target: str, folder: Path, progress: Callable[[str], None]
+    name: str,
+    mod: tvm.IRModule,
+    params: dict[str, Any],
+    target: str,
+    folder: Path,
+    progress: Callable[[str], None],
+    host: str = "",
 ) -> None:
-    """Compiles an imported module and writes the library into `folder`."""
+    """Compiles an imported module and writes the library into `folder`; `host` is as in `build_library`."""
+    ready_to_compile(target, progress)
     progress(f"compiling {name} for {target}")
+    wanted = tvm.target.Target(target, host) if host else target
     try:
-        factory = _compile(mod, target, params)
+        try:
+            factory = _compile(mod, wanted, params)
+        except Exception as error:
+            plain = plain_target(target)
+            if plain == target:
+                raise
+            progress(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
+            factory = _compile(mod, tvm.target.Target(plain, host), params)
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
     _write(folder, factory, mod, params, target)
 
 
-def _compile(mod: tvm.IRModule, target: str, params: dict[str, Any]) -> Any:
+def _compile(mod: tvm.IRModule, target: str | tvm.target.Target, params: dict[str, Any]) -> Any:
     try:
         return fast_build(mod, target, params)
     except tvm.TVMError as error:
@@ -186,6 +220,10 @@ def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any]
         if len(info.relay_primfuncs)
     }
     graph_json = factory.get_graph_json()
+    if "storage_scope" in json.loads(graph_json)["attrs"]:
+        raise ModelError(
+            f"{target} keeps tensors in textures, which cannot be cut yet; use the target `opencl` without -device"
+        )
     kernels = kernels_of_library(graph_json, functions, [tensor.name for tensor in inputs])
     try:
         factory.lib.export_library(str(folder / "kernels.so"))
@@ -200,7 +238,12 @@ def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any]
 
 
 def load_library(folder: Path) -> Library:
-    """Reads what `build_library` wrote; raises BundleError where it is damaged."""
+    """Reads what `build_library` wrote.
+
+    Raises:
+        BundleError: it is damaged.
+        PlatformError: it is for a kind of device that TVM cannot run here.
+    """
     try:
         target, inputs, kernels, sizes = msgspec.json.decode(
             (folder / "kernels.json").read_bytes(), type=tuple[str, tuple[Tensor, ...], list[Kernel], dict[str, int]]
@@ -209,8 +252,25 @@ def load_library(folder: Path) -> Library:
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"{name} is not as long as it was")
         graph = json.loads((folder / "graph.json").read_text())
+        ready_to_run(kind_of(target))
         params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
-        module = tvm.runtime.load_module(str(folder / "kernels.so"))
+        module = _load_kernels(folder / "kernels.so", has_own_memory(target))
     except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
     return Library(target, inputs, graph, kernels, module, params, folder)
+
+
+def _load_kernels(path: Path, alone: bool) -> tvm.runtime.Module:
+    """Load compiled kernels; `alone` loads a copy that no other module shares.
+
+    Host code that launches kernels of a device keeps their handles in its image. If a process loads one file twice,
+    both modules have one image, and the second dies with the first.
+    """
+    if not alone:
+        return tvm.runtime.load_module(str(path))
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    # Code can be loaded from the cache, but a temporary folder may forbid it.
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
+        copy = Path(folder) / path.name
+        shutil.copyfile(path, copy)
+        return tvm.runtime.load_module(str(copy))  # which keeps what it loaded when the file is gone

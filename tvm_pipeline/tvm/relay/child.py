@@ -43,6 +43,7 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         library: the folder that it writes the library into.
+        host: the target of the code that launches kernels on a device with memory of its own; empty for CPU cores.
         log_level: the least level of a record of the log that is sent.
         one_by_one: have LLVM make the code of one operator after the other, to find the one that it cannot make.
     """
@@ -51,6 +52,7 @@ class Order(msgspec.Struct, frozen=True):
     target: str
     library: str
     log_level: int
+    host: str = ""
     one_by_one: bool = False
 
 
@@ -72,13 +74,15 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     done: tuple[str, ...] = ()
 
 
-def compile_in_child(model: Model, target: str, library: Path, progress: Callable[[str], None]) -> set[str]:
+def compile_in_child(
+    model: Model, target: str, library: Path, progress: Callable[[str], None], host: str = ""
+) -> set[str]:
     """Compile `model` for `target` into the folder `library`, which is empty; return the dtypes of its tensors.
 
     Raises:
         ModelError: TVM cannot import or compile it, or the child died of it.
     """
-    order = Order(model, target, str(library.absolute()), logging.getLogger().getEffectiveLevel())
+    order = Order(model, target, str(library.absolute()), logging.getLogger().getEffectiveLevel(), host)
     ended = _run(order, progress)
     if isinstance(ended, set):
         return ended
@@ -197,8 +201,9 @@ def serve(descriptor: int, folder: str) -> None:
             mod, params = import_model(order.model)
             report(doing=("preparing the operators", ""))
             with _told(report, order.one_by_one):
+                folder_ = Path(order.library)
                 compile_module(
-                    order.model.name, mod, params, order.target, Path(order.library), lambda line: report(progress=line)
+                    order.model.name, mod, params, order.target, folder_, lambda line: report(progress=line), order.host
                 )
             report(done=sorted(element_types(mod)))
         except errors.PipelineError as error:

@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import tvm
 
-from tvm_pipeline.backends.contract import Array, Order
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.contract import Array, Order, Seconds
+from tvm_pipeline.backends.ports import aligned_empty, noise
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlatformError, RunError
+from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
+from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
+from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
+from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
+from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
+from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
+from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
-from tvm_pipeline.tvm.stack_placement import PLACE_OF_NODE, placed
 
 Bind = Callable[[Device], None]
 MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
@@ -47,32 +52,77 @@ class RelayModel:
         self.graph, alignments = align(name, first.inputs, kernels, [library.heads for library in libraries])
         self._alignments = dict(zip(self.libraries, alignments, strict=True))
         self._bind = bind
+        self._on_device: dict[str, DeviceParams] = {}  # by the target of the device, with its index
+        self._with_programs: set[str] = set()
 
     def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
         """Return the operators as a slice of the device's library; raise PlanError where they are none."""
         library, alignment = self._library(device)
-        return slice_graph(library, alignment, self.graph, operators, self.order == "memory")
+        aligned_to = ALIGNMENT if has_own_memory(library.target) else HOST_ALIGNMENT
+        return slice_graph(library, alignment, self.graph, operators, self.order == "memory", aligned_to)
 
     def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
-        return RelayStage(self._library(device)[0], self.cut(operators, device), device, self._bind)
+        return RelayStage(self._runnable(self.cut(operators, device), device), device, self._bind)
+
+    def _runnable(self, part: SliceGraph, device: Device, *, debug: bool = False) -> Slice | DeviceSlice:
+        library, _ = self._library(device)
+        if not has_own_memory(library.target):
+            return Slice(library, part, debug=debug)
+        params = self._on(device.target, library)
+        try:
+            return DeviceSlice(library, part, params, debug=debug)
+        except tvm.TVMError as error:
+            raise RunError(
+                f"device {device.label} cannot hold a stage of {self.graph.name} with {part.activation_bytes} bytes of "
+                f"activations beside {len(params)} parameters: {reason(error)}; give it fewer operators, or state its "
+                "`memory_bytes` in the platform file"
+            ) from error
+
+    def _on(self, target: str, library: Library) -> DeviceParams:
+        """Return the library's parameters on a device; at its first use there, take the programs that were kept."""
+        params = self._on_device.get(target)
+        if params is None:
+            index = index_of(target)
+            if library.folder and load_programs(library.module, library.folder, index):
+                self._with_programs.add(target)
+            made = DeviceParams(library.params, tvm.device(kind_of(target), index))
+            params = self._on_device.setdefault(target, made)
+        return params
+
+    def _prepare(self, target: str) -> None:
+        """Run the model once on a device whose driver compiles kernels when they first run, and keep its programs."""
+        library = self.libraries[compiler_target(target)]
+        self._on(target, library)
+        if kind_of(target) != "opencl" or target in self._with_programs or library.folder is None:
+            return
+        runner = self.stage([operator.name for operator in self.graph.operators], Device("", target=target))
+        try:
+            runner.run([noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs])
+        except RunError as error:
+            raise ModelError(
+                f"{self.graph.name}: it compiles for {target!r} and does not run there: {error}; leave that device out "
+                "of the platform"
+            ) from error
+        finally:
+            runner.close()
+        save_programs(library.module, library.folder, index_of(target))
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         part = self.cut(operators, device)
         return part.unordered_bytes, part.activation_bytes
 
-    def time_operators(self, device: Device, repeats: int) -> npt.NDArray[np.float64]:
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
 
         The debug executor runs one node in each call. The cost of the call itself is measured on input nodes and
         subtracted.
         """
-        library, _ = self._library(device)
         names = [operator.name for operator in self.graph.operators]
         part = self.cut(names, device)
-        whole = Slice(library, part, debug=True)
+        whole = self._runnable(part, device, debug=True)
         whole.set_buffers([noise(port) for port in part.inputs], [port.buffer() for port in part.outputs])
         column = {name: index for index, name in enumerate(names)}
-        execute = placed(whole.executor["execute_node"], PLACE_OF_NODE)
+        execute = whole.execute()
         seconds = np.zeros((repeats, len(names)))
         clock = time.perf_counter
         for row in seconds:
@@ -88,8 +138,23 @@ class RelayModel:
                 node = position + 1
         return np.maximum(seconds - _call_cost(execute), 1e-9)
 
-    def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> None:
-        """Return None: stages compute in host memory."""
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[Seconds, Seconds] | None:
+        """Time copies to and from a device with memory of its own; None for CPU cores, which compute in the host's."""
+        if not has_own_memory(device.target):
+            return None
+        there = tvm.device(kind_of(device.target), index_of(device.target))
+        seconds = np.zeros((2, repeats, len(sizes_bytes)))
+        for column, size in enumerate(sizes_bytes):
+            host, own = tvm.nd.from_dlpack(aligned_empty((size,), "uint8")), tvm.nd.empty((size,), "uint8", there)
+            for row in range(repeats):
+                for direction, (source, destination) in enumerate([(host, own), (own, host)]):
+                    begin = time.perf_counter()
+                    source.copyto(destination)
+                    there.sync()
+                    seconds[direction, row, column] = time.perf_counter() - begin
+        return seconds[0], seconds[1]
 
     def slicer(self) -> None:
         """Return None: compiled code is cut here, not the model's file."""
@@ -105,7 +170,8 @@ class RelayModel:
             library.save(subfolder)
 
     def close(self) -> None:
-        """Do nothing: the libraries are freed with the last stage that uses them."""
+        """Release the parameters on devices; the libraries are freed with the last stage that uses them."""
+        self._on_device.clear()
 
     @classmethod
     def load(cls, folder: Path, bind: Bind) -> RelayModel:
@@ -130,28 +196,39 @@ class RelayModel:
         bind: Bind,
         progress: Callable[[str], None],
         order: Order = "listed",
+        host: str = "",
     ) -> RelayModel:
-        """Compile once for each distinct target, in the sequence given."""
-        libraries = [build_library(model, target, progress) for target in dict.fromkeys(targets)]
-        return cls(model.name, libraries, bind, order)
+        """Compile once for each distinct target, in the sequence given.
+
+        Args:
+            host: the target of the code that launches the kernels of devices with memory of their own.
+        """
+        wanted = dict.fromkeys(map(compiler_target, targets))
+        libraries = [build_library(model, target, progress, host) for target in wanted]
+        compiled = cls(model.name, libraries, bind, order)
+        for target in filter(has_own_memory, targets):
+            progress(f"preparing {model.name} on {target}")
+            compiled._prepare(target)
+        return compiled
 
     def _library(self, device: Device) -> tuple[Library, Alignment]:
-        library = self.libraries.get(device.target)
+        target = compiler_target(device.target)
+        library = self.libraries.get(target)
         if library is None:
             compiled = ", ".join(repr(target) for target in self.libraries)
             raise PlatformError(
                 f"device {device.name} wants target {device.target!r}; the model was compiled for {compiled}"
             )
-        return library, self._alignments[device.target]
+        return library, self._alignments[target]
 
 
 class RelayStage:
     """A slice on a device: the StageRunner of TVM backends."""
 
-    def __init__(self, library: Library, part: SliceGraph, device: Device, bind: Bind) -> None:
-        self._run: Callable[[Sequence[Array], Sequence[Array]], None] | None = Slice(library, part).run
+    def __init__(self, part: Slice | DeviceSlice, device: Device, bind: Bind) -> None:
+        self._run: Callable[[Sequence[Array], Sequence[Array]], None] | None = part.run
         self.inputs, self.outputs = part.inputs, part.outputs
-        self.activation_bytes = part.activation_bytes
+        self.activation_bytes = part.graph.activation_bytes
         self._device, self._bind_to = device, bind
 
     def bind(self) -> None:

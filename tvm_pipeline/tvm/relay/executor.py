@@ -10,7 +10,7 @@ executor and `slicing.py` take, while Relax compiles for a virtual machine and w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -20,7 +20,7 @@ from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
-from tvm_pipeline.tvm.stack_placement import placed
+from tvm_pipeline.tvm.stack_placement import PLACE_OF_NODE, placed
 
 
 class Slice:
@@ -78,6 +78,10 @@ class Slice:
         self._run()
         for index, entry in self.graph.copied.items():
             outputs[index].reshape(-1)[:] = self._views[entry].reshape(-1)
+
+    def execute(self) -> Callable[[int], None]:
+        """Return what runs one node, of a slice made with `debug`."""
+        return placed(self.executor["execute_node"], PLACE_OF_NODE)
 
     def _wrap(self, array: Array, shape: tuple[int, ...] | None = None) -> Any:
         """Return the array as TVM's, kept so that the same array is wrapped once."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from tvm_pipeline.backends.contract import Port
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.memory.arena import Lifetime, exact_layout, plan_arena
+from tvm_pipeline.memory.arena import ALIGNMENT, Lifetime, exact_layout, plan_arena
 from tvm_pipeline.tvm.alignment import Alignment
 from tvm_pipeline.tvm.kernel_order import TIME_LIMIT_S, kernel_order
 from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
@@ -106,6 +107,7 @@ def slice_graph(
     graph: OperatorGraph,
     operators: Sequence[str],
     memory_ordered: bool = False,
+    alignment_bytes: int = ALIGNMENT,
 ) -> SliceGraph:
     """Cut `operators` out of the library's graph.
 
@@ -113,6 +115,7 @@ def slice_graph(
         memory_ordered: the kernels run in the order that needs the least memory, and their results are packed as
             closely as possible, if that makes the arena smaller; else they run in the library's order and are laid out
             greedily.
+        alignment_bytes: activations begin at multiples of it.
 
     Raises:
         PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or a tensor that
@@ -123,17 +126,19 @@ def slice_graph(
     exports = _exports(chosen, graph, set(operators))
     for entry, _ in exports.values():
         chosen.need(entry)
-    plain = _Assembly(chosen, exports, operators, sorted(chosen.kernels)).finish()
+    greedy = partial(plan_arena, alignment=alignment_bytes)
+    plain = _Assembly(chosen, exports, operators, sorted(chosen.kernels), greedy).finish()
     if not memory_ordered:
         return plain
-    ordered = _Assembly(chosen, exports, operators, _least_memory_order(chosen, exports), _least_arena).finish()
+    exact = partial(_least_arena, alignment=alignment_bytes)
+    ordered = _Assembly(chosen, exports, operators, _least_memory_order(chosen, exports), exact).finish()
     if ordered.activation_bytes >= plain.activation_bytes:
         return plain
     return replace(ordered, unordered_bytes=plain.activation_bytes)
 
 
-def _least_arena(tensors: Sequence[Lifetime]) -> tuple[Sequence[int], int]:
-    layout = exact_layout(tensors, time_limit_s=TIME_LIMIT_S)
+def _least_arena(tensors: Sequence[Lifetime], alignment: int) -> tuple[Sequence[int], int]:
+    layout = exact_layout(tensors, time_limit_s=TIME_LIMIT_S, alignment=alignment)
     return layout.offsets, layout.arena_bytes
 
 
@@ -172,7 +177,7 @@ class _Assembly:
     exports: dict[str, tuple[Entry, Entry]]
     operators: Sequence[str]
     order: Sequence[int]
-    lay_out: Callable[[Sequence[Lifetime]], tuple[Sequence[int], int]] = plan_arena
+    lay_out: Callable[[Sequence[Lifetime]], tuple[Sequence[int], int]]
     nodes: list[dict[str, Any]] = field(default_factory=list)
     rows: list[int] = field(default_factory=lambda: [0])
     shapes: list[tuple[int, ...]] = field(default_factory=list)

@@ -1,0 +1,167 @@
+"""The libraries of a model are checked against each other when it is compiled: what differs is refused by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm_pipeline_host import backend
+
+from tests.support.networks import as_model, relay_module
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.relay.agreement import check_agreement
+from tvm_pipeline.tvm.relay.compiled import RelayModel, RelayStage
+
+import tvm  # isort: skip
+
+Compiled = Callable[..., RelayModel]
+Pair = tuple[Device, Device]
+CHECKING = "checking that both targets compute the same"
+
+
+def pair_of(compiled: Compiled, name: str, devices: Pair) -> RelayModel:
+    return compiled(name, *(device.target for device in devices))
+
+
+def spoilt(model: RelayModel, devices: Pair, **params: Any) -> RelayModel:
+    """Return the model with other parameters in the second library."""
+    first, second = (model.libraries[device.target] for device in devices)
+    changed = replace(second, params={**second.params, **params}, folder=None)
+    return RelayModel(model.graph.name, [first, changed], lambda _: None)
+
+
+def weights_of(model: RelayModel, device: Device, operator: str) -> str:
+    """Return the name of the largest parameter that an operator reads."""
+    params = model.libraries[device.target].params
+    return max(model.cut([operator], device).params.values(), key=lambda name: params[name].numpy().nbytes)
+
+
+@pytest.mark.parametrize("name", ["branching", "splitting", "two_in_two_out", "int8"])
+def test_targets_that_compute_the_same_agree(name: str, compiled: Compiled, two_devices: Pair) -> None:
+    lines: list[str] = []
+    model = pair_of(compiled, name, two_devices)
+    fresh = spoilt(model, two_devices)  # in no cache, so that it is checked in any case
+    check_agreement(fresh, two_devices, lines.append)
+    check_agreement(fresh, two_devices[::-1], lines.append)
+    assert lines == [CHECKING] * 2
+
+
+def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> None:
+    lines: list[str] = []
+    model = pair_of(compiled, "branching", two_devices)
+    check_agreement(model, [two_devices[0], replace(two_devices[0], name="again")], lines.append)
+    check_agreement(model, two_devices[:1], lines.append)
+    assert lines == []
+
+
+def test_the_host_backend_checks_once(two_devices: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
+    model, lines = as_model("shapes", *relay_module("shapes")), []
+    cores = os.sched_getaffinity(0)
+    backend.compile(model, two_devices, lines.append)
+    assert lines.count(CHECKING) == 1
+    assert os.sched_getaffinity(0) == cores, "the caller's thread was bound"
+    backend.compile(model, two_devices, lines.append)
+    assert lines.count(CHECKING) == 1
+    with_others = as_model("shapes", *other_weights(relay_module("shapes")))
+    backend.compile(with_others, two_devices, lines.append)
+    assert lines.count(CHECKING) == 2
+
+
+def other_weights(module: tuple[tvm.IRModule, dict[str, Any]]) -> tuple[tvm.IRModule, dict[str, Any]]:
+    mod, params = module
+    return mod, {name: tvm.nd.array(array.numpy() * np.float32(0.5)) for name, array in params.items()}
+
+
+def test_swapped_convolutions_are_refused_by_name(compiled: Compiled, two_devices: Pair) -> None:
+    """Two convolutions of `splitting` have weights of one shape: what an alignment that swaps them would run."""
+    model = pair_of(compiled, "splitting", two_devices)
+    params = model.libraries[two_devices[1].target].params
+    readers = {weights_of(model, two_devices[1], o.name): o.name for o in model.graph.operators if "conv2d" in o.kind}
+    alike = [(a, b) for a in readers for b in readers if a < b and params[a].shape == params[b].shape]
+    one, other = alike[0]
+    wrong = spoilt(model, two_devices, **{one: params[other], other: params[one]})
+    names = [operator.name for operator in model.graph.operators]
+    first = min(readers[one], readers[other], key=names.index)
+    with pytest.raises(ModelError) as error:
+        check_agreement(wrong, two_devices, lambda _: None)
+    message = str(error.value)
+    assert (
+        f"operator {first} computes something else for 'llvm -mcpu=x86-64-v2' than for 'llvm -mcpu=x86-64-v3'"
+        in message
+    )
+    assert "off by" in message
+    assert message.endswith("give its devices one target, and report this")
+    with pytest.raises(ModelError, match="than for 'llvm -mcpu=x86-64-v2'"):
+        check_agreement(RelayModel("net", list(wrong.libraries.values())[::-1], lambda _: None), two_devices, print)
+
+
+def test_an_error_of_a_thousandth_is_found(compiled: Compiled, two_devices: Pair) -> None:
+    model = pair_of(compiled, "branching", two_devices)
+    name = weights_of(model, two_devices[1], model.graph.operators[0].name)
+    weights = model.libraries[two_devices[1].target].params[name].numpy()
+    with pytest.raises(ModelError, match=f"operator {model.graph.operators[0].name} ".replace("+", r"\+")):
+        check_agreement(
+            spoilt(model, two_devices, **{name: tvm.nd.array(weights * np.float32(1.001))}), two_devices, lambda _: None
+        )
+
+
+def test_other_integers_are_found(compiled: Compiled, two_devices: Pair) -> None:
+    model = pair_of(compiled, "int8", two_devices)
+    operator = next(o for o in model.graph.operators if "conv2d" in o.kind)
+    name = weights_of(model, two_devices[1], operator.name)
+    weights = model.libraries[two_devices[1].target].params[name].numpy().copy()
+    weights.reshape(-1)[::7] *= -1
+    with pytest.raises(ModelError, match=f"operator {operator.name} ".replace("+", r"\+")):
+        check_agreement(spoilt(model, two_devices, **{name: tvm.nd.array(weights)}), two_devices, lambda _: None)
+
+
+def test_no_number_is_equal_to_itself_alone(compiled: Compiled, two_devices: Pair) -> None:
+    model = pair_of(compiled, "branching", two_devices)
+    last = model.graph.operators[-1].name  # a dense layer: one weight that is no number makes one output so
+    changed = []
+    for device in two_devices:
+        library = model.libraries[device.target]
+        name = weights_of(model, device, last)
+        weights = library.params[name].numpy().copy()
+        weights.reshape(-1)[0] = np.nan
+        changed.append(replace(library, params={**library.params, name: tvm.nd.array(weights)}, folder=None))
+    check_agreement(RelayModel("net", changed, lambda _: None), two_devices, lambda _: None)
+    sound = model.libraries[two_devices[1].target]
+    with pytest.raises(ModelError, match=f"operator {last} .* infinite or no number in other places"):
+        check_agreement(RelayModel("net", [changed[0], sound], lambda _: None), two_devices, lambda _: None)
+
+
+class Beside(RelayStage):
+    """A stage whose first output is off."""
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().run(inputs, outputs)
+        outputs[0][...] *= 1.1
+
+
+class FaultyCuts(RelayModel):
+    """A model whose stages of several operators are wrong for the second target, and those of one operator right."""
+
+    def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
+        runner = super().stage(operators, device)
+        if len(operators) > 1 and device.target == list(self.libraries)[1]:
+            runner.__class__ = Beside
+        return runner
+
+
+def test_a_cut_that_computes_something_else_is_refused(compiled: Compiled, two_devices: Pair) -> None:
+    model = pair_of(compiled, "branching", two_devices)
+    libraries = [replace(library, folder=None) for library in model.libraries.values()]
+    with pytest.raises(ModelError, match=r"branching: cut into conv2d\S+.* for 'llvm .*; .* than unsplit: output"):
+        check_agreement(FaultyCuts("branching", libraries, lambda _: None), two_devices, lambda _: None)
