@@ -1,0 +1,95 @@
+"""The software CUDA device, built once for all processes of a run of the tests."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_host.detection import host_target
+
+from tests.support import software_cuda as device
+from tests.support.networks import as_model, relay_module
+from tests.support.software_cuda import SoftwareCuda
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+
+@pytest.fixture(scope="session")
+def software_cuda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the libraries, for processes of their own; skips the test where there is no g++."""
+    if device.compiler() is None:
+        pytest.skip("the software CUDA device needs g++")
+    base = tmp_path_factory.getbasetemp()
+    # Each worker of xdist has a folder of its own in that of the run.
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "software_cuda"
+    folder.mkdir(exist_ok=True)
+    built = folder / "built"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            device.build(folder)
+            built.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def software_cuda(software_cuda_folder: Path) -> SoftwareCuda:
+    """Provide the device as this process's CUDA, until it ends."""
+    return device.load(software_cuda_folder)
+
+
+@pytest.fixture(autouse=True)
+def _faults_end(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let no test meet the faults of another one."""
+    yield
+    if "software_cuda" in request.fixturenames:
+        request.getfixturevalue("software_cuda").reset()
+
+
+@pytest.fixture(autouse=True)
+def _cuda_is_software(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let what is built and what is found be the software device, in child processes too."""
+    if "software_cuda" not in request.fixturenames:
+        yield
+        return
+    folder: Path = request.getfixturevalue("software_cuda_folder")
+    for name, value in {**device.environment(folder), "CUDA_HOME": str(folder)}.items():
+        monkeypatch.setenv(name, value)
+    survey.cache_clear()
+    yield
+    survey.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Device:
+    return Device("cpu0", "host", (0,), host_target())
+
+
+@pytest.fixture
+def gpu(software_cuda: SoftwareCuda) -> Device:
+    return Device("gpu", "gpu", (), "cuda -arch=sm_72 -max_num_threads=256", stand_in="software CUDA")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RelayModel]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+        @cache
+        def compile_(name: str, host: str, *targets: str) -> RelayModel:
+            model = as_model(name, *relay_module(name))
+            return RelayModel.compile(model, targets, bind, lambda _: None, host=host)
+
+        yield compile_
+
+
+@pytest.fixture
+def mixed(compiled: Callable[..., RelayModel], cpu: Device, gpu: Device) -> Callable[[str], RelayModel]:
+    """`mixed(name)`: one of the small networks, compiled for the CPU and the GPU when it is first asked for."""
+    return lambda name: compiled(name, cpu.target, cpu.target, gpu.target)

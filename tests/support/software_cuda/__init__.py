@@ -1,0 +1,166 @@
+"""A CUDA device in software, for tests and benchmarks on machines without a GPU.
+
+It is three libraries that pose as CUDA's, so that nothing in the product knows of it: what finds, compiles for and runs
+on a GPU also does so here. Kernels run on the CPU: the device shows that code works, and nothing about speed.
+
+cuda.cc      the driver API, and what is modelled of a device and what is not
+runtime.cc   the runtime API, which TVM calls
+nvrtc.cc     the compiler of CUDA source
+devices.cc   which devices there are, and their faults
+memory.cc    their memory
+kernels.cc   compile, load and launch kernels
+fibers.cc    threads of a block that wait for each other
+include/     CUDA's headers, as far as TVM needs them, for host code and for kernels
+
+`build` makes the libraries, `load` makes them this process's CUDA, and `environment` that of another process. A folder
+of them is a CUDA toolkit as far as TVM needs one: TVM's CUDA runtime builds where nothing of NVIDIA's is installed.
+
+These variables are read at each call: SOFTWARE_CUDA_DEVICES (1), SOFTWARE_CUDA_MEMORY_BYTES of each device (8 GiB),
+SOFTWARE_CUDA_INTEGRATED (0; 1 is a device that shares the memory of the host), and SOFTWARE_CUDA_CACHE (the folder of
+compiled kernels). SOFTWARE_CUDA_FAULT is read when the libraries are loaded, for example `crash_launch:3`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+_HERE = Path(__file__).parent
+# Each library with its sources, in the order in which they are loaded: the first holds what the others share.
+_LIBRARIES = {
+    "libcuda.so.1": ("cuda.cc", "devices.cc", "memory.cc", "kernels.cc", "fibers.cc"),
+    "libcudart.so.12": ("runtime.cc",),
+    "libnvrtc.so.12": ("nvrtc.cc",),
+}
+# Modules of networks compile twice as fast as with -O2, and run no slower; with -O0 they run three times slower.
+_KERNEL_FLAGS = "-O1"
+
+Direction = Literal["to device", "to host", "on device"]
+_DIRECTIONS: dict[Direction, int] = {"to device": 1, "to host": 2, "on device": 3}
+
+
+def compiler() -> str | None:
+    """Return the C++ compiler that builds the libraries and kernels; None where there is none."""
+    return shutil.which("g++")
+
+
+def build(folder: Path) -> None:
+    """Build the libraries into `folder`, laid out like a CUDA toolkit: include/ and lib64/.
+
+    Raises RuntimeError with the compiler's output.
+    """
+    found = compiler()
+    if found is None:
+        raise RuntimeError("the software CUDA device needs g++, which is not installed")
+    folder = folder.resolve()
+    libraries = folder / "lib64"
+    libraries.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(_HERE / "include", folder / "include", dirs_exist_ok=True)
+    for name, sources in _LIBRARIES.items():
+        command = [
+            found,
+            *("-O1", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
+            f'-DSOFTWARE_CUDA_FOLDER="{folder}"',
+            f'-DSOFTWARE_CUDA_COMPILER="{found}"',
+            f'-DSOFTWARE_CUDA_KERNEL_FLAGS="{_KERNEL_FLAGS}"',
+            f"-I{_HERE / 'include'}",
+            *(str(_HERE / source) for source in sources),
+            *("-o", str(libraries / name), f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", f"-L{libraries}"),
+            *(() if name == "libcuda.so.1" else ("-l:libcuda.so.1",)),
+            "-ldl",
+        ]
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"{name} of the software CUDA device does not compile:\n{result.stderr}")
+
+
+def load(folder: Path) -> SoftwareCuda:
+    """Make the libraries in `folder` this process's CUDA, for good: the loader finds a loaded library by its name.
+
+    The headers beside them become this process's as well, through the variable CUDA_HOME.
+    """
+    os.environ["CUDA_HOME"] = str(folder)
+    return SoftwareCuda([ctypes.CDLL(str(folder / "lib64" / name), ctypes.RTLD_GLOBAL) for name in _LIBRARIES])
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables that make the libraries in `folder` the CUDA of a process that is started with them."""
+    others = os.environ.get("LD_LIBRARY_PATH")
+    paths = [str(folder / "lib64"), *([others] if others else [])]
+    return {"LD_LIBRARY_PATH": os.pathsep.join(paths), "CUDA_HOME": str(folder)}
+
+
+class Copies(NamedTuple):
+    """How often something was copied in one direction, and how many bytes in all."""
+
+    calls: int
+    n_bytes: int
+
+
+class SoftwareCuda:
+    """What tests ask of the devices, and what they make go wrong.
+
+    Counters never go back: take the difference of two calls. A fault happens once, at the n-th call from now.
+    """
+
+    def __init__(self, libraries: list[ctypes.CDLL]) -> None:
+        self.driver, self.runtime, self.compiler = libraries
+        for name in ("launches", "allocated", "copies", "copied_bytes"):
+            self.driver[f"software_cuda_{name}"].restype = ctypes.c_long
+
+    def launches(self, kernel: str = "") -> int:
+        """Return how often a kernel was launched; without a name, how often any was."""
+        return int(self._call("launches", kernel.encode()))
+
+    def allocated(self) -> int:
+        """Return how many bytes of the devices' memory are in use."""
+        return int(self._call("allocated"))
+
+    def copies(self, direction: Direction) -> Copies:
+        """Return what was copied in a direction."""
+        number = _DIRECTIONS[direction]
+        return Copies(int(self._call("copies", number)), int(self._call("copied_bytes", number)))
+
+    def copied(self) -> tuple[int, int]:
+        """Return how many bytes were copied to the devices, and from them to the host."""
+        return self.copies("to device").n_bytes, self.copies("to host").n_bytes
+
+    def fail_launch(self, n: int = 1) -> None:
+        """Let the n-th launch fail, and with it everything that reaches the same device, until `reset`."""
+        self._fault("fail_launch", n)
+
+    def fail_allocation(self, n: int = 1) -> None:
+        """Let the n-th allocation find no memory; the next one may."""
+        self._fault("fail_allocation", n)
+
+    def hang_launch(self, n: int = 1) -> None:
+        """Let the n-th launch wait, and with it everything that reaches the same device, until `release`."""
+        self._fault("hang_launch", n)
+
+    def crash_launch(self, n: int = 1) -> None:
+        """Let the n-th launch end the process with SIGSEGV."""
+        self._fault("crash_launch", n)
+
+    def hangs(self) -> bool:
+        """Return whether a launch hangs now."""
+        return bool(self._call("hangs"))
+
+    def release(self) -> None:
+        """End a hang; the kernel then runs."""
+        self._call("release")
+
+    def reset(self) -> None:
+        """End all faults, those to come as well. Memory that is in use stays so."""
+        self._call("reset")
+
+    def _fault(self, what: str, n: int) -> None:
+        if self._call("fault", what.encode(), ctypes.c_long(n)):
+            raise ValueError(f"no launch or allocation is number {n} from now")
+
+    def _call(self, name: str, *arguments: object) -> int:
+        result: int = self.driver[f"software_cuda_{name}"](*arguments)
+        return result
