@@ -49,6 +49,7 @@ class EdgeTpuBackend:
 
     name = "edgetpu"
     cuts = ("tflite",)
+    serves: tuple[str, ...] = ()
 
     def refuses(self, model: Model) -> str:
         if model.format != "tflite":

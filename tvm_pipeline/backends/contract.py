@@ -132,6 +132,10 @@ class Backend(Protocol):
     def cuts(self) -> Sequence[str]:
         """Formats of model files that it cuts, so that other backends can compile the slices; see `sliced.py`."""
 
+    @property
+    def serves(self) -> Sequence[str]:
+        """Names of other backends whose devices it compiles for as well, such as host; usually none."""
+
     def refuses(self, model: Model) -> str:
         """Return why it cannot compile the model, with what would help; empty where it can."""
 

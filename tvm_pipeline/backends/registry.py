@@ -1,9 +1,11 @@
 """Find the installed backends, their devices, and the backend that compiles for a platform.
 
-The order in which backends are installed or listed decides nothing. Several backends on one platform work together if
-exactly one of them cuts files of the model's format (`Backend.cuts`); see `sliced.py`. Any other platform file is
+The order in which backends are installed or listed decides nothing. Several backends on one platform work together in
+two ways. If one of them compiles for the devices of all others (`Backend.serves`), it has the platform alone. Otherwise
+exactly one of them must cut files of the model's format (`Backend.cuts`); see `sliced.py`. Any other platform file is
 refused. If a detected platform has backends that cannot share the model, one rule decides and is logged: a backend that
-comes with tvm-pipeline precedes others, so that installing another changes nothing; then the name decides.
+comes with tvm-pipeline precedes others, so that installing another changes nothing; then the name decides. The backend
+that serves it, and others that this one serves, stay with it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 
 from tvm_pipeline.backends.contract import Backend
-from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
+from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends, served_by
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError
@@ -56,14 +58,23 @@ def find_backend(name: str) -> Backend:
 
 
 def compose(names: Iterable[str]) -> Backend:
-    """Return the backend that compiles for devices of all these backends: the only one, or a SlicedBackend."""
-    backends = [find_backend(name) for name in sorted(set(names))]
-    return backends[0] if len(backends) == 1 else SlicedBackend(backends)
+    """Return the backend that compiles for devices of all these backends.
+
+    It is the only one, or the one that serves all others, or a SlicedBackend.
+    """
+    backends = {name: find_backend(name) for name in sorted(set(names))}
+    alone = [name for name, backend in backends.items() if backends.keys() <= {name, *served_by(backend)}]
+    return backends[_preferred(alone)] if alone else SlicedBackend(list(backends.values()))
 
 
 def platform_backend(platform: Platform) -> Backend:
     """Return the backend that compiles for all devices of a platform."""
     return compose(device.backend for device in platform.devices)
+
+
+def served_devices(backend: Backend, platform: Platform) -> tuple[Device, ...]:
+    """Return the devices of a platform for which `backend` compiles although they are of other backends."""
+    return tuple(device for device in platform.devices if device.backend in served_by(backend))
 
 
 def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
@@ -82,6 +93,12 @@ def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
     backend = platform_backend(platform)
     devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
     return backend, replace(platform, devices=devices)
+
+
+def description(device: Device) -> str:
+    """Return what a settled device is, as a user knows it; empty where its backend has no `describe` to tell."""
+    describe = getattr(find_backend(device.backend), "describe", None)
+    return str(describe(device)) if describe else ""
 
 
 def detect_platform(model: Model | None = None) -> Platform:
@@ -132,8 +149,16 @@ def _working_together(backends: Mapping[str, Backend], model: Model) -> list[str
         return list(backends)
     cutting = [backend.name for backend in cutting_backends(backends.values(), model.format)]
     if not cutting:
-        return [_preferred(backends)]
+        lead = _lead(backends)
+        return [name for name in backends if name == lead or name in served_by(backends[lead])]
     return [name for name in backends if name not in cutting or name == _preferred(cutting)]
+
+
+def _lead(backends: Mapping[str, Backend]) -> str:
+    """Return the backend that compiles where none cuts the file: the preferred one, or one that serves it."""
+    chosen = _preferred(backends)
+    serving = [name for name, backend in backends.items() if chosen in served_by(backend)]
+    return _preferred(serving) if serving else chosen
 
 
 def _why_left_out(
@@ -149,9 +174,10 @@ def _why_left_out(
         clash = f"none of the backends {', '.join(backends)} cuts {model.format} files for the others"
     own = _is_own(chosen) and not all(_is_own(name) for name in left)
     rule = "comes with tvm-pipeline" if own else "is first by name"
+    others = "" if cutting else "".join(f", with {name}" for name in kept if name != chosen)
     return (
-        f"{devices} of {', '.join(left)} left out of {model.name}: {clash}. {chosen} is taken, since it {rule}; for "
-        "another choice give `platform` with a file that lists the devices"
+        f"{devices} of {', '.join(left)} left out of {model.name}: {clash}. {chosen} is taken, since it {rule}{others}"
+        "; for another choice give `platform` with a file that lists the devices"
     )
 
 

@@ -78,10 +78,17 @@ def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Bac
     return [backend for backend in backends if model_format in backend.cuts]
 
 
+def served_by(backend: Backend) -> Sequence[str]:
+    """Return the names of the others that it serves; a backend of before there was this attribute serves none."""
+    names: Sequence[str] = getattr(backend, "serves", ())
+    return names
+
+
 class SlicedBackend:
     """Several backends as one; it compiles for a platform that has devices of each."""
 
     cuts: tuple[str, ...] = ()  # its slices are cut already
+    serves: tuple[str, ...] = ()
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.backends = {backend.name: backend for backend in backends}

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.backends.registry import detect_platform, settle_platform
+from tvm_pipeline.backends.registry import description, detect_platform, settle_platform
 from tvm_pipeline.cli.options import JsonOption, PlatformOption
-from tvm_pipeline.cli.output import print_json, show
+from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import platform_toml, read_platform
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import devices_table
@@ -33,3 +33,7 @@ def command(
         print_json(settled)
     else:
         show(devices_table(settled), json)
+    for device in settled.devices:
+        known_as = description(device)
+        if known_as:
+            say(f"{device.name}: {known_as}")

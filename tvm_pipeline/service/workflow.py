@@ -22,15 +22,16 @@ from typing import Any
 from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
-from tvm_pipeline.backends.registry import detect_platform, settle_platform
+from tvm_pipeline.backends.registry import detect_platform, served_devices, settle_platform
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Decision, Plan, read_plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import ModelError, OptionError, PlatformError
 from tvm_pipeline.frontends import Shapes, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime.comparison import Run, runner
@@ -133,6 +134,8 @@ def compile_source(
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
+    Devices that were only detected are left out, with a warning, where a backend cannot compile for them as well.
+
     Args:
         source: what `load` takes.
         shapes: of the inputs, where the file leaves them open.
@@ -143,6 +146,20 @@ def compile_source(
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     for line in stand_in_warnings(settled):
         warn(line)
+    try:
+        return _compiled(model, backend, settled, tell, order)
+    except (ModelError, PlatformError) as error:
+        others = served_devices(backend, settled)
+        if platform or not others:
+            raise
+        # Nobody asked for these devices: without them the model may compile.
+        left_out = ", ".join(device.name for device in settled.devices if device not in others)
+        warn(f"{left_out} left out of {model.name}: {error}")
+    backend, settled = settle_platform(replace(settled, devices=others))
+    return _compiled(model, backend, settled, tell, order)
+
+
+def _compiled(model: Model, backend: Backend, settled: Platform, tell: Say, order: Order | None) -> Compiled:
     if order is None:
         states_memory = any(device.memory_bytes is not None for device in settled.devices)
         order = "memory" if states_memory else "listed"

@@ -18,7 +18,7 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, StageRunner
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.backends.sliced import SlicedModel
+from tvm_pipeline.backends.sliced import SlicedModel, served_by
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
@@ -97,6 +97,7 @@ class _Check:
             f"versions() gives {dict(versions)}; software and versions are strings",
         )
         self._expect(not isinstance(self._backend.cuts, str), "cuts is a string; it is a sequence of formats")
+        self._expect(not isinstance(served_by(self._backend), str), "serves is a string; it is a sequence of names")
 
     def settles(self, devices: list[Device]) -> list[Device]:
         self._expect(bool(devices), "detect() finds no device here; give `devices` to check_backend")

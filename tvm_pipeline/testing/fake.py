@@ -203,6 +203,7 @@ class FakeBackend:
         models: those it compiles.
         name: what `Device.backend` calls it.
         cuts: formats of which it says that it cuts files for others.
+        serves: other backends whose devices it compiles for as well.
     """
 
     def __init__(
@@ -212,8 +213,9 @@ class FakeBackend:
         *,
         name: str = "fake",
         cuts: Sequence[str] = (),
+        serves: Sequence[str] = (),
     ) -> None:
-        self.name, self.cuts = name, tuple(cuts)
+        self.name, self.cuts, self.serves = name, tuple(cuts), tuple(serves)
         self._devices = devices
         self._models = {model.graph.name: model for model in models}
 

@@ -28,6 +28,7 @@ class ModelledBackend:
 
     name = "modelled"
     cuts = ("onnx",)
+    serves: tuple[str, ...] = ()
 
     def __init__(self) -> None:
         self._device = ModelledDevice()

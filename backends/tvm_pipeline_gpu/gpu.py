@@ -1,0 +1,276 @@
+"""The GPU backend: it detects and settles GPUs, compiles for them and for the CPU cores beside them, and binds threads.
+
+A platform of GPUs and CPU cores has this backend alone (`serves`): TVM compiles the model once for each target, and the
+libraries share one operator graph. A device's `target` is a TVM target with the index of the device: `cuda`, `cuda:1`,
+`opencl -device=mali`. No other device stands in for a GPU that is not here. A device that is computed by software, such
+as PoCL, is used only where a platform file names it, and is marked as a stand-in. Next: `detection.py`, `targets.py`,
+then `tvm_pipeline/tvm/relay/compiled.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
+from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.registry import find_backend
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.tvm.devices.targets import compiler_target, kind_of
+from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
+from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
+
+if TYPE_CHECKING:
+    from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+HOST = "host"
+_NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[relay]'`"
+# The cores of this process before any thread is bound to some of them.
+_CORES = frozenset(os.sched_getaffinity(0))
+
+_log = logging.getLogger(__name__)
+
+
+class GpuBackend:
+    """GPUs of this machine, by CUDA and OpenCL."""
+
+    name = "gpu"
+    cuts: tuple[str, ...] = ()  # TVM cuts compiled code and no files
+    serves = (HOST,)
+
+    def __init__(self) -> None:
+        self._software: dict[str, Device] = {}  # settled devices that are computed by cores they name, by kind
+
+    def refuses(self, model: Model) -> str:
+        return ""
+
+    def detect(self) -> Sequence[Device]:
+        """Return the GPUs; none without TVM, and none that is software, which is slower than the CPU itself."""
+        if find_spec("tvm") is None:
+            return []
+        found = survey().distinct
+        for gpu in found:
+            if gpu.is_software:
+                _log.info(
+                    "%s is left out: the CPU computes what it is given. To use it, name it in a platform file with "
+                    'backend = "gpu" and target = "%s"',
+                    gpu,
+                    gpu.address,
+                )
+        real = [gpu for gpu in found if not gpu.is_software]
+        names = [self.name] if len(real) == 1 else [f"{self.name}{index}" for index in range(len(real))]
+        return [
+            _filled(Device(name, self.name, target=target_for(gpu)), gpu) for name, gpu in zip(names, real, strict=True)
+        ]
+
+    def settle(self, device: Device) -> Device:
+        if device.cores:  # these feed it, or compute where it is software; without any, the system chooses
+            check_cores(device)
+        if find_spec("tvm") is None:
+            raise PlatformError(f"device {device.name}: {_NO_TVM}")
+        gpu = _meant(device)
+        device = _filled(replace(device, target=completed(device.target, gpu)), gpu)
+        reason = mismatch(device.target, gpu)
+        if reason:
+            raise PlatformError(f"device {device.name} is for {device.target!r}, which does not fit {gpu}: {reason}")
+        _check_known(device, gpu)
+        own = foreign_schedules(device.target, gpu)
+        if own:
+            _log.warning(
+                "device %s: %s was made for other hardware than %s, whose own is %s; it runs, perhaps slowly",
+                device.name,
+                device.target,
+                gpu,
+                own,
+            )
+        if device.stand_in and device.cores:
+            self._software[gpu.kind] = device
+        return device
+
+    def describe(self, device: Device) -> str:
+        """Return what its driver calls a settled device, with its memory."""
+        return str(_meant(device))
+
+    def compile(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> RelayModel:
+        """Compile for GPUs, and for CPU cores where `devices` has some.
+
+        Raises:
+            PlatformError: two of the devices are one GPU, or TVM cannot use such GPUs here.
+        """
+        from tvm_pipeline.tvm.relay.agreement import check_agreement
+        from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+        _check_distinct([device for device in devices if device.backend == self.name])
+        self._keep_software_on_its_cores(progress)
+        host = _host_target(devices)
+        compiled = RelayModel.compile(model, [device.target for device in devices], bind, progress, order, host=host)
+        check_agreement(compiled, devices, progress)
+        return compiled
+
+    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
+        """Do nothing: stages of several models take turns in a GPU's one queue."""
+
+    def load(self, folder: Path) -> RelayModel:
+        from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+        self._keep_software_on_its_cores(lambda _: None)
+        return RelayModel.load(folder, bind)
+
+    def versions(self) -> Mapping[str, str]:
+        # A driver is not among them: it compiles what a library holds, PTX or OpenCL C, for itself.
+        import tvm
+
+        return {"tvm": tvm.__version__}
+
+    def _keep_software_on_its_cores(self, progress: Progress) -> None:
+        """Make the context of a software device on the cores that it names: PoCL's threads stay where it was made."""
+        for kind, device in self._software.items():
+            if kind == "opencl":
+                os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(len(device.cores)))
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(_ready_on, device, progress).result()
+
+    def close(self) -> None:
+        """Do nothing: TVM keeps the contexts of devices until the process ends."""
+
+
+def bind(device: Device) -> None:
+    """Bind the calling thread to a device of this backend, or of the host's.
+
+    A thread that feeds a GPU runs on the cores that the device names, otherwise on any: it may have been bound to one
+    before. PoCL's own threads run where the thread was bound that used PoCL first.
+    """
+    if device.backend == HOST:
+        host: Any = find_backend(HOST)
+        host.bind(device)
+        return
+    os.sched_setaffinity(0, device.cores or _CORES)
+    _check_order(device)
+
+
+def _meant(device: Device) -> Gpu:
+    """Return the GPU that a device of a platform means; raise PlatformError where it is not here."""
+    found = survey()
+    here = "; ".join(map(str, found.gpus))
+    advice = "Mend `target` in the platform file, or see `tvm-pipeline devices`"
+    if not device.target:
+        real = [gpu for gpu in found.distinct if not gpu.is_software]
+        if len(real) == 1:
+            return real[0]
+        if real:
+            raise PlatformError(f"device {device.name} does not say which GPU it is; give `target`. Here: {here}")
+        address = None
+    else:
+        address = address_of(device.target)
+        if address is None:
+            raise PlatformError(
+                f"device {device.name}: {device.target!r} is no target of a GPU, whose kind is one of "
+                f"{', '.join(LIBRARIES)}. {advice}"
+            )
+    for gpu in found.gpus:
+        if (gpu.kind, gpu.index) == address:
+            return gpu
+    wanted = f"{address[0]}:{address[1]}" if address else "a GPU"
+    kinds = [address[0]] if address else list(LIBRARIES)
+    reasons = "; ".join(found.reasons[kind] for kind in kinds if kind in found.reasons)
+    told = f" ({reasons})" if reasons else ""
+    if here:
+        raise PlatformError(f"device {device.name}: {wanted} is not here{told}. Here: {here}. {advice}")
+    raise PlatformError(
+        f"device {device.name}: {wanted} is not here{told}, and no other GPU. Install the driver of the GPU, or leave "
+        "the device out of the platform file"
+    )
+
+
+def _filled(device: Device, gpu: Gpu) -> Device:
+    """Return the device with the memory of its GPU where it states none, and what stands in for one.
+
+    A GPU that shares the host's memory, as on a Jetson, tells all of it: stages on the CPU take from the same bytes.
+    Only the user knows how to divide them, by `memory_bytes` in the platform file.
+    """
+    cores = _ranges(device.cores or _CORES)
+    return replace(
+        device,
+        memory_bytes=device.memory_bytes or gpu.memory_bytes or None,
+        stand_in=f"{gpu.product} (software, CPU cores {cores})" if gpu.is_software else "",
+    )
+
+
+def _check_known(device: Device, gpu: Gpu) -> None:
+    """Raise PlatformError where TVM does not know the target, or lays memory out more densely than the GPU can."""
+    import tvm
+
+    from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT
+
+    try:
+        tvm.target.Target(compiler_target(device.target))
+    except (ValueError, TypeError, tvm.TVMError) as error:
+        raise PlatformError(f"device {device.name}: TVM does not know the target {device.target!r}") from error
+    if gpu.alignment_bytes and ALIGNMENT % gpu.alignment_bytes:
+        raise PlatformError(
+            f"device {device.name}: {gpu} wants buffers at multiples of {gpu.alignment_bytes} bytes, and tensors are "
+            f"laid at multiples of {ALIGNMENT}. Leave it out of the platform, and report this"
+        )
+
+
+def _check_distinct(devices: Sequence[Device]) -> None:
+    """Raise PlatformError where two devices are one GPU: it has one queue, so a plan must not count it twice."""
+    meant = [(device, _meant(device)) for device in devices]
+    for (first, gpu), (second, other) in combinations(meant, 2):
+        if gpu.is_same(other):
+            raise PlatformError(
+                f"devices {first.name} ({gpu.address}) and {second.name} ({other.address}) are one GPU, {gpu.product}, "
+                "which does one thing at a time; leave one of them out of the platform file"
+            )
+
+
+def _host_target(devices: Sequence[Device]) -> str:
+    """Return the target of the code that launches kernels: that of the CPU cores, here or on the platform."""
+    cores = [device for device in devices if device.backend == HOST] or find_backend(HOST).detect()
+    return cores[0].target
+
+
+def _ready_on(device: Device, progress: Progress) -> None:
+    from tvm_pipeline.tvm.devices.runtimes import ready_to_run
+
+    os.sched_setaffinity(0, device.cores)
+    ready_to_run(kind_of(device.target), progress)
+
+
+def _check_order(device: Device) -> None:
+    """Raise PlatformError where TVM numbers several OpenCL devices otherwise than `detection.py` does."""
+    gpu = _meant(device)
+    listed = [other for other in survey().gpus if other.kind == gpu.kind]
+    if gpu.kind != "opencl" or len(listed) == 1:
+        return
+    import tvm
+
+    named = tvm.device(gpu.kind, gpu.index).device_name
+    if named != gpu.name:
+        raise PlatformError(
+            f"device {device.name}: TVM has {named} as {gpu.address}, not {gpu.name}, because it numbers devices of "
+            "several OpenCL drivers anew in each process; set OCL_ICD_VENDORS to the driver of the GPU that is meant"
+        )
+
+
+def _ranges(cores: Sequence[int] | frozenset[int]) -> str:
+    """Return cores as text: 0-2, 5."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

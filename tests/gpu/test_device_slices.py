@@ -1,0 +1,124 @@
+"""Slices on a device with memory of its own: the unsplit model's results, and only what crosses a cut is copied."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm_pipeline_gpu.gpu import bind
+
+from tests.support.networks import NETWORKS, model_outputs, random_frame, random_stages, run_stages
+from tests.support.software_cuda import SoftwareCuda
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import RunError
+from tvm_pipeline.profiling.links import SIZES
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+FLOAT_NETWORKS = [name for name in NETWORKS if name != "int8"]
+Mixed = Callable[[str], RelayModel]
+
+
+def outputs(model: RelayModel, stages: list[tuple[list[str], Device]]) -> list[np.ndarray]:
+    return model_outputs(model, run_stages(model, stages, random_frame(model.graph.inputs)))
+
+
+def names(model: RelayModel) -> list[str]:
+    return [operator.name for operator in model.graph.operators]
+
+
+@pytest.mark.parametrize("name", FLOAT_NETWORKS)
+def test_slices_on_the_gpu_equal_its_unsplit_model(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
+    model = mixed(name)
+    whole, host = outputs(model, [(names(model), gpu)]), outputs(model, [(names(model), cpu)])
+    for own, expected in zip(whole, host, strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    random = Random(0)
+    for stages in (2, 3, 4):
+        cut = random_stages(model.graph, random, min(stages, len(model.graph)))
+        for own, expected in zip(outputs(model, [(part, gpu) for part in cut]), whole, strict=True):
+            np.testing.assert_array_equal(own, expected)
+
+
+@pytest.mark.parametrize("name", FLOAT_NETWORKS)
+def test_stages_on_cpu_and_gpu_in_turn(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
+    model, random = mixed(name), Random(1)
+    host = outputs(model, [(names(model), cpu)])
+    for stages in (2, 3, 4):
+        cut = random_stages(model.graph, random, min(stages, len(model.graph)))
+        for first in (0, 1):
+            found = outputs(model, [(part, (cpu, gpu)[(index + first) % 2]) for index, part in enumerate(cut)])
+            for own, expected in zip(found, host, strict=True):
+                np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def test_parameters_are_on_the_device_once_for_all_slices(
+    mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda
+) -> None:
+    model = mixed("branching")
+    gc.collect()
+    before = software_cuda.allocated()
+    whole = [model.stage(names(model), gpu) for _ in range(3)]
+    single = [model.stage([name], gpu) for name in names(model)]
+    params = sum(array.numpy().nbytes for array in model.libraries[gpu.target].params.values())
+    arenas = sum(stage.activation_bytes for stage in (*whole, *single))
+    crossing = sum(port.buffer().nbytes for stage in (*whole, *single) for port in (*stage.inputs, *stage.outputs))
+    assert software_cuda.allocated() - before <= params + arenas + crossing + 256 * len(single)
+    assert params > 0
+    for stage in (*whole, *single):
+        stage.close()
+    model.close()
+    del whole, single, stage
+    gc.collect()
+    assert software_cuda.allocated() <= before
+
+
+def test_only_what_crosses_a_cut_is_copied(mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda) -> None:
+    model = mixed("mobile")
+    operators = names(model)
+    stage = model.stage(operators[1:-1], gpu)
+    inputs, found = [port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]
+    for array in inputs:
+        array.fill(0)
+    stage.run(inputs, found)
+    before = [software_cuda.copies(direction) for direction in ("to device", "to host", "on device")]
+    stage.run(inputs, found)
+    after = [software_cuda.copies(direction) for direction in ("to device", "to host", "on device")]
+    moved = [b.n_bytes - a.n_bytes for a, b in zip(before, after, strict=True)]
+    assert moved == [sum(array.nbytes for array in inputs), sum(array.nbytes for array in found), 0]
+
+
+def test_a_model_loaded_twice_outlives_the_first(mixed: Mixed, gpu: Device, tmp_path: Path) -> None:
+    mixed("shapes").save(tmp_path)
+    first, second = RelayModel.load(tmp_path, bind), RelayModel.load(tmp_path, bind)
+    expected = outputs(first, [(names(first), gpu)])
+    outputs(second, [(names(second), gpu)])
+    first.close()
+    del first
+    gc.collect()
+    for own, wanted in zip(outputs(second, [(names(second), gpu)]), expected, strict=True):
+        np.testing.assert_array_equal(own, wanted)
+
+
+def test_operators_and_transfers_are_timed(mixed: Mixed, gpu: Device, cpu: Device) -> None:
+    model = mixed("branching")
+    seconds = model.time_operators(gpu, 3)
+    assert seconds.shape == (3, len(model.graph))
+    assert (seconds > 0).all()
+    received, sent = model.time_transfers(gpu, SIZES, 2) or ([], [])
+    assert received.shape == sent.shape == (2, len(SIZES))
+    assert model.time_transfers(cpu, SIZES, 2) is None
+
+
+def test_a_closed_stage_says_so(mixed: Mixed, gpu: Device) -> None:
+    model = mixed("branching")
+    stage = model.stage(names(model), gpu)
+    stage.close()
+    with pytest.raises(RunError, match=r"a stage on gpu .* was closed; make a new one"):
+        stage.run([], [])

@@ -1,0 +1,255 @@
+"""The GPU backend: which devices it offers, what it makes of those of a platform file, and which it refuses."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm_pipeline_gpu import GpuBackend, backend
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_host import backend as host
+
+from tests.gpu.fake_drivers import CUDA_GEFORCE, CUDA_ORIN, GEFORCE, INTEL, MALI, POCL, Drivers
+from tests.support.command import run_command
+from tests.support.fake_backend import chain_model, make_plan
+from tests.support.installed import install
+from tvm_pipeline import Bundle, open_bundle, write_bundle
+from tvm_pipeline.backends.registry import detect_platform, settle_platform
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device, Platform, platform_toml, read_platform
+from tvm_pipeline.core.profile import unmeasured
+from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.testing import FakeBackend
+
+MODEL = Model("net", "onnx", b"")
+CORES = sorted(os.sched_getaffinity(0))
+SOFTWARE_CUDA = "software CUDA|7|2|8589934592|1|0"
+
+
+@pytest.fixture
+def drivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Drivers]:
+    install(monkeypatch, backend, host, own="gpu")
+    yield Drivers(monkeypatch)
+    survey.cache_clear()
+
+
+def gpu(target: str = "", name: str = "gpu", **options: object) -> Device:
+    return Device(name, "gpu", target=target, **options)  # type: ignore[arg-type]
+
+
+# What is detected
+
+
+def test_one_gpu_is_called_gpu(drivers: Drivers) -> None:
+    drivers.have(cuda=CUDA_ORIN)
+    [device] = backend.detect()
+    assert device == Device("gpu", "gpu", target="cuda -arch=sm_87", memory_bytes=7990480896)
+    assert backend.settle(device) == device
+
+
+def test_several_gpus_have_numbers_and_each_is_there_once(drivers: Drivers) -> None:
+    drivers.have(cuda=CUDA_GEFORCE, opencl=f"{GEFORCE}\n{INTEL}")
+    found = backend.detect()
+    assert [(device.name, device.target) for device in found] == [
+        ("gpu0", "cuda -arch=sm_86"),
+        ("gpu1", "opencl -device=intel_graphics -thread_warp_size=16 -max_num_threads=256"),
+    ]
+    assert [backend.settle(device) for device in found] == found
+
+
+def test_gpus_and_cpus_share_a_model(drivers: Drivers) -> None:
+    drivers.have(cuda=CUDA_ORIN)
+    platform = detect_platform(MODEL)
+    assert {device.backend for device in platform.devices} == {"gpu", "host"}
+    chosen, settled = settle_platform(platform)
+    assert chosen is backend
+    assert settled == platform
+
+
+@pytest.mark.parametrize(("listed", "address"), [({"cuda": SOFTWARE_CUDA}, "cuda:0"), ({"opencl": POCL}, "opencl:0")])
+def test_software_is_left_out_and_said(drivers: Drivers, caplog, listed: dict[str, str], address: str) -> None:
+    drivers.have(**listed)
+    with caplog.at_level(logging.INFO):
+        assert {device.backend for device in detect_platform(MODEL).devices} == {"host"}
+    [record] = [record for record in caplog.records if record.name == "tvm_pipeline_gpu.gpu"]
+    assert record.levelno == logging.INFO
+    assert f'name it in a platform file with backend = "gpu" and target = "{address}"' in record.getMessage()
+
+
+def test_without_tvm_there_is_none(drivers: Drivers, monkeypatch) -> None:
+    drivers.have(cuda=CUDA_ORIN)
+    monkeypatch.setattr("tvm_pipeline_gpu.gpu.find_spec", lambda name: None)
+    assert backend.detect() == []
+    with pytest.raises(PlatformError, match=r"device gpu: .* not installed: run `pip install 'tvm-pipeline\[relay\]'`"):
+        backend.settle(gpu("cuda"))
+
+
+# What a platform file says
+
+
+@pytest.mark.parametrize(
+    ("written", "settled"),
+    [
+        ("", "cuda -arch=sm_86"),
+        ("cuda", "cuda -arch=sm_86"),
+        ("cuda:0", "cuda -arch=sm_86"),
+        ("cuda -arch=sm_53", "cuda -arch=sm_53"),
+        ("cuda -max_num_threads=512", "cuda -max_num_threads=512 -arch=sm_86"),
+        ("opencl", "opencl -max_num_threads=256"),
+        ("opencl -thread_warp_size=32", "opencl -thread_warp_size=32 -max_num_threads=256"),
+    ],
+)
+def test_what_a_target_leaves_open_is_filled_in(drivers: Drivers, written: str, settled: str) -> None:
+    drivers.have(cuda=CUDA_GEFORCE, opencl=GEFORCE)
+    device = backend.settle(gpu(written))
+    assert device == gpu(settled, memory_bytes=10501292032)
+    assert backend.settle(device) == device
+
+
+def test_what_the_platform_file_says_stays(drivers: Drivers, tmp_path: Path) -> None:
+    drivers.have(cuda=CUDA_ORIN)
+    device = backend.settle(gpu("cuda", memory_bytes=1 << 30, active_w=9.5, cores=(CORES[0],)))
+    assert (device.memory_bytes, device.active_w, device.cores) == (1 << 30, 9.5, (CORES[0],))
+    (tmp_path / "board.toml").write_text(platform_toml(Platform("board", (device,))))
+    assert read_platform(tmp_path / "board.toml").devices == (device,)
+
+
+@pytest.mark.parametrize(
+    ("listed", "target", "words"),
+    [
+        ({"opencl": POCL}, "opencl", r"PoCL \(software, CPU cores "),
+        ({"opencl": POCL}, "opencl -device=mali", r"PoCL \(software, CPU cores "),
+        ({"cuda": SOFTWARE_CUDA}, "cuda", r"software CUDA \(software, CPU cores "),
+    ],
+)
+def test_software_stands_in_and_says_so(drivers: Drivers, listed: dict[str, str], target: str, words: str) -> None:
+    drivers.have(**listed)
+    device = backend.settle(gpu(target))
+    assert device.label == "gpu (stand-in)"
+    assert device.stand_in.startswith(words.replace("\\", ""))
+    assert backend.settle(gpu(target, cores=(CORES[0],))).stand_in.endswith(f"CPU cores {CORES[0]})")
+
+
+@pytest.mark.parametrize(
+    ("listed", "target", "words"),
+    [
+        ({"cuda": CUDA_ORIN}, "cuda:1", r"cuda:1 is not here\. Here: Orin \(cuda:0, .*Mend `target`"),
+        ({"cuda": CUDA_ORIN}, "opencl", r"opencl:0 is not here \(libOpenCL\.so\.1 finds no platform.*Here: Orin"),
+        ({"opencl": POCL}, "cuda", r"cuda:0 is not here \(libcuda\.so\.1 finds no device\)\. Here: PoCL"),
+        ({"opencl": POCL}, "", r"a GPU is not here \(libcuda.*Here: PoCL \(opencl:0, software"),
+        ({}, "cuda", r"cuda:0 is not here \(libcuda\.so\.1 finds no device\), and no other GPU\. Install the driver"),
+        ({}, "", r"a GPU is not here \(libcuda.*libOpenCL.*\), and no other GPU"),
+        ({"cuda": "crash"}, "cuda", r"libcuda\.so\.1 ended its process with SIGSEGV"),
+        ({"cuda": f"{CUDA_GEFORCE}\n{CUDA_ORIN}"}, "", r"does not say which GPU it is; give `target`\. Here: .*cuda:1"),
+        ({"cuda": CUDA_ORIN}, "llvm", r"'llvm' is no target of a GPU, whose kind is one of cuda, opencl"),
+        ({"cuda": CUDA_ORIN}, "cuda -nonsense=1", r"TVM does not know the target 'cuda -nonsense=1 -arch=sm_87'"),
+        ({"cuda": CUDA_ORIN}, "cuda -arch=sm_110", r"which does not fit Orin .* it is sm_87; use -arch=sm_87"),
+        ({"opencl": MALI}, "opencl -max_num_threads=512", r"at most 384 threads in a work-group, and the target 512"),
+        ({"opencl": MALI}, "opencl -device=adreno", r"textures, which cannot be cut; leave that option out"),
+        ({"opencl": MALI.replace("|1024|cl", "|8192|cl")}, "opencl", r"buffers at multiples of 1024 bytes"),
+    ],
+)
+def test_what_is_refused(drivers: Drivers, listed: dict[str, str], target: str, words: str) -> None:
+    drivers.have(**listed)
+    with pytest.raises(PlatformError, match=f"device gpu.*{words}"):
+        backend.settle(gpu(target))
+
+
+def test_cores_that_are_not_there(drivers: Drivers) -> None:
+    drivers.have(cuda=CUDA_ORIN)
+    with pytest.raises(PlatformError, match=r"device gpu names cores \[4095\]"):
+        backend.settle(gpu("cuda", cores=(4095,)))
+
+
+def test_schedules_of_other_hardware_are_said(drivers: Drivers, caplog) -> None:
+    drivers.have(opencl=INTEL)
+    backend.settle(gpu("opencl"))
+    assert caplog.text == ""
+    backend.settle(gpu("opencl -device=mali"))
+    assert "opencl -device=mali -max_num_threads=256 was made for other hardware than Intel(R) UHD" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("listed", "targets"),
+    [
+        ({"cuda": CUDA_ORIN}, ("cuda", "cuda -arch=sm_53")),
+        ({"cuda": CUDA_GEFORCE, "opencl": GEFORCE}, ("cuda", "opencl")),
+        ({"opencl": f"{MALI}\n{MALI}"}, ("opencl:0", "opencl:1")),
+    ],
+)
+def test_a_gpu_is_one_device(drivers: Drivers, listed: dict[str, str], targets: tuple[str, str]) -> None:
+    """It has one queue, and a plan counts on each of its devices alone."""
+    drivers.have(**listed)
+    devices = [backend.settle(gpu(target, f"gpu{index}")) for index, target in enumerate(targets)]
+    with pytest.raises(PlatformError, match=r"devices gpu0 \(.*\) and gpu1 \(.*\) are one GPU, .*leave one of them"):
+        backend.compile(MODEL, devices, print)
+
+
+# Bundles
+
+
+@pytest.mark.parametrize(
+    ("made_on", "here", "words"),
+    [
+        ({"cuda": CUDA_GEFORCE}, {}, r"cuda:0 is not here"),
+        ({"cuda": CUDA_GEFORCE}, {"cuda": "Xavier|7|2|1000000|1|0"}, r"it is sm_72; .*compile the model again"),
+        ({"cuda": CUDA_GEFORCE}, {"opencl": INTEL}, r"cuda:0 is not here .*Here: Intel"),
+        ({"opencl": MALI}, {"opencl": POCL}, r"here it is not \(PoCL \(software"),
+    ],
+)
+def test_a_bundle_for_another_gpu(drivers: Drivers, monkeypatch, tmp_path, made_on, here, words) -> None:
+    """The model is a fake one; what is asked of the backend comes before any code is loaded."""
+
+    class Compiling(GpuBackend):
+        compile = FakeBackend([], [chain_model(2)]).compile  # type: ignore[assignment]
+
+    drivers.have(**made_on)
+    install(monkeypatch, Compiling())
+    chosen, platform = settle_platform(Platform("board", (gpu(),)))
+    model = chosen.compile(Model("chain", "onnx", b""), platform.devices, lambda _: None)
+    plan = make_plan(model.graph, (["gpu"], [operator.name for operator in model.graph.operators]))
+    write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, unmeasured(model.graph), plan, model))
+    drivers.have(**here)
+    with pytest.raises(BundleError, match=words), open_bundle(tmp_path / "net.tar"):
+        pass
+
+
+# Threads
+
+
+def test_a_thread_that_was_bound_is_free_again(drivers: Drivers) -> None:
+    """Threads of stages are used again: one of a core comes to feed a GPU, which any core may do."""
+    drivers.have(cuda=CUDA_ORIN)
+    cpu = Device("cpu0", "host", (CORES[-1],), "llvm")
+    seen = []
+
+    def work() -> None:
+        for device in (cpu, gpu("cuda -arch=sm_87"), gpu("cuda -arch=sm_87", cores=(CORES[0],)), cpu):
+            bind(device)
+            seen.append(sorted(os.sched_getaffinity(0)))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [[CORES[-1]], CORES, [CORES[0]], [CORES[-1]]]
+
+
+# The command line
+
+
+def test_the_command_shows_what_the_gpus_are(drivers: Drivers, capfd, monkeypatch) -> None:
+    drivers.have(cuda=CUDA_GEFORCE, opencl=f"{GEFORCE}\n{INTEL}")
+    outcome = run_command(capfd, monkeypatch, "devices", "--json")
+    assert outcome.code == 0, outcome.err
+    assert [d["memory_bytes"] for d in outcome.json["devices"] if d["backend"] == "gpu"] == [10501292032, 26582675456]
+    assert "gpu0: NVIDIA GeForce RTX 3080 (cuda:0, 10.5 GB of its own, driver 12.8)" in outcome.err
+    assert "gpu1: Intel(R) UHD Graphics 770 (opencl:0, 26.6 GB shared with the host, driver 25.18" in outcome.err
+    assert "cpu0: " not in outcome.err

@@ -1,0 +1,54 @@
+"""Slices through OpenCL, on PoCL: OpenCL on CPU cores. Only where it is installed (Debian: pocl-opencl-icd)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm_pipeline_gpu.detection import survey
+
+from tests.support.networks import model_outputs, random_frame, random_stages, run_stages
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm.devices.runtimes import ready_to_run
+from tvm_pipeline.tvm.devices.targets import compiler_target
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+NETWORK = "shapes"
+
+
+@pytest.fixture
+def pocl(monkeypatch: pytest.MonkeyPatch) -> Device:
+    found = [gpu for gpu in survey().gpus if gpu.kind == "opencl" and gpu.is_software]
+    if not found:
+        pytest.skip("PoCL is not installed: apt install pocl-opencl-icd")
+    ready_to_run("opencl")
+    return Device("gpu", "gpu", (), f"{found[0].address} -device=intel_graphics -max_num_threads=256", stand_in="PoCL")
+
+
+def test_slices_equal_the_unsplit_model(compiled: Callable[..., RelayModel], cpu: Device, pocl: Device) -> None:
+    model = compiled(NETWORK, cpu.target, cpu.target, pocl.target)
+    names = [operator.name for operator in model.graph.operators]
+    frame = random_frame(model.graph.inputs)
+    host = model_outputs(model, run_stages(model, [(names, cpu)], frame))
+    whole = model_outputs(model, run_stages(model, [(names, pocl)], frame))
+    random = Random(0)
+    for stages in (2, 3, 4):
+        cut = random_stages(model.graph, random, stages)
+        alone = model_outputs(model, run_stages(model, [(part, pocl) for part in cut], frame))
+        for own, expected in zip(alone, whole, strict=True):
+            np.testing.assert_array_equal(own, expected)
+        turns = [(part, (cpu, pocl)[index % 2]) for index, part in enumerate(cut)]
+        for own, expected in zip(model_outputs(model, run_stages(model, turns, frame)), host, strict=True):
+            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+
+
+def testcompiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: Device, pocl: Device) -> None:
+    model = compiled(NETWORK, cpu.target, cpu.target, pocl.target)
+    folder = model.libraries[compiler_target(pocl.target)].folder
+    assert folder is not None
+    assert list(folder.glob("programs-*.bin"))
