@@ -130,6 +130,16 @@ def check_watch(env: Environment) -> None:
     env.python("import tvm_pipeline.watch.metrics, tvm_pipeline.watch.server")
 
 
+def check_cuda(env: Environment) -> None:
+    """The headers and libraries that it brings are found; a driver is not needed for that."""
+    env.python(
+        "from tvm_pipeline.tvm.devices.cuda_toolkit import libraries, toolkits\n"
+        "own = [t for t in toolkits() if 'site-packages' in str(t.includes[0])]\n"
+        "assert any(t.version // 1000 == 12 for t in own)\n"
+        "assert all(any('site-packages' in l._name for l in libraries(n, ['12'])) for n in ('cudart', 'nvrtc'))"
+    )
+
+
 def check_edgetpu(env: Environment) -> None:
     (env.folder / "desk.toml").write_text(f'name = "desk"\n{NO_TPU}')
     env.cli("devices", "--platform", "desk.toml", says="tpu0")
@@ -143,6 +153,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
+    "cuda": check_cuda,
     "edgetpu": check_edgetpu,
     "sdist": lambda _: None,
 }

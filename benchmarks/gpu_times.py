@@ -1,0 +1,169 @@
+"""The parts of gpu.py that are about time: prediction, overhead, speed. On software only the first two say anything."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from gpu_devices import CONSOLE, CORES, Gpu, model_of, one_kernel, operators, show, two_stages
+from networks import MODELS, load
+from prediction import row
+
+from tvm_pipeline import Pipeline, Problem, detect_platform, planning, profile_model, settle_platform
+from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.runtime.comparison import Measured, compare
+from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
+
+import tvm  # isort: skip
+
+PREDICTED = ("squeezenet@64", "mobilenet@64", "resnet-18@64")  # in smaller ones the runtime takes longer than kernels
+SIZES = (4 << 10, 64 << 10, 1 << 20)  # of the tensor that a stage of one kernel reads, and of that which it writes
+
+
+# 3. Prediction
+
+
+def prediction(gpu: Gpu, options: argparse.Namespace) -> bool:
+    if len(CORES) < 2 and not gpu.is_real:
+        CONSOLE.print("3. Prediction was left out: it needs a core for PoCL and another one for the CPU's stages")
+        return True
+    errors: dict[bool, list[float]] = {True: [], False: []}  # of plans with both devices, and of others
+    for name in options.models or PREDICTED:
+        backend, model, platform = gpu.compiled(model_of(name))
+        profile = profile_model(backend, model, platform)
+        for warning in profile.warnings:
+            CONSOLE.print(f"{name}: {warning}", highlight=False)
+        problem = Problem(model.graph, platform, profile)
+        plans = [*planning.plan(problem).candidates, *_in_two(problem)]
+        found = compare(model, platform, list({plan.stages: plan for plan in plans}.values()), seconds=2.0, rounds=5)
+        for result in found:
+            errors[len(set(result.plan.devices)) > 1].append(abs(result.prediction_error))
+        show(gpu, f"3. {name}", PREDICTION_COLUMNS, [_predicted(name, result) for result in found])
+    rows = [
+        (what, len(errors[both]), f"{statistics.median(errors[both]):.1%}", f"{max(errors[both]):.1%}")
+        for both, what in ((True, "with both devices"), (False, "on one of them"))
+    ]
+    columns = ("plans", "count", "median error", "worst")
+    show(gpu, "3. Predicted against measured throughput; at most 8 % with both devices", columns, rows)
+    return True
+
+
+PREDICTION_COLUMNS = ("candidate", "predicted fps", "measured fps", "error", "spread", "1/max(stage) fps", "of bound")
+
+
+def _predicted(name: str, result: Measured) -> tuple[str, ...]:
+    of = row(name, result)
+    rates = f"{of['predicted_fps']:.2f}", f"{of['measured_fps']:.2f}", f"{of['error']:+.1%}", f"{of['spread']:.1%}"
+    return (of["candidate"], *rates, f"{of['bound_fps']:.2f}", f"{of['of_bound']:.3f}")
+
+
+def _in_two(problem: Problem) -> Iterator[Plan]:
+    """Yield plans of two stages, CPU first and GPU first: the best cut of the listed order, and that in the middle."""
+    names = [operator.name for operator in problem.graph.operators]
+    devices = [device.name for device in problem.platform.devices]
+    for first, second in (devices, devices[::-1]):
+        plans = [two_stages(problem, first, second, names, cut) for cut in range(1, len(names))]
+        yield max(plans, key=lambda plan: plan.predicted.throughput_fps or 0.0)
+        yield plans[len(plans) // 2]
+
+
+# 5. Overhead
+
+
+def overhead(gpu: Gpu, options: argparse.Namespace) -> bool:
+    """Compare a stage, alone and in a pipeline, with its copies and kernel as the executor alone runs them."""
+    rows = []
+    for size in SIZES:
+        _, model, platform = gpu.compiled(one_kernel(size // 4))
+        device = platform.devices[-1]
+        with ThreadPoolExecutor(1) as thread:  # bound as the worker of a stage is
+            profiled_s, alone_s, stage_s = thread.submit(_stage_seconds, model, device).result()
+        plan = Plan(
+            model.graph.name, "by hand", "throughput", (Stage(("gpu",), tuple(operators(model))),), Prediction()
+        )
+        frame = {port.name: noise(port) for port in model.stage(operators(model), device).inputs}
+        rates = []
+        for _ in range(5):
+            with Pipeline(model, plan, platform) as pipeline:
+                begin_s = time.perf_counter()
+                for _ in pipeline.map(frame for _ in range(1000)):
+                    pass
+                rates.append((time.perf_counter() - begin_s) / 1000)
+        seconds = profiled_s, alone_s, stage_s, statistics.median(rates)
+        microseconds = [f"{1e6 * value:.0f}" for value in (*seconds, stage_s - alone_s, seconds[3] - alone_s)]
+        rows.append((f"{size >> 10} KB in, as much out", *microseconds))
+    columns = ("one kernel", "as profiled, us", "executor and copies", "stage", "pipeline, kept full")
+    title = "5. A GPU stage beyond its kernel and copies, us a frame; at most 150"
+    show(gpu, title, (*columns, "stage beyond", "pipeline beyond"), rows)
+    return True
+
+
+def _stage_seconds(model: RelayModel, device: Device) -> tuple[float, float, float]:
+    """Return medians: kernel and copies as the profile has them; the same by the executor alone; the stage's `run`."""
+    names = operators(model)
+    stage = model.stage(names, device)
+    stage.bind()
+    inputs, outputs = [noise(port) for port in stage.inputs], [port.buffer() for port in stage.outputs]
+    there = tvm.device(kind_of(device.target), index_of(device.target))
+    library = model.libraries[compiler_target(device.target)]
+    part = DeviceSlice(library, model.cut(names, device), DeviceParams(library.params, there))
+    run, received = part.executor["run"], part.executor["get_input"]("input_0")
+    sent, given_ = part.executor["get_output"](0), tvm.nd.from_dlpack(inputs[0])
+    taken = tvm.nd.from_dlpack(outputs[0].reshape(part.graph.head_shapes[0]))
+
+    def alone() -> None:
+        given_.copyto(received)
+        run()
+        sent.copyto(taken)
+        there.sync()
+
+    seconds: dict[Callable[[], object], list[float]] = {alone: [], lambda: stage.run(inputs, outputs): []}
+    for _ in range(2000):  # in turns
+        for call, times in seconds.items():
+            begin_s = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin_s)
+    kernel_s = float(np.median(model.time_operators(device, 200).sum(axis=1)))
+    copies = model.time_transfers(device, [inputs[0].nbytes], 200)
+    copies_s = sum(float(np.median(direction)) for direction in copies or ())
+    return (kernel_s + copies_s, *(statistics.median(times) for times in seconds.values()))  # type: ignore[return-value]
+
+
+# 7. Speed
+
+
+def speed(gpu: Gpu, options: argparse.Namespace) -> bool:
+    if not gpu.is_real:
+        CONSOLE.print(f"7. Speed was left out: {gpu.label} is software, and no real GPU is here", highlight=False)
+        return True
+    backend, platform = settle_platform(detect_platform())
+    kinds = {device.name: "GPU" if device.backend == "gpu" else "CPU" for device in platform.devices}
+    rows = []
+    for name in options.models or MODELS:
+        compiled = backend.compile(load(name), platform.devices, lambda _: None)
+        profile = profile_model(backend, compiled, platform)
+        plans = {kind: _best_on(kind, Problem(compiled.graph, platform, profile), kinds) for kind in ("CPU", "GPU")}
+        candidates = planning.plan(Problem(compiled.graph, platform, profile)).candidates
+        both = [plan for plan in candidates if len({kinds[device] for device in plan.devices}) > 1]
+        if both:
+            plans["CPU+GPU"] = both[0]  # the best stands first
+        found = dict(zip(plans, compare(compiled, platform, list(plans.values())), strict=True))
+        cells = [f"{found[kind].throughput_fps:.1f}" if kind in found else "none" for kind in ("CPU", "GPU", "CPU+GPU")]
+        best = max(found["CPU"].throughput_fps, found["GPU"].throughput_fps)
+        rows.append((name, *cells, f"{found['CPU+GPU'].throughput_fps / best:.2f}" if both else ""))
+    show(gpu, "7. Frames a second", ("network", "CPU", "GPU", "CPU+GPU", "over the better"), rows)
+    return True
+
+
+def _best_on(kind: str, problem: Problem, kinds: dict[str, str]) -> Plan:
+    devices = tuple(device for device in problem.platform.devices if kinds[device.name] == kind)
+    return planning.plan(Problem(problem.graph, Platform(kind, devices), problem.profile)).plan
