@@ -329,9 +329,9 @@ PARTS: dict[str, tuple[Callable[[Gpu, argparse.Namespace], bool], tuple[str, ...
     "speed": (speed, ("pocl",)),
     "soak": (soak, ("software-cuda",)),
 }
-SHORT = {
-    "networks": ("pocl",),
-    "cuts": ("pocl", "software-cuda"),
+SHORT = {  # PoCL takes long to compile kernels, and tests run on it
+    "networks": ("software-cuda",),
+    "cuts": ("software-cuda",),
     "live": ("software-cuda",),
     "parameters": ("software-cuda",),
 }

@@ -20,14 +20,18 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 
+def of_all_workers(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the run; each worker of xdist has one of its own in it."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 @pytest.fixture(scope="session")
 def software_cuda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder of the libraries, for processes of their own; skips the test where there is no g++."""
     if device.compiler() is None:
         pytest.skip("the software CUDA device needs g++")
-    base = tmp_path_factory.getbasetemp()
-    # Each worker of xdist has a folder of its own in that of the run.
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "software_cuda"
+    folder = of_all_workers(tmp_path_factory) / "software_cuda"
     folder.mkdir(exist_ok=True)
     built = folder / "built"
     with (folder / "lock").open("w") as lock:
@@ -79,7 +83,7 @@ def gpu(software_cuda: SoftwareCuda) -> Device:
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RelayModel]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVM_PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TVM_PIPELINE_CACHE", str(of_all_workers(tmp_path_factory) / "gpu_cache"))
 
         @cache
         def compile_(name: str, host: str, *targets: str) -> RelayModel:
