@@ -45,6 +45,12 @@ def test_maps_are_true(package: Path) -> None:
     assert listed == found
 
 
+def test_no_merge_is_left_open() -> None:
+    """A docstring may hold the marks of a conflict and still be Python."""
+    left = [path for path in (*CORE.rglob("*.py"), *BACKENDS.rglob("*.py")) if "\n<<<<<<< " in path.read_text()]
+    assert left == []
+
+
 def texts(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the docstrings and comments of a file, each with its line."""
     for constant in docstrings(tree(path)):

@@ -5,9 +5,6 @@ evaluate.py      the one judge: the figures of a plan, from the graph, the platf
 stage_costs.py   the seconds of stages on their devices
 shares.py        how replicas share the frames of a stage
 uncertainty.py   how far a prediction may be off
-<<<<<<< HEAD
 frame_time.py    where the time of a frame goes on each device
-=======
->>>>>>> planner
 simulate.py      a plan run as discrete events
 """
