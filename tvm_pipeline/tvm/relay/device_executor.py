@@ -16,6 +16,7 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
 from tvm_pipeline.tvm.relay.build import Library
+from tvm_pipeline.tvm.relay.executor import HostArrays
 from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
 
@@ -43,7 +44,7 @@ class DeviceSlice:
         get_input, get_output = self.executor["get_input"], self.executor["get_output"]
         self._received = [get_input(f"input_{index}") for index in range(len(graph.inputs))]
         self._sent = [get_output(index) for index in range(len(graph.outputs))]
-        self._wrapped: dict[int, tuple[Array, Any]] = {}
+        self._wrap = HostArrays()
 
     def _storage_of(self, _module: Any, entry: int, _template: Any, _device: Any) -> Any:
         """Return the storage of an entry: the executor calls this once for each storage id while it is created."""
@@ -59,7 +60,6 @@ class DeviceSlice:
         """Copy the inputs to the device; the outputs are copied back by `run`."""
         for own, array in zip(self._received, inputs, strict=True):
             self._wrap(array).copyto(own)
-        self._device.sync()
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`; both are arrays of the host.
@@ -68,8 +68,7 @@ class DeviceSlice:
             RunError: a kernel or a copy failed.
         """
         try:
-            for own, array in zip(self._received, inputs, strict=True):
-                self._wrap(array).copyto(own)
+            self.set_buffers(inputs, outputs)
             self._run()
             for own, array, shape in zip(self._sent, outputs, self.graph.head_shapes, strict=True):
                 own.copyto(self._wrap(array, shape))
@@ -86,13 +85,3 @@ class DeviceSlice:
             sync()
 
         return run
-
-    def _wrap(self, array: Array, shape: tuple[int, ...] | None = None) -> Any:
-        """Return the array as TVM's, kept so that the same array is wrapped once."""
-        known = self._wrapped.get(id(array))
-        if known is None:
-            if len(self._wrapped) > 64:
-                self._wrapped.clear()
-            known = array, tvm.nd.from_dlpack(array if shape is None else array.reshape(shape))
-            self._wrapped[id(array)] = known
-        return known[1]

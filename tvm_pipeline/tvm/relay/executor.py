@@ -23,6 +23,23 @@ from tvm_pipeline.tvm.relay.slicing import SliceGraph
 from tvm_pipeline.tvm.stack_placement import PLACE_OF_NODE, placed
 
 
+class HostArrays:
+    """Arrays of the host as TVM's: `wrapped(array)` wraps the same array once."""
+
+    def __init__(self) -> None:
+        self._wrapped: dict[int, tuple[Array, Any]] = {}
+
+    def __call__(self, array: Array, shape: tuple[int, ...] | None = None) -> Any:
+        """Return the array, under another shape where one is given."""
+        known = self._wrapped.get(id(array))
+        if known is None:
+            if len(self._wrapped) > 64:
+                self._wrapped.clear()
+            known = array, tvm.nd.from_dlpack(array if shape is None else array.reshape(shape))
+            self._wrapped[id(array)] = known
+        return known[1]
+
+
 class Slice:
     """A runnable slice. Not thread-safe: one thread runs it."""
 
@@ -47,7 +64,7 @@ class Slice:
         self._set_input = self.executor["set_input_zero_copy"]
         self._set_output = self.executor["set_output_zero_copy"]
         self._set: dict[tuple[bool, int], Array] = {}
-        self._wrapped: dict[int, tuple[Array, Any]] = {}
+        self._wrap = HostArrays()
 
     def _storage_of(self, _module: Any, entry: int, _template: Any, _device: Any) -> Any:
         """Return the storage of an entry: the executor calls this once for each storage id while it is created."""
@@ -82,13 +99,3 @@ class Slice:
     def execute(self) -> Callable[[int], None]:
         """Return what runs one node, of a slice made with `debug`."""
         return placed(self.executor["execute_node"], PLACE_OF_NODE)
-
-    def _wrap(self, array: Array, shape: tuple[int, ...] | None = None) -> Any:
-        """Return the array as TVM's, kept so that the same array is wrapped once."""
-        known = self._wrapped.get(id(array))
-        if known is None:
-            if len(self._wrapped) > 64:
-                self._wrapped.clear()
-            known = array, tvm.nd.from_dlpack(array if shape is None else array.reshape(shape))
-            self._wrapped[id(array)] = known
-        return known[1]
