@@ -24,7 +24,7 @@ from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.platform import Device, Platform, core_ranges
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.targets import compiler_target, kind_of
 from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
@@ -200,7 +200,7 @@ def _filled(device: Device, gpu: Gpu) -> Device:
     A GPU that shares the host's memory, as on a Jetson, tells all of it: stages on the CPU take from the same bytes.
     Only the user knows how to divide them, by `memory_bytes` in the platform file.
     """
-    cores = _ranges(device.cores or _CORES)
+    cores = ", ".join(core_ranges(device.cores or _CORES))
     return replace(
         device,
         memory_bytes=device.memory_bytes or gpu.memory_bytes or None,
@@ -263,14 +263,3 @@ def _check_order(device: Device) -> None:
             f"device {device.name}: TVM has {named} as {gpu.address}, not {gpu.name}, because it numbers devices of "
             "several OpenCL drivers anew in each process; set OCL_ICD_VENDORS to the driver of the GPU that is meant"
         )
-
-
-def _ranges(cores: Sequence[int] | frozenset[int]) -> str:
-    """Return cores as text: 0-2, 5."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -140,6 +140,21 @@ class Device:
         return self.name == other.name or not set(self.cores).isdisjoint(other.cores)
 
 
+def core_ranges(cores: Iterable[int]) -> list[str]:
+    """Return cores as texts of their ranges.
+
+    >>> core_ranges((0, 3, 4, 5))
+    ['0', '3-5']
+    """
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+
+
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """The cost of a transfer: `latency_s + bytes / bandwidth_bytes_per_s` seconds.

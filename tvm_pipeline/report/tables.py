@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_pipeline.core.plan import Decision, Measured, Plan, Prediction, describe, margin
-from tvm_pipeline.core.platform import Platform, Transfer
+from tvm_pipeline.core.platform import Platform, Transfer, core_ranges
 from tvm_pipeline.core.problem import counts_edges
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics
@@ -113,7 +113,7 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
     columns += ["receive", "send"] if has_transfers else []
     rows = []
     for device in platform.devices:
-        row = [device.label, device.backend, _ranges(device.cores), device.target or UNKNOWN]
+        row = [device.label, device.backend, " ".join(core_ranges(device.cores)) or UNKNOWN, device.target or UNKNOWN]
         row.append(UNKNOWN if device.memory_bytes is None else size(device.memory_bytes))
         row.append(UNKNOWN if device.active_w is None else f"{device.active_w:.3g} W")
         measured = profile.devices.get(device.name) if profile else None
@@ -269,17 +269,6 @@ def _transfer(transfer: Transfer | None) -> str:
         return UNKNOWN
     latency, bandwidth = duration(transfer.latency_s), transfer.bandwidth_bytes_per_s
     return latency if bandwidth is None else f"{latency}, {size(bandwidth)}/s"
-
-
-def _ranges(cores: tuple[int, ...]) -> str:
-    """`(0, 3, 4, 5)` as `0 3-5`."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and core == runs[-1][-1] + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    return " ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs) or UNKNOWN
 
 
 def _line(cells: Iterable[str]) -> str:
