@@ -42,9 +42,7 @@ from gpu_devices import (
     SMALL,
     SOFTWARE,
     Gpu,
-    Tensors,
     apart,
-    compute,
     find,
     given,
     logical,
@@ -59,7 +57,7 @@ from live import AROUND, WATCHDOG_S, failures, failures_of, is_right, switches, 
 from rig import FRAMES, Breakable, Rig, kept_full, random_plan, same, unsplit
 from soak import grown, resident_bytes
 
-from tests.support.networks import random_stages
+from tests.support.networks import Written, random_stages, run_from
 from tvm_pipeline import Problem, profile_model
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.platform import Device
@@ -99,10 +97,10 @@ def networks(gpu: Gpu, options: argparse.Namespace) -> bool:
 
 def _worst_operator(model: RelayModel, cpu: Device, device: Device) -> tuple[float, str]:
     """Return the largest difference of an operator's outputs, computed from the same tensors, and its kind."""
-    made = compute(model, [([name], cpu) for name in operators(model)], given(model))
+    made = run_from(model, [([name], cpu) for name in operators(model)], given(model))
     worst, kind = 0.0, ""
     for operator in model.graph.operators:
-        found = compute(model, [([operator.name], device)], {name: made[name] for name in operator.inputs})
+        found = run_from(model, [([operator.name], device)], {name: made[name] for name in operator.inputs})
         for tensor in operator.outputs:
             difference = apart(logical(found, tensor.name), logical(made, tensor.name))
             if difference >= worst:
@@ -156,14 +154,14 @@ def _compared(model: RelayModel, cpu: Device, gpu: Device, count: int) -> Compar
     names, feed, found, draw = operators(model), given(model), Compared(), random.Random(0)
     # Every operator as a stage gives the tensors that cross; the outputs are those of the unsplit model.
     alone, host = (
-        compute(model, [([name], device) for name in names], feed) | compute(model, [(names, device)], feed)
+        run_from(model, [([name], device) for name in names], feed) | run_from(model, [(names, device)], feed)
         for device in (gpu, cpu)
     )
     for number in range(count):
         parts = random_stages(model.graph, draw, min(2 + number % 3, len(names)))
         turns = [(part, (cpu, gpu)[(index + number) % 2]) for index, part in enumerate(parts)]
         try:
-            own, mixed = compute(model, [(part, gpu) for part in parts], feed), compute(model, turns, feed)
+            own, mixed = run_from(model, [(part, gpu) for part in parts], feed), run_from(model, turns, feed)
         except PipelineError:
             found.refused += 1
             continue
@@ -176,7 +174,7 @@ def _compared(model: RelayModel, cpu: Device, gpu: Device, count: int) -> Compar
     return found
 
 
-def _worst(found: Tensors, expected: Tensors, names: Iterable[str]) -> float:
+def _worst(found: Written, expected: Written, names: Iterable[str]) -> float:
     return max(apart(logical(found, name), logical(expected, name)) for name in names)
 
 

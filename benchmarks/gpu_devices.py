@@ -28,12 +28,12 @@ from tvm_pipeline_gpu.targets import target_for
 from tvm_pipeline_host.detection import host_target
 
 from tests.support import software_cuda
-from tests.support.networks import NETWORKS, as_model, random_frame, relay_module
+from tests.support.networks import NETWORKS, Written, as_model, as_written, random_frame, relay_module
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline import Device, Plan, Platform, Prediction, Problem, Stage, frontends, settle_platform
-from tvm_pipeline.backends.contract import Array, Backend, Port
+from tvm_pipeline.backends.contract import Array, Backend
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.tensor_layout import relayout, to_logical
+from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
@@ -161,38 +161,16 @@ def _saved(params: Mapping[str, Any]) -> bytes:
     return header + count + names + count + arrays
 
 
-Tensors = dict[str, tuple[Port, Array]]
-
-
 def operators(model: RelayModel) -> list[str]:
     return [operator.name for operator in model.graph.operators]
 
 
-def given(model: RelayModel) -> Tensors:
+def given(model: RelayModel) -> Written:
     """Return noise for the inputs of the model."""
-    frame = random_frame(model.graph.inputs)
-    return {
-        tensor.name: (Port(tensor.name, tensor.shape, tensor.dtype), frame[tensor.name])
-        for tensor in model.graph.inputs
-    }
+    return as_written(model.graph.inputs, random_frame(model.graph.inputs))
 
 
-def compute(model: RelayModel, stages: Iterable[tuple[Sequence[str], Device]], tensors: Tensors) -> Tensors:
-    """Run stages one after another; return `tensors` and all that the stages hand on, as they wrote it."""
-    known = dict(tensors)
-    for names, device in stages:
-        runner = model.stage(names, device)
-        inputs, outputs = ([port.buffer() for port in ports] for ports in (runner.inputs, runner.outputs))
-        for port, array in zip(runner.inputs, inputs, strict=True):
-            written, source = known[port.name]
-            relayout(source, written.layout, array, port.layout)
-        runner.run(inputs, outputs)
-        runner.close()
-        known.update({port.name: (port, array) for port, array in zip(runner.outputs, outputs, strict=True)})
-    return known
-
-
-def logical(tensors: Tensors, name: str) -> Array:
+def logical(tensors: Written, name: str) -> Array:
     port, array = tensors[name]
     return to_logical(array, port.layout)
 

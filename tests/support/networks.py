@@ -23,6 +23,8 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import relayout, to_logical
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 
+Written = dict[str, tuple[Port, Array]]  # tensors by name, each as its port says
+
 
 class Weights:
     """Seeded weights, as parameters of `main`, scaled so that values neither vanish nor explode."""
@@ -191,18 +193,31 @@ def random_stages(graph: OperatorGraph, random: Random, stages: int) -> list[lis
 
 def run_stages(
     model: RelayModel, stages: Sequence[tuple[Sequence[str], Device]], frame: Mapping[str, Array]
-) -> dict[str, tuple[Port, Array]]:
+) -> Written:
     """Run one frame through the stages, one after another; return every tensor that crossed, as it was written."""
-    tensors = {t.name: (Port(t.name, t.shape, t.dtype), frame[t.name]) for t in model.graph.inputs}
+    return run_from(model, stages, as_written(model.graph.inputs, frame))
+
+
+def as_written(inputs: Iterable[Tensor], frame: Mapping[str, Array]) -> Written:
+    """Return a frame as tensors that stages read."""
+    return {tensor.name: (Port(tensor.name, tensor.shape, tensor.dtype), frame[tensor.name]) for tensor in inputs}
+
+
+def run_from(
+    model: RelayModel, stages: Iterable[tuple[Sequence[str], Device]], tensors: Mapping[str, tuple[Port, Array]]
+) -> Written:
+    """Run stages one after another; return `tensors` and all that the stages hand on, as they wrote it."""
+    known = dict(tensors)
     for operators, device in stages:
         runner = model.stage(operators, device)
         inputs, outputs = ([port.buffer() for port in ports] for ports in (runner.inputs, runner.outputs))
         for port, array in zip(runner.inputs, inputs, strict=True):
-            written, source = tensors[port.name]
+            written, source = known[port.name]
             relayout(source, written.layout, array, port.layout)
         runner.run(inputs, outputs)
-        tensors.update({port.name: (port, array) for port, array in zip(runner.outputs, outputs, strict=True)})
-    return tensors
+        runner.close()
+        known.update({port.name: (port, array) for port, array in zip(runner.outputs, outputs, strict=True)})
+    return known
 
 
 def model_outputs(model: RelayModel, tensors: Mapping[str, tuple[Port, Array]]) -> list[Array]:
