@@ -16,7 +16,8 @@ include/     CUDA's headers, as far as TVM needs them, for host code and for ker
 of them is a CUDA toolkit as far as TVM needs one: TVM's CUDA runtime builds where nothing of NVIDIA's is installed.
 
 These variables are read at each call: SOFTWARE_CUDA_DEVICES (1), SOFTWARE_CUDA_MEMORY_BYTES of each device (8 GiB),
-SOFTWARE_CUDA_INTEGRATED (0; 1 is a device that shares the memory of the host), and SOFTWARE_CUDA_CACHE (the folder of
+SOFTWARE_CUDA_INTEGRATED (0; 1 is a device that shares the memory of the host), SOFTWARE_CUDA_HOST_REGISTER (1; 0 is a
+device that cannot register the host's memory, as Jetsons before Xavier), and SOFTWARE_CUDA_CACHE (the folder of
 compiled kernels). SOFTWARE_CUDA_FAULT is read when the libraries are loaded, for example `crash_launch:3`.
 """
 
@@ -101,16 +102,25 @@ class Copies(NamedTuple):
     n_bytes: int
 
 
+class Registered(NamedTuple):
+    """How many ranges of the host's memory are registered, and how many bytes they have in all."""
+
+    ranges: int
+    n_bytes: int
+
+
 class SoftwareCuda:
     """What tests ask of the devices, and what they make go wrong.
 
-    Counters never go back: take the difference of two calls. A fault happens once, at the n-th call from now.
+    Counts of what happened never go back: take the difference of two calls. A fault happens once, at the n-th call from
+    now.
     """
 
     def __init__(self, libraries: list[ctypes.CDLL]) -> None:
         self.driver, self.runtime, self.compiler = libraries
-        for name in ("launches", "allocated", "copies", "copied_bytes"):
+        for name in ("launches", "allocated", "registered", "copies", "copied_bytes"):
             self.driver[f"software_cuda_{name}"].restype = ctypes.c_long
+        self.runtime.software_cuda_recorded.restype = ctypes.c_long
 
     def launches(self, kernel: str = "") -> int:
         """Return how often a kernel was launched; without a name, how often any was."""
@@ -119,6 +129,21 @@ class SoftwareCuda:
     def allocated(self) -> int:
         """Return how many bytes of the devices' memory are in use."""
         return int(self._call("allocated"))
+
+    def registered(self) -> Registered:
+        """Return what of the host's memory is registered now."""
+        n_bytes = ctypes.c_long()
+        return Registered(int(self._call("registered", ctypes.byref(n_bytes))), n_bytes.value)
+
+    def recorded(self) -> int:
+        """Return how often an event was recorded."""
+        return int(self.runtime.software_cuda_recorded(ctypes.byref(ctypes.c_long())))
+
+    def handles(self) -> int:
+        """Return how many events and streams there are now."""
+        alive = ctypes.c_long()
+        self.runtime.software_cuda_recorded(ctypes.byref(alive))
+        return alive.value
 
     def copies(self, direction: Direction) -> Copies:
         """Return what was copied in a direction."""

@@ -9,14 +9,18 @@
 // - Several devices (SOFTWARE_CUDA_DEVICES), each with memory of its own (SOFTWARE_CUDA_MEMORY_BYTES). New memory is
 //   full of 0xff bytes. A copy beyond an allocation, a kernel with a host's pointer, a write behind the end of an
 //   allocation and a second cudaFree are refused and reported on standard error.
+// - Memory of the host that is registered, by the byte: kernels find it at the same address, if it was registered as
+//   mapped (NVIDIA's devices with unified addresses map all of it; those without do not). A copy of a range of which
+//   only a part is registered is refused. Two registered ranges may lie in one page, which no document promises.
 // - A context for each thread: a thread that never called cudaSetDevice or cuCtxSetCurrent cannot launch.
 // - Errors that lose a device: after a kernel has failed, everything that reaches the device returns the same error,
 //   cudaFree, too. On a real one this lasts until the process ends, here until a test calls software_cuda_reset.
 // - Faults on request: software_cuda_fault, or SOFTWARE_CUDA_FAULT=what:n in a process of its own.
 //
 // Not modelled:
-// - Time. Speed means nothing, and all is done when a call returns: a stream is a handle without a queue, an event the
-//   time at which it was recorded. A kernel's error is returned by its launch and not by a later call.
+// - Time. Speed means nothing, and all is done when a call returns: a stream is a handle without a queue, and an event
+//   has happened when cudaEventRecord returns, at the time of the host's clock; both belong to one device. A kernel's
+//   error is returned by its launch and not by a later call.
 // - Races: threads run in order, and change only where they wait. Limits of registers and shared memory. Dynamic shared
 //   memory, tensor cores, inline PTX, textures, device globals, and what else TVM's schedules for networks do not use.
 // - Options of nvrtc but the architecture; kernels always find the device's own headers.

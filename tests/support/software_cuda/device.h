@@ -47,11 +47,15 @@ CUresult allocate(void** at, size_t size);
 CUresult release(void* at);
 CUresult allocate_on_host(void** at, size_t size);
 CUresult release_on_host(void* at);
-CUresult register_on_host(void* at, size_t size);
+// Kernels may use what is registered, until it is no more, where it is mapped.
+CUresult register_on_host(void* at, size_t size, bool is_mapped);
 CUresult unregister_on_host(void* at);
+// Gives where kernels find a byte of pinned or registered memory: at the same address.
+CUresult address_on_device(void** on_device, void* on_host);
 // Direction is a cudaMemcpyKind.
 CUresult copy(void* to, const void* from, size_t size, int direction);
-// Returns whether a kernel may read the byte here: in an allocation of the current device, or in pinned memory.
+// Returns whether a kernel may read the byte here: in an allocation of the current device, or in memory
+// of the host that is pinned or registered.
 bool is_on_device(const void* at);
 
 // kernels.cc

@@ -74,6 +74,7 @@ constexpr struct {
     {CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
      "pointer does not correspond to a registered memory region"},
     {CUDA_ERROR_LAUNCH_FAILED, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
 };
 
 // SOFTWARE_CUDA_FAULT=crash_launch:3 is for processes of their own, which no test can call.
@@ -111,14 +112,16 @@ CUresult attribute_of(int device, int attribute, int* value) {
       {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 1},
       {CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY, 1},
       {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 524288},
+      {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
       {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
       {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 7},
       {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 2},
-      {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
   };
   const auto found = fixed.find(attribute);
   if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED)
     *value = setting("SOFTWARE_CUDA_INTEGRATED", 0);
+  else if (attribute == CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)
+    *value = setting("SOFTWARE_CUDA_HOST_REGISTER", 1);
   else if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
     *value = device + 1;
   else

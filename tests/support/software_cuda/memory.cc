@@ -26,6 +26,8 @@ struct Block {
   size_t size;
   Kind kind;
   int device;
+  // Whether kernels of any device may use memory of the host.
+  bool is_mapped = true;
 };
 
 struct Copies {
@@ -53,6 +55,14 @@ const Block* block_around(const void* at, size_t size) {
   if (after == memory().blocks.begin()) return nullptr;
   const auto& [begin, block] = *--after;
   return address - begin < block.size && size <= block.size - (address - begin) ? &block : nullptr;
+}
+
+// Returns whether a block has any of these bytes. The caller holds the lock.
+bool is_block_within(const void* at, size_t size) {
+  // The only block that can reach into this range begins before its end, after all others that do.
+  const auto begin = reinterpret_cast<uintptr_t>(at);
+  auto after = memory().blocks.lower_bound(begin + size);
+  return after != memory().blocks.begin() && (--after)->first + after->second.size > begin;
 }
 
 bool is_guard_whole(const void* at, size_t size) {
@@ -135,26 +145,35 @@ CUresult release_on_host(void* at) {
   return CUDA_SUCCESS;
 }
 
-CUresult register_on_host(void* at, size_t size) {
+CUresult register_on_host(void* at, size_t size, bool is_mapped) {
   if (const CUresult error = device_error()) return error;
-  if (!at || size == 0) return CUDA_ERROR_INVALID_VALUE;
+  int supported = 0;
+  attribute_of(current_device(), CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, &supported);
+  if (!supported) return CUDA_ERROR_NOT_SUPPORTED;
+  if (!at || size == 0 || size > UINTPTR_MAX - reinterpret_cast<uintptr_t>(at)) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> guard(memory().lock);
-  // The only block that can reach into this range begins before its end, after all others that do.
-  const auto begin = reinterpret_cast<uintptr_t>(at);
-  auto after = memory().blocks.lower_bound(begin + size);
-  if (after != memory().blocks.begin() && (--after)->first + after->second.size > begin)
-    return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-  memory().blocks[begin] = {size, Kind::kRegistered, current_device()};
+  if (is_block_within(at, size)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  memory().blocks[reinterpret_cast<uintptr_t>(at)] = {size, Kind::kRegistered, current_device(), is_mapped};
   return CUDA_SUCCESS;
 }
 
 CUresult unregister_on_host(void* at) {
   if (const CUresult error = device_error()) return error;
+  if (!at) return CUDA_ERROR_INVALID_VALUE;
   std::lock_guard<std::mutex> guard(memory().lock);
   const auto found = memory().blocks.find(reinterpret_cast<uintptr_t>(at));
   if (found == memory().blocks.end() || found->second.kind != Kind::kRegistered)
     return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   memory().blocks.erase(found);
+  return CUDA_SUCCESS;
+}
+
+CUresult address_on_device(void** on_device, void* on_host) {
+  if (const CUresult error = device_error()) return error;
+  std::lock_guard<std::mutex> guard(memory().lock);
+  const Block* block = block_around(on_host, 1);
+  if (!block || block->kind == Kind::kDevice || !block->is_mapped) return CUDA_ERROR_INVALID_VALUE;
+  *on_device = on_host;
   return CUDA_SUCCESS;
 }
 
@@ -173,6 +192,8 @@ CUresult copy(void* to, const void* from, size_t size, int direction) {
     const char* why = expected ? "a copy reaches beyond an allocation" : "a copy takes device memory for the host's";
     return refuse(why, is_target ? to : from, size);
   }
+  if ((!target && is_block_within(to, size)) || (!source && is_block_within(from, size)))
+    return refuse("a copy takes memory of which only a part is registered", target ? from : to, size);
   memmove(to, from, size);
   memory().copies[actual].count += 1;
   memory().copies[actual].bytes += size;
@@ -182,14 +203,14 @@ CUresult copy(void* to, const void* from, size_t size, int direction) {
 bool is_on_device(const void* at) {
   std::lock_guard<std::mutex> guard(memory().lock);
   const Block* block = block_around(at, 1);
-  if (block && (block->kind != Kind::kDevice || block->device == current_device())) return true;
+  if (block && (block->kind == Kind::kDevice ? block->device == current_device() : block->is_mapped)) return true;
   refuse("a kernel was given an address outside of the device's memory", at, 1);
   return false;
 }
 
 }  // namespace software_cuda
 
-// For tests: how much memory is in use, and what was copied. Direction is a cudaMemcpyKind.
+// For tests: how much memory is in use, what of the host's is registered, and what was copied. Direction is a cudaMemcpyKind.
 
 using software_cuda::memory;
 
@@ -198,6 +219,18 @@ API long software_cuda_allocated() {
   long bytes = 0;
   for (const auto& [device, used] : memory().allocated) bytes += used;
   return bytes;
+}
+
+// Returns how many ranges are registered and, in `bytes`, how many bytes they have in all.
+API long software_cuda_registered(long* bytes) {
+  std::lock_guard<std::mutex> guard(memory().lock);
+  long ranges = *bytes = 0;
+  for (const auto& [begin, block] : memory().blocks) {
+    if (block.kind != software_cuda::Kind::kRegistered) continue;
+    ++ranges;
+    *bytes += block.size;
+  }
+  return ranges;
 }
 
 API long software_cuda_copies(int direction) {

@@ -2,14 +2,20 @@
 #include <time.h>
 
 #include <cstdio>
+#include <mutex>
+#include <set>
 
 #include "cuda_runtime.h"
 #include "device.h"
 
 using namespace software_cuda;
 
+// All that was given to a stream is done when the call returns, and an event has happened as soon as it is recorded.
 struct CUevent_st {
-  timespec at;
+  int device;
+  bool has_time;
+  bool is_recorded = false;
+  timespec at = {};
 };
 struct CUstream_st {
   int device;
@@ -37,6 +43,25 @@ CUresult begin_on_device() {
   if (const CUresult error = begin()) return error;
   if (current_device() < 0) set_current_device(0);
   return device_error();
+}
+
+struct Handles {
+  std::mutex lock;
+  std::set<CUevent> events;
+  std::set<CUstream> streams;
+  long recorded = 0;
+};
+
+Handles& handles() {
+  static auto& all = *new Handles;
+  return all;
+}
+
+// Returns the device of a stream: 0, and 1 and 2 (cudaStreamLegacy, cudaStreamPerThread), are those that each device
+// has. -1 where there is no such stream. The caller holds the lock.
+int device_of(cudaStream_t stream) {
+  if (reinterpret_cast<uintptr_t>(stream) <= 2) return current_device();
+  return handles().streams.count(stream) ? stream->device : -1;
 }
 
 }  // namespace
@@ -140,9 +165,10 @@ API cudaError_t cudaFreeHost(void* at) {
   return ended(error ? error : release_on_host(at));
 }
 
-API cudaError_t cudaHostRegister(void* at, size_t size, unsigned) {
-  const CUresult error = begin_on_device();
-  return ended(error ? error : register_on_host(at, size));
+API cudaError_t cudaHostRegister(void* at, size_t size, unsigned flags) {
+  if (const CUresult error = begin_on_device()) return ended(error);
+  if (flags & ~(cudaHostRegisterPortable | cudaHostRegisterMapped)) return ended(CUDA_ERROR_INVALID_VALUE);
+  return ended(register_on_host(at, size, flags & cudaHostRegisterMapped));
 }
 
 API cudaError_t cudaHostUnregister(void* at) {
@@ -150,10 +176,9 @@ API cudaError_t cudaHostUnregister(void* at) {
   return ended(error ? error : unregister_on_host(at));
 }
 
-API cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned) {
+API cudaError_t cudaHostGetDevicePointer(void** on_device, void* on_host, unsigned flags) {
   if (const CUresult error = begin_on_device()) return ended(error);
-  *on_device = on_host;
-  return ended(is_on_device(on_host) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+  return ended(flags ? CUDA_ERROR_INVALID_VALUE : address_on_device(on_device, on_host));
 }
 
 API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind kind) {
@@ -161,48 +186,94 @@ API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKi
   return ended(error ? error : copy(to, from, size, kind));
 }
 
-API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t) {
-  return cudaMemcpy(to, from, size, kind);
-}
-
-API cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, cudaStream_t) {
-  return cudaMemcpy(to, from, size, cudaMemcpyDeviceToDevice);
-}
-
-API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
   if (const CUresult error = begin_on_device()) return ended(error);
-  *stream = new CUstream_st{current_device()};
+  {
+    std::lock_guard<std::mutex> guard(handles().lock);
+    if (device_of(stream) < 0) return ended(CUDA_ERROR_INVALID_HANDLE);
+  }
+  return ended(copy(to, from, size, kind));
+}
+
+API cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, cudaStream_t stream) {
+  return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
+}
+
+API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  if (const CUresult error = begin_on_device()) return ended(error);
+  if (!stream || flags & ~cudaStreamNonBlocking) return ended(CUDA_ERROR_INVALID_VALUE);
+  std::lock_guard<std::mutex> guard(handles().lock);
+  handles().streams.insert(*stream = new CUstream_st{current_device()});
   return cudaSuccess;
 }
 
 API cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  std::lock_guard<std::mutex> guard(handles().lock);
+  if (!handles().streams.erase(stream)) return ended(CUDA_ERROR_INVALID_HANDLE);
   delete stream;
   return ended(begin_on_device());
 }
 
-API cudaError_t cudaStreamSynchronize(cudaStream_t) { return ended(begin_on_device()); }
-
-API cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return ended(begin_on_device()); }
-
-API cudaError_t cudaEventCreate(cudaEvent_t* event) {
+API cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (const CUresult error = begin_on_device()) return ended(error);
-  *event = new CUevent_st{};
+  std::lock_guard<std::mutex> guard(handles().lock);
+  return ended(device_of(stream) < 0 ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS);
+}
+
+API cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  if (const CUresult error = begin_on_device()) return ended(error);
+  std::lock_guard<std::mutex> guard(handles().lock);
+  return ended(device_of(stream) < 0 || !handles().events.count(event) ? CUDA_ERROR_INVALID_HANDLE : CUDA_SUCCESS);
+}
+
+API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  if (const CUresult error = begin_on_device()) return ended(error);
+  if (!event || flags & ~(cudaEventBlockingSync | cudaEventDisableTiming)) return ended(CUDA_ERROR_INVALID_VALUE);
+  std::lock_guard<std::mutex> guard(handles().lock);
+  handles().events.insert(*event = new CUevent_st{current_device(), !(flags & cudaEventDisableTiming)});
   return cudaSuccess;
 }
 
+API cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+
 API cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  std::lock_guard<std::mutex> guard(handles().lock);
+  if (!handles().events.erase(event)) return ended(CUDA_ERROR_INVALID_HANDLE);
   delete event;
   return ended(begin_on_device());
 }
 
-API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+// An event is recorded in a stream of its own device.
+API cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  if (const CUresult error = begin_on_device()) return ended(error);
+  std::lock_guard<std::mutex> guard(handles().lock);
+  if (!handles().events.count(event) || device_of(stream) != event->device) return ended(CUDA_ERROR_INVALID_HANDLE);
   clock_gettime(CLOCK_MONOTONIC, &event->at);
-  return ended(begin_on_device());
+  event->is_recorded = true;
+  ++handles().recorded;
+  return cudaSuccess;
 }
 
-API cudaError_t cudaEventSynchronize(cudaEvent_t) { return ended(begin_on_device()); }
+API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  if (const CUresult error = begin_on_device()) return ended(error);
+  std::lock_guard<std::mutex> guard(handles().lock);
+  return ended(handles().events.count(event) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE);
+}
 
 API cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  if (const CUresult error = begin_on_device()) return ended(error);
+  if (!milliseconds) return ended(CUDA_ERROR_INVALID_VALUE);
+  std::lock_guard<std::mutex> guard(handles().lock);
+  for (const cudaEvent_t event : {start, end})
+    if (!handles().events.count(event) || !event->is_recorded || !event->has_time)
+      return ended(CUDA_ERROR_INVALID_HANDLE);
   *milliseconds = (end->at.tv_sec - start->at.tv_sec) * 1e3f + (end->at.tv_nsec - start->at.tv_nsec) * 1e-6f;
-  return ended(begin_on_device());
+  return cudaSuccess;
+}
+
+// For tests: how often an event was recorded, and in `alive` how many events and streams there are.
+API long software_cuda_recorded(long* alive) {
+  std::lock_guard<std::mutex> guard(handles().lock);
+  *alive = handles().events.size() + handles().streams.size();
+  return handles().recorded;
 }

@@ -41,6 +41,7 @@ typedef enum cudaError_enum {
   CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
   CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
   CUDA_ERROR_LAUNCH_FAILED = 719,
+  CUDA_ERROR_NOT_SUPPORTED = 801,
 } CUresult;
 
 typedef enum CUdevice_attribute_enum {
