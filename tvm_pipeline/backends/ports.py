@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64  # bytes; compiled kernels load whole vectors
+PAGE = 4096  # bytes; a device that computes in the host's memory takes whole pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +27,20 @@ class Port:
     layout: str = ""
 
     def buffer(self) -> Array:
-        """Return a new array for this port, 64-byte aligned as compiled kernels require."""
+        """Return a new array for this port, aligned as compiled kernels and devices require."""
         return aligned_empty(self.shape, self.dtype)
 
 
 def aligned_empty(shape: Sequence[int], dtype: str) -> Array:
-    """Return an uninitialised C-contiguous array whose data begins at a multiple of 64 bytes."""
+    """Return an uninitialised C-contiguous array whose data begins at a multiple of 64 bytes.
+
+    An array of a page or more begins at a page and shares its last one with no other array.
+    """
     item = np.dtype(dtype)
     size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
+    alignment = PAGE if size >= PAGE else ALIGNMENT
+    raw = np.empty(size + -size % alignment + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
     return raw[start : start + size].view(item).reshape(shape)
 
 

@@ -40,6 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
+from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -262,11 +263,11 @@ def _told(answer: bytes, order: Order) -> Exception:
 def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[list[Array], list[Array]]:
     """Return the ports' tensors one after the other in a file of memory, which is made as long as that takes.
 
-    The descriptor is closed; the arrays, 64-byte aligned, keep the memory.
+    The descriptor is closed; the arrays keep the memory. Each begins at a page, as `aligned_empty` makes them.
     """
     ports = [*inputs, *outputs]
     sizes = [int(np.prod(port.shape, dtype=np.int64)) * np.dtype(port.dtype).itemsize for port in ports]
-    starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)]).tolist()
+    starts = np.cumsum([0, *(size + -size % PAGE for size in sizes)]).tolist()
     os.ftruncate(descriptor, starts[-1])
     block = mmap.mmap(descriptor, starts[-1])
     os.close(descriptor)
