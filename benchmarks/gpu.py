@@ -19,6 +19,7 @@ speed. PoCL is OpenCL on a CPU core; its times are those of that core, so that p
 6. parameters: bytes that k slices of a network copy to the device. Required: the parameters, once.
 7. speed: of the networks on CPU, GPU, and both.
 8. soak: memory of host and device while plans change for an hour. Required: within 1 %.
+9. copies: how long a device takes to be given an array of the host and to give it back, in place and copied.
 
 The exit status is 1 if a result is wrong, a frame is lost, parameters are copied twice, or memory grows.
 """
@@ -52,7 +53,7 @@ from gpu_devices import (
     told,
     two_stages,
 )
-from gpu_times import overhead, prediction, speed
+from gpu_times import copies, overhead, prediction, speed
 from live import AROUND, WATCHDOG_S, failures, failures_of, is_right, switches, wait_for
 from rig import FRAMES, Breakable, Rig, kept_full, random_plan, same, unsplit
 from soak import grown, resident_bytes
@@ -326,6 +327,7 @@ PARTS: dict[str, tuple[Callable[[Gpu, argparse.Namespace], bool], tuple[str, ...
     "parameters": (parameters, ("software-cuda",)),
     "speed": (speed, ("pocl",)),
     "soak": (soak, ("software-cuda",)),
+    "copies": (copies, ("pocl",)),
 }
 SHORT = {  # PoCL takes long to compile kernels, and tests run on it
     "networks": ("software-cuda",),

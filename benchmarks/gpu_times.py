@@ -14,11 +14,13 @@ from networks import MODELS, load
 from prediction import row
 
 from tvm_pipeline import Pipeline, Problem, detect_platform, planning, profile_model, settle_platform
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.ports import aligned_empty, noise
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.runtime.comparison import Measured, compare
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline.tvm.devices.mirrors import Mirror, mirrors_on
+from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
@@ -26,6 +28,7 @@ from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 import tvm  # isort: skip
 
 PREDICTED = ("squeezenet@64", "mobilenet@64", "resnet-18@64")  # in smaller ones the runtime takes longer than kernels
+COPIED_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 SIZES = (4 << 10, 64 << 10, 1 << 20)  # of the tensor that a stage of one kernel reads, and of that which it writes
 
 
@@ -116,15 +119,14 @@ def _stage_seconds(model: RelayModel, device: Device) -> tuple[float, float, flo
     there = tvm.device(kind_of(device.target), index_of(device.target))
     library = model.libraries[compiler_target(device.target)]
     part = DeviceSlice(library, model.cut(names, device), DeviceParams(library.params, there))
-    run, received = part.executor["run"], part.executor["get_input"]("input_0")
-    sent, given_ = part.executor["get_output"](0), tvm.nd.from_dlpack(inputs[0])
-    taken = tvm.nd.from_dlpack(outputs[0].reshape(part.graph.head_shapes[0]))
+    part.set_buffers(inputs, outputs)
+    part.give_to_host()
+    run = part.executor["run"]
 
     def alone() -> None:
-        given_.copyto(received)
+        part.give_to_device()
         run()
-        sent.copyto(taken)
-        there.sync()
+        part.give_to_host()
 
     seconds: dict[Callable[[], object], list[float]] = {alone: [], lambda: stage.run(inputs, outputs): []}
     for _ in range(2000):  # in turns
@@ -136,6 +138,42 @@ def _stage_seconds(model: RelayModel, device: Device) -> tuple[float, float, flo
     copies = model.time_transfers(device, [inputs[0].nbytes], 200)
     copies_s = sum(float(np.median(direction)) for direction in copies or ())
     return (kernel_s + copies_s, *(statistics.median(times) for times in seconds.values()))  # type: ignore[return-value]
+
+
+# 9. Copies
+
+
+def copies(gpu: Gpu, options: argparse.Namespace) -> bool:
+    """Compare how long a device takes an array of the host: used in place, where it can, and copied."""
+    _, platform = gpu.settled()
+    target = platform.devices[-1].target
+    ready_to_run(kind_of(target))
+    there = tvm.device(kind_of(target), index_of(target))
+    rows = []
+    for size in COPIED_SIZES:
+        array = aligned_empty((size,), "uint8")
+        array.fill(0)
+        in_place = mirrors_on(there).shared(array, kept=False)
+        if in_place is None:
+            CONSOLE.print(f"9. Copies were left out: {gpu.label} has memory of its own", highlight=False)
+            return True
+        copied = mirrors_on(there).copied(array, tvm.nd.empty((size,), "uint8", there))
+        seconds: dict[Mirror, list[float]] = {in_place: [], copied: []}
+        for turn in range(220):  # in turns
+            for mirror, times in seconds.items():
+                begin_s = time.perf_counter()
+                mirror.begin(copied=True)
+                mirror.end(copied=True)
+                there.sync()
+                if turn >= 20:
+                    times.append(time.perf_counter() - begin_s)
+        here, there_and_back = (f"{1e6 * statistics.median(times):.0f}" for times in seconds.values())
+        ratios = sorted(b / a for a, b in zip(*seconds.values(), strict=True))
+        quartiles = f"{ratios[len(ratios) // 4]:.1f}-{ratios[3 * len(ratios) // 4]:.1f}"
+        rows.append((f"{size >> 10} KB", here, there_and_back, f"{statistics.median(ratios):.1f}", quartiles))
+    columns = ("to the device and back", "in place, us", "copied, us", "ratio", "quartiles")
+    show(gpu, "9. An array of the host, used in place and copied", columns, rows)
+    return True
 
 
 # 7. Speed

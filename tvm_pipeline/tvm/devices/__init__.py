@@ -7,6 +7,7 @@ cuda_toolkit.py   where CUDA's libraries and headers are on this machine
 cuda_compiler.py  compile kernels for CUDA devices with the TVM of PyPI
 programs.py       compiled OpenCL programs, kept beside the kernels of a library
 device_arrays.py  arrays on a device: an arena with arrays in it, and parameters that all slices share
+mirrors.py        what a device has of arrays of the host: the same memory, or a copy
 
 `relay/device_executor.py` runs slices on such devices, and `backends/tvm_pipeline_gpu` finds them.
 """

@@ -15,6 +15,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,6 +141,14 @@ def runtime() -> tuple[Toolkit, ctypes.CDLL]:
             return toolkit, library
     names = ", ".join(dict.fromkeys(f"libcudart.so.{CUDART[version]}" for _, version in complete))
     raise PlatformError(f"{needed}: the headers are here, and {names} cannot be loaded; {advice}")
+
+
+def loaded_runtime() -> ctypes.CDLL | None:
+    """Return the runtime library that this process has loaded; None where TVM was built with one inside, or without."""
+    for version in CUDART.values():
+        with suppress(OSError):
+            return ctypes.CDLL(f"libcudart.so.{version}", os.RTLD_NOLOAD)
+    return None
 
 
 def _is_loaded(name: str) -> bool:

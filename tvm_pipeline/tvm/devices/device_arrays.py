@@ -42,7 +42,8 @@ def part(arena: Any, offset: int, shape: Sequence[int], dtype: str) -> Any:
     if arena.device.device_type == DEVICE_TYPES["opencl"]:
         sub_buffer = tvm.get_global_func("tvm_pipeline.opencl.part")
         return sub_buffer(arena, offset, tvm.runtime.ShapeTuple(shape), tvm.DataType(dtype))
-    return _pointed_at(arena, offset, shape, dtype)
+    base = arena.handle.contents
+    return pointed_at((base.data or 0) + offset, base.device, shape, dtype, arena)
 
 
 class _DLTensor(ctypes.Structure):
@@ -75,20 +76,17 @@ def _delete(managed: Any) -> None:
     _alive.pop(ctypes.addressof(managed.contents), None)
 
 
-def _pointed_at(arena: Any, offset: int, shape: Sequence[int], dtype: str) -> Any:
-    """Return an array at an address within the arena, by DLPack."""
+def pointed_at(address: int, device: Any, shape: Sequence[int], dtype: str, keeps: Any) -> Any:
+    """Return an array at an address of a device, which keeps `keeps` alive; by DLPack."""
     extents, type_ = (ctypes.c_int64 * len(shape))(*shape), tvm.DataType(dtype)
-    base = arena.handle.contents
-    device = base.device
     managed = _DLManagedTensor(
         _DLTensor(
-            (base.data or 0) + offset, device.device_type, device.device_id, len(shape), type_.type_code, type_.bits, 1,
-            extents, None, 0,
+            address, device.device_type, device.device_id, len(shape), type_.type_code, type_.bits, 1, extents, None, 0
         ),
         None,
         _delete,
-    )  # fmt: skip
-    _alive[ctypes.addressof(managed)] = managed, extents, arena
+    )
+    _alive[ctypes.addressof(managed)] = managed, extents, keeps
     capsule = _new_capsule(ctypes.addressof(managed), b"dltensor", None)
     return tvm.nd.from_dlpack(capsule)
 

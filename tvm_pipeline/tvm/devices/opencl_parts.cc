@@ -48,6 +48,73 @@ NDArray Part(NDArray whole, int64_t offset, ShapeTuple shape, DataType dtype) {
 
 TVM_REGISTER_GLOBAL("tvm_pipeline.opencl.part").set_body_typed(Part);
 
+// Memory of the host that a device with the same memory uses in place. The host has it while it is mapped.
+struct HostDescriptor : PartDescriptor {
+  Device device;
+  void* address;
+  size_t bytes;
+  bool is_mapped = false;
+};
+
+cl_command_queue QueueOf(HostDescriptor* memory) { return cl::OpenCLWorkspace::Global()->GetQueue(memory->device); }
+
+// Waits for the commands before it.
+void GiveToHost(HostDescriptor* memory) {
+  if (memory->is_mapped) return;
+  cl_int error;
+  void* at = clEnqueueMapBuffer(QueueOf(memory), memory->buffer, CL_TRUE, CL_MAP_READ | CL_MAP_WRITE, 0, memory->bytes,
+                                0, nullptr, nullptr, &error);
+  OPENCL_CHECK_ERROR(error);
+  memory->is_mapped = true;
+  ICHECK_EQ(at, memory->address) << "the driver maps memory of the host elsewhere";
+}
+
+void GiveToDevice(HostDescriptor* memory) {
+  if (!memory->is_mapped) return;
+  OPENCL_CALL(clEnqueueUnmapMemObject(QueueOf(memory), memory->buffer, memory->address, 0, nullptr, nullptr));
+  memory->is_mapped = false;
+}
+
+void FreeHosted(Object* object) {
+  auto* container = static_cast<NDArray::Container*>(object);
+  auto* memory = static_cast<HostDescriptor*>(container->dl_tensor.data);
+  cl_command_queue queue = QueueOf(memory);
+  if (memory->is_mapped) clEnqueueUnmapMemObject(queue, memory->buffer, memory->address, 0, nullptr, nullptr);
+  clFinish(queue);
+  clReleaseMemObject(memory->buffer);
+  delete memory;
+  delete container;
+}
+
+// An array of bytes in memory of the host, from `address` on, which its caller keeps. The host has it at first.
+TVM_REGISTER_GLOBAL("tvm_pipeline.opencl.in_place").set_body_typed([](int id, void* address, int64_t bytes) {
+  Device device{kDLOpenCL, id};
+  auto* workspace = cl::OpenCLWorkspace::Global();
+  cl_int error;
+  cl_mem buffer = clCreateBuffer(workspace->contexts[workspace->device_to_platform[workspace->GetCLDeviceID(id)]],
+                                 CL_MEM_READ_WRITE | CL_MEM_USE_HOST_PTR, bytes, address, &error);
+  OPENCL_CHECK_ERROR(error);
+  auto* memory = new HostDescriptor;
+  memory->layout = cl::BufferDescriptor::MemoryLayout::kBuffer1D;
+  memory->buffer = buffer;
+  memory->device = device;
+  memory->address = address;
+  memory->bytes = bytes;
+  auto* container = new NDArray::Container(memory, ShapeTuple({bytes}), DataType::UInt(8), device);
+  container->SetDeleter(FreeHosted);
+  NDArray array(GetObjectPtr<Object>(container));
+  GiveToHost(memory);
+  return array;
+});
+
+HostDescriptor* Hosted(const NDArray& array) { return static_cast<HostDescriptor*>(array->data); }
+
+TVM_REGISTER_GLOBAL("tvm_pipeline.opencl.give_to_device").set_body_typed([](NDArray array) {
+  GiveToDevice(Hosted(array));
+});
+
+TVM_REGISTER_GLOBAL("tvm_pipeline.opencl.give_to_host").set_body_typed([](NDArray array) { GiveToHost(Hosted(array)); });
+
 // Bytes to whose multiples the offset of a part must be aligned.
 TVM_REGISTER_GLOBAL("tvm_pipeline.opencl.alignment").set_body_typed([](int device) {
   cl_uint bits = 0;

@@ -21,7 +21,10 @@ from tvm_pipeline.tvm.devices.addons import Addon, load_addon
 from tvm_pipeline.tvm.devices.cuda_compiler import add_compiler, arch_of, nvrtc
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES, compiler_target, kind_of
 
-_PARTS = tuple(f"tvm_pipeline.opencl.{name}" for name in ("part", "alignment", "programs", "use_programs", "told"))
+_PARTS = tuple(
+    f"tvm_pipeline.opencl.{name}"
+    for name in ("part", "alignment", "programs", "use_programs", "told", "in_place", "give_to_device", "give_to_host")
+)
 # TVM's sources for OpenCL, and functions of our own that see into them.
 OPENCL = Addon(
     "TVM's OpenCL runtime",

@@ -22,6 +22,7 @@ from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
+from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
@@ -145,13 +146,17 @@ class RelayModel:
         if not has_own_memory(device.target):
             return None
         there = tvm.device(kind_of(device.target), index_of(device.target))
+        mirrors = mirrors_on(there)
         seconds = np.zeros((2, repeats, len(sizes_bytes)))
         for column, size in enumerate(sizes_bytes):
-            host, own = tvm.nd.from_dlpack(aligned_empty((size,), "uint8")), tvm.nd.empty((size,), "uint8", there)
+            array = aligned_empty((size,), "uint8")
+            mirror = mirrors.shared(array, kept=False)
+            if mirror is None:
+                mirror = mirrors.copied(array, tvm.nd.empty((size,), "uint8", there))
             for row in range(repeats):
-                for direction, (source, destination) in enumerate([(host, own), (own, host)]):
+                for direction, move in enumerate((mirror.begin, mirror.end)):
                     begin = time.perf_counter()
-                    source.copyto(destination)
+                    move(copied=True)
                     there.sync()
                     seconds[direction, row, column] = time.perf_counter() - begin
         return seconds[0], seconds[1]
@@ -226,7 +231,7 @@ class RelayStage:
     """A slice on a device: the StageRunner of TVM backends."""
 
     def __init__(self, part: Slice | DeviceSlice, device: Device, bind: Bind) -> None:
-        self._run: Callable[[Sequence[Array], Sequence[Array]], None] | None = part.run
+        self._part: Slice | DeviceSlice | None = part
         self.inputs, self.outputs = part.inputs, part.outputs
         self.activation_bytes = part.graph.activation_bytes
         self._device, self._bind_to = device, bind
@@ -235,12 +240,18 @@ class RelayStage:
         self._bind_to(self._device)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        if self._run is None:
+        part = self._part
+        if part is None:
             raise RunError(f"a stage on {self._device.label} was closed; make a new one")
-        self._run(inputs, outputs)
+        part.run(inputs, outputs)
+
+    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
+        return isinstance(self._part, DeviceSlice) and self._part.keep(tensor, arrays, copied=copied)
 
     def close(self) -> None:
-        self._run = None  # this frees the executor and its arena, but a run that still goes on keeps them until it ends
+        self._part = (
+            None  # this frees the executor and its arena, but a run that still goes on keeps them until it ends
+        )
 
 
 def _call_cost(execute: Any) -> float:

@@ -1,13 +1,14 @@
 """A slice on a device with memory of its own: what `executor.py` is for the CPU.
 
-Parameters are on the device once for all slices (`devices/device_arrays.py`), activations in one arena there. A run
-copies the inputs to the device, runs the kernels, copies the outputs back and waits until all is done. So only what
-crosses a cut is copied.
+Parameters are on the device once for all slices (`devices/device_arrays.py`), activations in one arena there. A tensor
+that crosses a cut stands in an array of the host. The device uses that array itself, or a copy (`devices/mirrors.py`).
+Between two stages on the device a tensor may stay there (`keep`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import tvm
@@ -15,10 +16,67 @@ import tvm
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
+from tvm_pipeline.tvm.devices.mirrors import Mirror, Mirrors, mirrors_on
+from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
-from tvm_pipeline.tvm.relay.executor import HostArrays
 from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
+
+MOST_KNOWN = 64  # arrays of the host for one tensor; a pipeline has one for each frame inside
+
+
+class Crossing:
+    """A tensor that crosses the cut, and what stands for it on the device.
+
+    Args:
+        shape: as the executor has it.
+        tie: makes the executor use an array of the device; None where the executor has its own, `own`.
+
+    Attributes:
+        kept: whether the tensor stays on the device, for another stage there.
+        copied: whether its values are brought to the device before a run, or back after it.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], dtype: str, mirrors: Mirrors, tie: Callable[[Any], object] | None, own: Any = None
+    ) -> None:
+        self.kept, self.copied = False, True
+        self._shape, self._dtype, self._mirrors, self._tie, self._own = tuple(shape), dtype, mirrors, tie, own
+        self._known: dict[int, tuple[Array, Mirror, Any]] = {}
+        self._tied: Any = None
+
+    def keep(self, arrays: Sequence[Array], copied: bool) -> bool:
+        """Have the tensor stay on the device, for all these arrays of the host; return whether it can."""
+        if self._tie is not None:
+            self.kept, self.copied = True, copied
+            self._known = {id(array): self._stand_in(array) for array in arrays}
+        return self.kept
+
+    def use(self, array: Array) -> Mirror:
+        """Make the executor use what stands for an array of the host, and return that."""
+        known = self._known.get(id(array))
+        if known is None:
+            if len(self._known) > MOST_KNOWN and not self.kept:
+                self._known.clear()
+            known = self._known[id(array)] = self._stand_in(array)
+        _, mirror, view = known
+        if self._tie is not None and view is not self._tied:
+            self._tie(view)
+            self._tied = view
+        return mirror
+
+    def _stand_in(self, array: Array) -> tuple[Array, Mirror, Any]:
+        """Return the array, its mirror, and what the executor is to use."""
+        mirror = self._mirror(array)
+        return array, mirror, part(mirror.on_device, 0, self._shape, self._dtype) if self._tie else None
+
+    def _mirror(self, array: Array) -> Mirror:
+        shared = self._mirrors.shared(array, kept=self.kept) if self._tie is not None else None
+        if shared is not None:
+            return shared
+        if self._own is None:  # serves all arrays that are copied
+            self._own = tvm.nd.empty((array.nbytes,), "uint8", self._mirrors.device)
+        return self._mirrors.copied(array, self._own)
 
 
 class DeviceSlice:
@@ -27,7 +85,9 @@ class DeviceSlice:
     def __init__(self, library: Library, graph: SliceGraph, params: DeviceParams, *, debug: bool = False) -> None:
         self.inputs, self.outputs, self.graph = graph.inputs, graph.outputs, graph
         self._params, self._device = params, params.device
-        self._arena = tvm.nd.empty((max(graph.activation_bytes, 1),), "uint8", self._device)
+        # What crosses the cut points here until its first array is given; nothing is ever written there.
+        largest = max(tensor_bytes(port.shape, port.dtype) for port in (*graph.inputs, *graph.outputs))
+        self._arena = tvm.nd.empty((max(graph.activation_bytes, largest, 1),), "uint8", self._device)
         kind = "graph_executor_debug" if debug else "graph_executor"
         create = tvm.get_global_func(f"tvm.{kind}.create")
         # As in `executor.py`: the executor keeps the function for ever, and the function must not keep this slice.
@@ -41,10 +101,24 @@ class DeviceSlice:
         )
         storage_of.clear()
         self._run = self.executor["run"]
-        get_input, get_output = self.executor["get_input"], self.executor["get_output"]
-        self._received = [get_input(f"input_{index}") for index in range(len(graph.inputs))]
-        self._sent = [get_output(index) for index in range(len(graph.outputs))]
-        self._wrap = HostArrays()
+        tie_input, tie_output = self.executor["set_input_zero_copy"], self.executor["set_output_zero_copy"]
+        mirrors = mirrors_on(self._device)
+        self._received = [
+            Crossing(port.shape, port.dtype, mirrors, partial(tie_input, f"input_{index}"))
+            for index, port in enumerate(graph.inputs)
+        ]
+        self._sent = [
+            Crossing(shape, port.dtype, mirrors, *self._output(index, tie_output))
+            for index, (port, shape) in enumerate(zip(graph.outputs, graph.head_shapes, strict=True))
+        ]
+
+    def _output(self, index: int, tie: Callable[[int, Any], object]) -> tuple[Callable[[Any], object] | None, Any]:
+        """Return how to tie an output, or where the executor has it, if other entries are the same bytes."""
+        entry = self.graph.copied.get(index)
+        if entry is None:
+            return partial(tie, index), None
+        size = tensor_bytes(self.graph.shapes[entry], self.graph.dtypes[entry])
+        return None, part(self._arena, self.graph.offsets[entry], (size,), "uint8")
 
     def _storage_of(self, _module: Any, entry: int, _template: Any, _device: Any) -> Any:
         """Return the storage of an entry: the executor calls this once for each storage id while it is created."""
@@ -52,14 +126,29 @@ class DeviceSlice:
         if name is not None:
             return self._params[name]
         shape, dtype = self.graph.shapes[entry], self.graph.dtypes[entry]
-        if entry in self.graph.offsets:
-            return part(self._arena, self.graph.offsets[entry], shape, dtype)
-        return tvm.nd.empty(shape, dtype, self._device)  # what crosses a cut
+        return part(self._arena, self.graph.offsets.get(entry, 0), shape, dtype)
+
+    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
+        """Have a tensor that crosses the cut stay on the device, as `Keeper.keep` describes."""
+        names = [port.name for port in (*self.inputs, *self.outputs)]
+        return (*self._received, *self._sent)[names.index(tensor)].keep(arrays, copied)
 
     def set_buffers(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Copy the inputs to the device; the outputs are copied back by `run`."""
-        for own, array in zip(self._received, inputs, strict=True):
-            self._wrap(array).copyto(own)
+        """Have the executor use these arrays, and give them to the device."""
+        crossings = zip((*self._received, *self._sent), (*inputs, *outputs), strict=True)
+        self._used = [crossing.use(array) for crossing, array in crossings]
+        self.give_to_device()
+
+    def give_to_device(self) -> None:
+        """Give the arrays of `set_buffers` to the device, the inputs with their values."""
+        for index, (crossing, mirror) in enumerate(zip((*self._received, *self._sent), self._used, strict=True)):
+            mirror.begin(copied=crossing.copied and index < len(self.inputs))
+
+    def give_to_host(self) -> None:
+        """Wait until the run has ended, and the host has the outputs."""
+        for index, (crossing, mirror) in enumerate(zip((*self._received, *self._sent), self._used, strict=True)):
+            mirror.end(copied=crossing.copied and index >= len(self.inputs))
+        self._device.sync()
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`; both are arrays of the host.
@@ -70,9 +159,7 @@ class DeviceSlice:
         try:
             self.set_buffers(inputs, outputs)
             self._run()
-            for own, array, shape in zip(self._sent, outputs, self.graph.head_shapes, strict=True):
-                own.copyto(self._wrap(array, shape))
-            self._device.sync()
+            self.give_to_host()
         except tvm.TVMError as error:  # whose message has the source of all kernels
             raise RunError(f"a kernel or a copy failed: {reason(error)}") from error
 

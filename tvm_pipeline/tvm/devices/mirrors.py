@@ -1,0 +1,208 @@
+"""Mirrors: what a device has of arrays of the host, such as the tensors in the slots of a pipeline.
+
+A device that computes in the host's memory, as a Jetson's from Xavier on, uses the array itself (`InPlace`): nothing is
+copied. Any other device has memory of its own and gets copies (`Copied`). Where the driver can, it is told which arrays
+of the host are copied (`pinned`), so that it copies them without a buffer between.
+
+None of this was ever measured on a real GPU. PoCL computes in place, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from contextlib import suppress
+from functools import cache
+from typing import Any, Protocol
+
+import tvm
+
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.ports import PAGE
+from tvm_pipeline.tvm.devices import cuda_toolkit
+from tvm_pipeline.tvm.devices.device_arrays import pointed_at
+from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
+
+# cudaHostRegister for all devices, and into their address space.
+_PORTABLE, _MAPPED = 1, 2
+# Attributes of a CUDA device.
+_INTEGRATED, _MAJOR, _MINOR, _CAN_REGISTER = 18, 75, 76, 99
+# From this compute capability on (Xavier), a Jetson's CPU and GPU see each other's writes. Before, the CPU would
+# read and write such memory without its caches.
+_COHERENT = (7, 2)
+
+
+class Mirror(Protocol):
+    """What stands on a device for an array of the host.
+
+    Attributes:
+        on_device: its bytes there, an array of TVM's.
+    """
+
+    on_device: Any
+
+    def begin(self, *, copied: bool) -> None:
+        """Give the array to the device, before a run; `copied` has its values brought there."""
+
+    def end(self, *, copied: bool) -> None:
+        """Give the array back to the host, after a run; `copied` has its values brought back. They may come later."""
+
+
+class Copied:
+    """Memory of the device's own for the values of an array."""
+
+    def __init__(self, array: Array, on_device: Any) -> None:
+        self.on_device = on_device
+        self._host = tvm.nd.from_dlpack(_as_bytes(array))
+
+    def begin(self, *, copied: bool) -> None:
+        if copied:
+            self._host.copyto(self.on_device)
+
+    def end(self, *, copied: bool) -> None:
+        if copied:
+            self.on_device.copyto(self._host)
+
+
+class InPlaceOpenCL:
+    """The array itself, which the host and the device have in turn."""
+
+    def __init__(self, array: Array, device: tvm.runtime.Device) -> None:
+        """Raise TVMError where the driver refuses it."""
+        use = tvm.get_global_func("tvm_pipeline.opencl.in_place")
+        self.on_device = use(device.device_id, ctypes.c_void_p(array.ctypes.data), array.nbytes)
+        self._array = array  # freed after `on_device`
+        self._to_device = tvm.get_global_func("tvm_pipeline.opencl.give_to_device")
+        self._to_host = tvm.get_global_func("tvm_pipeline.opencl.give_to_host")
+
+    def begin(self, *, copied: bool) -> None:
+        self._to_device(self.on_device)
+
+    def end(self, *, copied: bool) -> None:
+        self._to_host(self.on_device)
+
+
+class InPlaceCUDA:
+    """The array itself under its address on the device; both see each other's writes once a run has ended."""
+
+    def __init__(self, array: Array, device: tvm.runtime.Device, library: ctypes.CDLL) -> None:
+        there = ctypes.c_void_p()
+        library.cudaHostGetDevicePointer(ctypes.byref(there), ctypes.c_void_p(array.ctypes.data), 0)
+        self.on_device = pointed_at(there.value or 0, device, (array.nbytes,), "uint8", array)
+
+    def begin(self, *, copied: bool) -> None:
+        pass
+
+    def end(self, *, copied: bool) -> None:
+        pass
+
+
+class Mirrors:
+    """The mirrors of one device. Stages that use the same array of the host share what is kept of it."""
+
+    def __init__(self, device: tvm.runtime.Device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._known: weakref.WeakValueDictionary[tuple[int, int], Mirror] = weakref.WeakValueDictionary()
+
+    def shared(self, array: Array, *, kept: bool) -> Mirror | None:
+        """Return the mirror that all stages share which use this array.
+
+        Args:
+            kept: whether the values stay on the device between two stages.
+
+        Returns:
+            None where the array is best copied to and from memory that the stage has for all arrays.
+        """
+        key = array.ctypes.data, array.nbytes
+        with self._lock:
+            mirror = self._known.get(key)
+            if mirror is None:
+                mirror = self._in_place(array)
+                if mirror is None and kept:
+                    mirror = Copied(array, tvm.nd.empty((array.nbytes,), "uint8", self.device))
+                if mirror is not None:
+                    self._known[key] = mirror
+            return mirror
+
+    def copied(self, array: Array, on_device: Any) -> Copied:
+        """Return a mirror that copies to and from memory of the device, given as an array of bytes."""
+        if _is_whole_pages(array) and self.device.device_type == DEVICE_TYPES["cuda"]:
+            pin(array, self.device.device_id)
+        return Copied(array, on_device)
+
+    def _in_place(self, array: Array) -> Mirror | None:
+        kind, index = self.device.device_type, self.device.device_id
+        if not _is_whole_pages(array) or not shares_memory(kind, index):
+            return None
+        if kind == DEVICE_TYPES["opencl"]:
+            with suppress(tvm.TVMError):  # the driver refuses this memory
+                return InPlaceOpenCL(array, self.device)
+        elif (library := cuda_toolkit.loaded_runtime()) and pin(array, index):
+            return InPlaceCUDA(array, self.device, library)
+        return None
+
+
+_all: dict[tuple[int, int], Mirrors] = {}
+
+
+def mirrors_on(device: tvm.runtime.Device) -> Mirrors:
+    """Return the mirrors of a device, the same for all models of this process."""
+    return _all.setdefault((device.device_type, device.device_id), Mirrors(device))
+
+
+def _as_bytes(array: Array) -> Array:
+    return array.reshape(-1).view("uint8")
+
+
+def _is_whole_pages(array: Array) -> bool:
+    """Return whether an array begins at a page and, by `ports.aligned_empty`, shares none with another one."""
+    return bool(array.flags.c_contiguous) and array.nbytes >= PAGE and array.ctypes.data % PAGE == 0
+
+
+@cache
+def shares_memory(kind: int, index: int) -> bool:
+    """Return whether a device (of a kind of DLPack's) computes in the host's memory, and sees what the host writes."""
+    if kind == DEVICE_TYPES["opencl"]:
+        told: str = tvm.get_global_func("tvm_pipeline.opencl.told")(index)
+        return told.endswith("unified")
+    capability = _attribute(_MAJOR, index), _attribute(_MINOR, index)
+    return _attribute(_INTEGRATED, index) == 1 and capability >= _COHERENT
+
+
+def _attribute(number: int, index: int) -> int:
+    """Return an attribute of a CUDA device; -1 where the library does not know it, or is not here."""
+    value = ctypes.c_int()
+    library = cuda_toolkit.loaded_runtime()
+    if library is None or library.cudaDeviceGetAttribute(ctypes.byref(value), number, index):
+        return -1
+    return value.value
+
+
+_pinned: dict[int, int] = {}  # bytes by address
+_pinning = threading.Lock()
+
+
+def pin(array: Array, index: int) -> bool:
+    """Tell the driver of an array until its memory is freed; return whether the driver knows it."""
+    library, address, size = cuda_toolkit.loaded_runtime(), array.ctypes.data, array.nbytes + -array.nbytes % PAGE
+    if library is None or _attribute(_CAN_REGISTER, index) == 0:
+        return False
+    with _pinning:
+        if address in _pinned:
+            return _pinned[address] >= size
+        library.cudaSetDevice(index)
+        if library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(size), _PORTABLE | _MAPPED):
+            library.cudaGetLastError()  # else TVM's next check would find that
+            return False
+        _pinned[address] = size
+        owner = array if array.base is None else array.base
+        weakref.finalize(owner, _unpin, library, address).atexit = False
+        return True
+
+
+def _unpin(library: ctypes.CDLL, address: int) -> None:
+    with _pinning:
+        del _pinned[address]
+        library.cudaHostUnregister(ctypes.c_void_p(address))  # a device that was lost refuses; its memory goes with it
