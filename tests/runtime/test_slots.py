@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -10,8 +10,9 @@ import pytest
 from tests.support.fake_backend import LAYOUTS
 from tvm_pipeline.backends.contract import Array, Port
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.runtime.slots import Binding, Slot, bind_slot, new_slot, slot_ports
+from tvm_pipeline.runtime.slots import Binding, Slot, bind_slots, keep_on_devices, new_slot, slot_ports
 
 SHAPE = (4, 6)
 GRAPH = OperatorGraph(
@@ -28,7 +29,6 @@ class Ports:
 
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
-    scratch: dict[Port, Array] = field(default_factory=dict)
 
 
 def port(name: str, layout: str = "") -> Port:
@@ -38,7 +38,8 @@ def port(name: str, layout: str = "") -> Port:
 def bound(*runners: Ports, slots: int = 1) -> list[tuple[Slot, list[Binding]]]:
     ports = slot_ports(GRAPH, [[runner] for runner in runners])
     made = [new_slot(number, ports) for number in range(slots)]
-    return [(slot, [bind_slot(slot, ports, runner, runner.scratch) for runner in runners]) for slot in made]
+    bindings = [bind_slots(made, ports, runner) for runner in runners]
+    return [(slot, [bound[slot.number] for bound in bindings]) for slot in made]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -107,3 +108,62 @@ def test_frames_have_buffers_of_their_own_and_a_worker_converts_in_one() -> None
 def test_tensors_that_cannot_be_handed_over_are_refused(wanted: Port, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         bound(Ports((port("x"),), (port("t", "AB2a"),)), Ports((wanted,)))
+
+
+@dataclass
+class Keeping(Ports):
+    """A runner whose device keeps tensors: what it was told, by tensor, `copied` or not."""
+
+    told: dict[str, tuple[list[Array], bool]] = field(default_factory=dict)
+
+    def keep(self, tensor: str, arrays: list[Array], *, copied: bool) -> bool:
+        self.told[tensor] = arrays, copied
+        return True
+
+
+def kept(stages: list[tuple[tuple[str, ...], Ports]]) -> list[dict[str, bool]]:
+    """Return, for each stage of (devices, runner of each), what its first runner keeps, and whether it is copied."""
+    runners = [[replace(runner) for _ in devices] for devices, runner in stages]
+    ports = slot_ports(GRAPH, runners)
+    slots = [new_slot(number, ports) for number in range(3)]
+    bindings = [[bind_slots(slots, ports, runner) for runner in own] for own in runners]
+    keep_on_devices([Stage(devices, ()) for devices, _ in stages], runners, bindings, ("y",))
+    for own in runners:
+        for arrays, _ in getattr(own[0], "told", {}).values():
+            assert len(arrays) == len(slots)
+    return [{name: copied for name, (_, copied) in getattr(own[0], "told", {}).items()} for own in runners]
+
+
+GPU, CPU, BOTH = ("gpu",), ("cpu",), ("gpu", "cpu")
+FIRST = (port("x"),), (port("s"), port("t"))
+MIDDLE = (port("t"),), (port("u"),)
+LAST = (port("s"), port("u")), (port("y"),)
+
+
+def test_a_tensor_that_the_device_needs_again_stays_there() -> None:
+    assert kept([(GPU, Keeping(*FIRST)), (CPU, Ports(*MIDDLE)), (GPU, Keeping(*LAST))]) == [
+        {"s": False},
+        {},
+        {"s": False},
+    ]
+
+
+def test_a_tensor_that_others_need_too_is_copied() -> None:
+    also = (port("t"), port("s")), (port("u"),)
+    assert kept([(GPU, Keeping(*FIRST)), (CPU, Ports(*also)), (GPU, Keeping(*LAST))]) == [{"s": True}, {}, {"s": False}]
+    output = (port("s"), port("u")), (port("z"),)
+    first = (port("x"),), (port("s"), port("t"), port("y"))
+    reads = (port("s"), port("y"), port("u")), (port("z"),)
+    assert kept([(GPU, Keeping(*first)), (CPU, Ports(*MIDDLE)), (GPU, Keeping(*reads))])[0] == {"s": False, "y": True}
+    assert kept([(GPU, Keeping(*first)), (CPU, Ports(*MIDDLE)), (GPU, Keeping(*output))])[0] == {"s": False}
+
+
+@pytest.mark.parametrize("stages", [
+    [(BOTH, Keeping(*FIRST)), (CPU, Ports(*MIDDLE)), (GPU, Keeping(*LAST))],  # a frame may be the other replica's
+    [(GPU, Keeping(*FIRST)), (CPU, Ports(*MIDDLE)), (BOTH, Keeping(*LAST))],
+    [(GPU, Keeping(*FIRST)), (CPU, Ports(*MIDDLE)), (CPU, Keeping(*LAST))],  # another device
+    [(GPU, Ports(*FIRST)), (CPU, Ports(*MIDDLE)), (GPU, Keeping(*LAST))],  # a backend that cannot
+    [(GPU, Keeping(*FIRST)), (CPU, Ports(*MIDDLE)), (GPU, Keeping((port("s", "AB2a"), port("u")), LAST[1]))],
+])  # fmt: skip
+def test_nothing_is_kept(stages: list[tuple[tuple[str, ...], Ports]]) -> None:
+    assert kept(stages) == [{}, {}, {}]

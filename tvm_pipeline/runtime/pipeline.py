@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
+from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
@@ -37,7 +37,7 @@ from tvm_pipeline.errors import (
 )
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.host_work import HostStage, HostWork, StageWork, stage_work
-from tvm_pipeline.runtime.slots import Slot, bind_slot, new_slot, slot_ports
+from tvm_pipeline.runtime.slots import Binding, Slot, bind_slots, keep_on_devices, new_slot, slot_ports
 from tvm_pipeline.runtime.worker import SlotQueue, StageGate, StreamState, Threads, Worker
 
 SOURCE_S = 1.0  # how long `stop` waits for a frame from outside
@@ -96,23 +96,25 @@ class Pipeline(FrameStream):
                 [opened.enter_context(closing(_runner(compiled, work, platform.device(d)))) for d in stage.devices]
                 for stage, work in zip(plan.stages, self._work, strict=True)
             ]
-            self._prepare(slot_ports(compiled.graph, runners), runners, platform, in_flight, threads, after)
+            ports = slot_ports(compiled.graph, runners)
+            inside = in_flight or frames_inside(plan.stages, plan.predicted)
+            self._slots = [new_slot(number, ports) for number in range(inside)]
+            bindings = [[bind_slots(self._slots, ports, runner) for runner in stage] for stage in runners]
+            keep_on_devices(plan.stages, runners, bindings, compiled.graph.outputs)
+            self._prepare(runners, bindings, platform, threads, after)
             opened.pop_all()
 
     def _prepare(
         self,
-        ports: Mapping[str, Port],
         runners: Sequence[Sequence[StageRunner]],
+        bindings: Sequence[Sequence[list[Binding]]],
         platform: Platform,
-        in_flight: int | None,
         threads: Threads | None,
         after: Pipeline | None,
     ) -> None:
-        """Make the slots, and a worker for each stage on each of its devices."""
+        """Make a worker for each stage on each of its devices."""
         plan, functions = self.plan, self._host.functions if self._host else {}
         source = next(iter(functions), "")
-        inside = in_flight or frames_inside(plan.stages, plan.predicted)
-        self._slots = [new_slot(number, ports) for number in range(inside)]
         self._free: SlotQueue = SimpleQueue()
         self._queues: list[SlotQueue] = [SimpleQueue() for _ in range(len(runners) + 1)]
         self._stream = StreamState(self._queues[0], self._free)
@@ -123,14 +125,14 @@ class Pipeline(FrameStream):
         self._places: list[Device] = []  # where the first host operator runs
         self._started: list[Worker] = []
         self._threads, self._keeps_threads = threads or Threads(), threads is not None
-        for index, (stage, replicas, work) in enumerate(zip(plan.stages, runners, self._work, strict=True)):
-            gate = StageGate(self._queues[index], self._queues[index + 1], len(replicas))
-            for device, runner in zip(map(platform.device, stage.devices), replicas, strict=True):
-                scratch: dict[Port, Array] = {}
+        for index, (stage, work) in enumerate(zip(plan.stages, self._work, strict=True)):
+            gate = StageGate(self._queues[index], self._queues[index + 1], len(stage.devices))
+            devices = map(platform.device, stage.devices)
+            for device, runner, bound in zip(devices, runners[index], bindings[index], strict=True):
                 self._workers.append(
                     Worker(
                         runner,
-                        [bind_slot(slot, ports, runner, scratch) for slot in self._slots],
+                        bound,
                         gate,
                         StageRecord(index, device.label),
                         self._stream,

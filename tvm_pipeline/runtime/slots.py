@@ -12,12 +12,16 @@ buffer of its own and converts.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_pipeline.backends.contract import Array, Port, StageRunner
+import numpy as np
+
+from tvm_pipeline.backends.contract import Array, Keeper, Port, StageRunner
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.tensor_layout import logical_shape, primal, relayout, to_logical
 from tvm_pipeline.errors import PlanError
 
@@ -90,12 +94,17 @@ def new_slot(number: int, ports: Mapping[str, Port]) -> Slot:
     return Slot(number, {name: port.buffer() for name, port in ports.items()}, layouts)
 
 
-def bind_slot(slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratch: dict[Port, Array]) -> Binding:
-    """Return how `runner` sees the slot; its own buffers are shared by all its slots through `scratch`.
+def bind_slots(slots: Sequence[Slot], ports: Mapping[str, Port], runner: StageRunner) -> list[Binding]:
+    """Return how `runner` sees each slot; its own buffers serve all slots.
 
     Raises:
         PlanError: a tensor cannot be converted between the layouts of two devices.
     """
+    scratch: dict[Port, Array] = {}
+    return [_bind_slot(slot, ports, runner, scratch) for slot in slots]
+
+
+def _bind_slot(slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratch: dict[Port, Array]) -> Binding:
     binding = Binding()
     for requested, arrays, conversions in (
         (runner.inputs, binding.inputs, binding.receive),
@@ -118,6 +127,49 @@ def bind_slot(slot: Slot, ports: Mapping[str, Port], runner: StageRunner, scratc
             arrays.append(own)
             conversions.append(Conversion(buffer, stands.layout, own, port.layout))
     return binding
+
+
+def keep_on_devices(
+    stages: Sequence[Stage],
+    runners: Sequence[Sequence[StageRunner]],
+    bindings: Sequence[Sequence[Sequence[Binding]]],
+    outputs: Collection[str],
+) -> None:
+    """Have tensors stay on a device between two of its stages, where the backend can (`Keeper`).
+
+    A tensor that only stages on one device read is not copied into the slots at all. A stage with replicas keeps
+    nothing, because the next stage may meet a frame of another replica.
+
+    Args:
+        bindings: of each runner to each slot.
+        outputs: the tensors of the model that the host reads.
+    """
+    alone = [
+        (stage.devices[0], runner, bound)
+        for stage, (runner, *others), (bound, *_) in zip(stages, runners, bindings, strict=True)
+        if not others and isinstance(runner, Keeper)
+    ]
+    readers = Counter(port.name for stage in runners for runner in stage for port in runner.inputs)
+    for device, writer, bound in alone:
+        for index, name in enumerate(port.name for port in writer.outputs):
+            written = [binding.outputs[index] for binding in bound]
+            there = [
+                (reader, arrays)
+                for where, reader, bound_there in alone
+                if where == device and (arrays := _read(reader, bound_there, name, written))
+            ]
+            if there and writer.keep(name, written, copied=name in outputs or readers[name] > len(there)):
+                for reader, arrays in there:
+                    reader.keep(name, arrays, copied=False)
+
+
+def _read(runner: StageRunner, bound: Sequence[Binding], name: str, written: Sequence[Array]) -> list[Array]:
+    """Return the arrays in which a runner reads a tensor; none where it does not, or converts it from `written`."""
+    names = [port.name for port in runner.inputs]
+    if name not in names:
+        return []
+    arrays = [binding.inputs[names.index(name)] for binding in bound]
+    return arrays if all(map(np.may_share_memory, arrays, written)) else []
 
 
 def _logical(port: Port) -> tuple[str, tuple[int, ...]]:
