@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
+import tvm
 from tvm_pipeline_gpu.gpu import bind
 
 from tests.support.networks import NETWORKS, model_outputs, random_frame, random_stages, run_stages
@@ -19,6 +20,7 @@ from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.profiling.links import SIZES
+from tvm_pipeline.tvm.devices import cuda_events
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 FLOAT_NETWORKS = [name for name in NETWORKS if name != "int8"]
@@ -114,6 +116,32 @@ def test_operators_and_transfers_are_timed(mixed: Mixed, gpu: Device, cpu: Devic
     received, sent = model.time_transfers(gpu, SIZES, 2) or ([], [])
     assert received.shape == sent.shape == (2, len(SIZES))
     assert model.time_transfers(cpu, SIZES, 2) is None
+
+
+def test_kernels_are_timed_between_events(
+    mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel runs between two events, and none is waited for; they are not left behind."""
+    model = mixed("branching")
+    waits, sync = [], tvm.runtime.Device.sync
+    monkeypatch.setattr(tvm.runtime.Device, "sync", lambda self: waits.append(self) or sync(self))
+    recorded, handles = software_cuda.recorded(), software_cuda.handles()
+    nodes = len(model.cut(names(model), gpu).operator_nodes)
+    assert nodes > 5
+    assert (model.time_operators(gpu, 10) > 0).all()
+    assert software_cuda.recorded() - recorded == 10 * (nodes + 1)
+    assert software_cuda.handles() == handles
+    assert len(waits) < 10
+
+
+def test_without_the_runtime_library_the_host_times(
+    mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TVM that has CUDA's runtime inside leaves no library that makes events."""
+    monkeypatch.setattr(cuda_events, "loaded_runtime", lambda: None)
+    recorded, model = software_cuda.recorded(), mixed("branching")
+    assert (model.time_operators(gpu, 3) > 0).all()
+    assert software_cuda.recorded() == recorded
 
 
 def test_a_closed_stage_says_so(mixed: Mixed, gpu: Device) -> None:

@@ -15,7 +15,6 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,7 +134,7 @@ def runtime() -> tuple[Toolkit, ctypes.CDLL]:
     if not complete:
         raise PlatformError(f"{needed}, and no folder has all of {', '.join(_HEADERS)}; {advice}")
     # Where the process has loaded a runtime library already, headers of its version come first.
-    complete.sort(key=lambda found: not _is_loaded(f"libcudart.so.{CUDART[found[1]]}"))
+    complete.sort(key=lambda found: _loaded(f"libcudart.so.{CUDART[found[1]]}") is None)
     for toolkit, version in complete:
         for library in libraries("cudart", [CUDART[version]], ctypes.RTLD_GLOBAL):
             return toolkit, library
@@ -144,19 +143,16 @@ def runtime() -> tuple[Toolkit, ctypes.CDLL]:
 
 
 def loaded_runtime() -> ctypes.CDLL | None:
-    """Return the runtime library that this process has loaded; None where TVM was built with one inside, or without."""
-    for version in CUDART.values():
-        with suppress(OSError):
-            return ctypes.CDLL(f"libcudart.so.{version}", os.RTLD_NOLOAD)
-    return None
+    """Return the runtime library that the process has loaded; None where there is none, or it is a part of TVM."""
+    names = [f"libcudart.so.{version}" for version in CUDART.values()]
+    return next(filter(None, map(_loaded, names)), None)
 
 
-def _is_loaded(name: str) -> bool:
+def _loaded(name: str) -> ctypes.CDLL | None:
     try:
-        ctypes.CDLL(name, os.RTLD_NOLOAD)
+        return ctypes.CDLL(name, os.RTLD_NOLOAD)
     except OSError:
-        return False
-    return True
+        return None
 
 
 def check_devices(library: ctypes.CDLL) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
+from tvm_pipeline.tvm.devices.cuda_events import device_clock
 from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
@@ -115,29 +117,20 @@ class RelayModel:
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
 
-        The debug executor runs one node in each call. The cost of the call itself is measured on input nodes and
-        subtracted.
+        They tell how the time of a whole pass is shared out, and the profile scales them to whole passes. CUDA devices
+        are timed by their own clock where it is at hand (`devices/cuda_events.py`), others by the host's.
         """
         names = [operator.name for operator in self.graph.operators]
         part = self.cut(names, device)
         whole = self._runnable(part, device, debug=True)
         whole.set_buffers([noise(port) for port in part.inputs], [port.buffer() for port in part.outputs])
         column = {name: index for index, name in enumerate(names)}
-        execute = whole.execute()
+        columns = [column[operator] for _, operator in part.operator_nodes]
+        time_pass = _pass_timer(whole, device.target)
         seconds = np.zeros((repeats, len(names)))
-        clock = time.perf_counter
         for row in seconds:
-            # A call of the first node restarts the executor; the nodes of inputs run nothing.
-            execute(0)
-            node = len(part.inputs)
-            for position, operator in part.operator_nodes:
-                for silent in range(node, position):
-                    execute(silent)
-                begin = clock()
-                execute(position)
-                row[column[operator]] += clock() - begin
-                node = position + 1
-        return np.maximum(seconds - _call_cost(execute), 1e-9)
+            np.add.at(row, columns, time_pass())
+        return np.maximum(seconds, 1e-9)
 
     def time_transfers(
         self, device: Device, sizes_bytes: Sequence[int], repeats: int
@@ -252,6 +245,40 @@ class RelayStage:
         self._part = (
             None  # this frees the executor and its arena, but a run that still goes on keeps them until it ends
         )
+
+
+def _pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds]:
+    """Return what runs a slice made with `debug`, and returns the seconds of each of its operators' nodes."""
+    nodes = [node for node, _ in whole.graph.operator_nodes]
+    clock = device_clock(target)
+    # The debug executor runs one node in each call, after those that it has not run before it. A call of the first
+    # node restarts it; the nodes of inputs run nothing.
+    if clock is not None:
+        execute_node = whole.executor["execute_node"]
+        calls = [partial(execute_node, node) for node in nodes]
+
+        def by_device() -> Seconds:
+            execute_node(0)
+            return np.array(clock(calls))
+
+        return by_device
+
+    execute = whole.execute()
+    cost, now = _call_cost(execute), time.perf_counter
+
+    def by_host() -> Seconds:
+        execute(0)
+        seconds, following = np.zeros(len(nodes)), len(whole.inputs)
+        for index, node in enumerate(nodes):
+            for silent in range(following, node):
+                execute(silent)
+            begin = now()
+            execute(node)
+            seconds[index] = now() - begin
+            following = node + 1
+        return seconds - cost
+
+    return by_host
 
 
 def _call_cost(execute: Any) -> float:
