@@ -78,7 +78,11 @@ def address_of(target: str) -> tuple[str, int] | None:
 
 
 def mismatch(target: str, gpu: Gpu) -> str:
-    """Return why code for a complete target cannot run on the GPU, with what would help; empty where it can."""
+    """Return why code for a complete target cannot run on the GPU, with what would help; empty where it can.
+
+    What is asked of CUDA's architectures holds for PTX. Machine code is checked when it is first used
+    (`check_code` in `tvm/devices/cuda_compiler.py`), since only a library tells which of them it holds.
+    """
     if gpu.kind == "cuda":
         return _arch_mismatch(target, gpu)
     named = _DEVICE.search(target)

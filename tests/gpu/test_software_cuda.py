@@ -62,7 +62,7 @@ extern "C" __global__ void write_at(float* a, int i) {
 """
 
 INVALID_VALUE, OUT_OF_MEMORY, NOT_INITIALIZED, NO_DEVICE, NO_CONTEXT = 1, 2, 3, 100, 201
-INVALID_PTX, ILLEGAL_ADDRESS, LAUNCH_FAILED = 218, 700, 719
+NO_BINARY, INVALID_PTX, ILLEGAL_ADDRESS, LAUNCH_FAILED = 209, 218, 700, 719
 
 
 class CudaError(Exception):
@@ -290,13 +290,13 @@ def test_devices_are_found(driver: Driver, monkeypatch, devices: int, n_bytes: i
         assert (major.value, minor.value) == (7, 2)
 
 
-def compiled(source: str, architecture: str) -> tuple[int, str]:
-    """Return what nvrtc makes of the source: its result, and the PTX, or the log where it fails."""
+def compiled(source: str, architecture: str, what: str = "PTX") -> tuple[int, str]:
+    """Return what nvrtc makes of the source: its result, and the PTX or the cubin, or the log where it fails."""
     nvrtc, program, size = ctypes.CDLL("libnvrtc.so.12"), ctypes.c_void_p(), ctypes.c_size_t()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
     options = (ctypes.c_char_p * 1)(f"--gpu-architecture={architecture}".encode())
     result = nvrtc.nvrtcCompileProgram(program, 1, options)
-    what = "ProgramLog" if result else "PTX"
+    what = "ProgramLog" if result else what
     nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
     nvrtc[f"nvrtcGet{what}"](program, text)
@@ -316,6 +316,21 @@ def test_nvrtc_compiles_for_an_architecture(driver: Driver) -> None:
     assert wrong
     assert "nothing" in log
     assert compiled(SOURCE, "compute_7")[0]
+
+
+@pytest.mark.parametrize(("capability", "runs"), [("70", False), ("72", True), ("75", True), ("80", False)])
+def test_a_cubin_is_for_its_generation(driver: Driver, monkeypatch, capability: str, runs: bool) -> None:
+    """PTX is for all that is newer, and machine code for the same major version alone."""
+    (_, ptx), (_, cubin) = compiled(SOURCE, "sm_70"), compiled(SOURCE, "sm_72", "CUBIN")
+    assert cubin.startswith("\x7fELF")
+    monkeypatch.setenv("SOFTWARE_CUDA_CAPABILITY", capability)
+    assert driver.load(ptx.encode())
+    if runs:
+        assert driver.load(cubin.encode())
+        return
+    with pytest.raises(CudaError) as error:
+        driver.load(cubin.encode())
+    assert error.value.args == (NO_BINARY,)
 
 
 PROGRAM = """

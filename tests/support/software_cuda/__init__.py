@@ -15,10 +15,17 @@ include/     CUDA's headers, as far as TVM needs them, for host code and for ker
 `build` makes the libraries, `load` makes them this process's CUDA, and `environment` that of another process. A folder
 of them is a CUDA toolkit as far as TVM needs one: TVM's CUDA runtime builds where nothing of NVIDIA's is installed.
 
-These variables are read at each call: SOFTWARE_CUDA_DEVICES (1), SOFTWARE_CUDA_MEMORY_BYTES of each device (8 GiB),
-SOFTWARE_CUDA_INTEGRATED (0; 1 is a device that shares the memory of the host), SOFTWARE_CUDA_HOST_REGISTER (1; 0 is a
-device that cannot register the host's memory, as Jetsons before Xavier), and SOFTWARE_CUDA_CACHE (the folder of
-compiled kernels). SOFTWARE_CUDA_FAULT is read when the libraries are loaded, for example `crash_launch:3`.
+These variables are read at each call:
+
+SOFTWARE_CUDA_DEVICES          how many there are (1)
+SOFTWARE_CUDA_MEMORY_BYTES     of each device (8 GiB)
+SOFTWARE_CUDA_CAPABILITY       what architecture they are (72)
+SOFTWARE_CUDA_INTEGRATED       1 where they share the memory of the host (0)
+SOFTWARE_CUDA_HOST_REGISTER    0 where they cannot register the host's memory, as Jetsons before Xavier (1)
+SOFTWARE_CUDA_DRIVER_VERSION   the driver's version of CUDA (12090)
+SOFTWARE_CUDA_CACHE            the folder of compiled kernels
+
+SOFTWARE_CUDA_FAULT is read when the libraries are loaded, for example `crash_launch:3`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@
 // Modelled:
 // - Kernels, from the CUDA source that TVM writes: g++ compiles it, the threads of a block are fibers where they wait
 //   for each other and a loop where they do not, blocks run one after the other. "PTX" is the source itself below a
-//   line that names the architecture; the device is one of compute capability 7.2 and refuses code for a later one.
+//   line that names the architecture, and so is a "cubin"; the device is one of compute capability 7.2
+//   (SOFTWARE_CUDA_CAPABILITY=72), and refuses code for a later one and a cubin for another generation. A driver that
+//   is older than nvrtc (SOFTWARE_CUDA_DRIVER_VERSION) says so, and takes PTX all the same.
 // - Several devices (SOFTWARE_CUDA_DEVICES), each with memory of its own (SOFTWARE_CUDA_MEMORY_BYTES). New memory is
 //   full of 0xff bytes. A copy beyond an allocation, a kernel with a host's pointer, a write behind the end of an
 //   allocation and a second cudaFree are refused and reported on standard error.
@@ -51,7 +53,7 @@ API CUresult cuInit(unsigned flags) {
 }
 
 API CUresult cuDriverGetVersion(int* version) {
-  *version = CUDA_VERSION;
+  *version = driver_version();
   return CUDA_SUCCESS;
 }
 

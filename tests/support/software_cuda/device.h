@@ -13,6 +13,7 @@ namespace software_cuda __attribute__((visibility("default"))) {
 
 // devices.cc
 
+int driver_version();
 int device_count();
 CUresult attribute_of(int device, int attribute, int* value);
 const char* name_of(CUresult error);
@@ -69,7 +70,8 @@ CUresult load(const std::string& image, Module** module);
 void unload(Module* module);
 Kernel* kernel_of(Module* module, const char* name);
 CUresult launch(Kernel* kernel, const unsigned (&grid)[3], const unsigned (&block)[3], void** arguments);
-// The first line of code for an architecture, "compute_72" or "sm_72", as nvrtc gives it; the source follows.
+// The first line of code for an architecture, "compute_72" or "sm_72", as nvrtc gives it; the source follows. That of a
+// real architecture begins as an ELF file, as a cubin does.
 std::string heading(const std::string& architecture);
 
 }  // namespace software_cuda

@@ -93,6 +93,8 @@ __attribute__((constructor)) void read_fault() {
 
 }  // namespace
 
+int driver_version() { return setting("SOFTWARE_CUDA_DRIVER_VERSION", CUDA_VERSION); }
+
 int device_count() { return std::min(setting("SOFTWARE_CUDA_DEVICES", 1), kMaxDevices); }
 
 CUresult attribute_of(int device, int attribute, int* value) {
@@ -114,14 +116,16 @@ CUresult attribute_of(int device, int attribute, int* value) {
       {CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE, 524288},
       {CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT, 2},
       {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
-      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 7},
-      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 2},
   };
   const auto found = fixed.find(attribute);
   if (attribute == CU_DEVICE_ATTRIBUTE_INTEGRATED)
     *value = setting("SOFTWARE_CUDA_INTEGRATED", 0);
   else if (attribute == CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)
     *value = setting("SOFTWARE_CUDA_HOST_REGISTER", 1);
+  else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)
+    *value = setting("SOFTWARE_CUDA_CAPABILITY", 72) / 10;
+  else if (attribute == CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)
+    *value = setting("SOFTWARE_CUDA_CAPABILITY", 72) % 10;
   else if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)
     *value = device + 1;
   else

@@ -40,7 +40,7 @@ struct Module {
 namespace {
 
 constexpr char kHeading[] = "// software CUDA for ";
-constexpr size_t kHeadingLength = sizeof kHeading - 1;
+constexpr char kElf[] = "\x7f" "ELF ";
 
 // Kernels of all devices run one at a time: they have one threadIdx, and one set of fibers.
 std::mutex running;
@@ -162,11 +162,17 @@ std::string temporary(const std::string& path) {
   return path + "." + std::to_string(getpid()) + "." + std::to_string(++number);
 }
 
+// Returns the architecture of code that nvrtc made, "compute_72" or "sm_72"; "" of source.
+std::string architecture_of(const std::string& image) {
+  for (const std::string begin : {std::string(kHeading), std::string(kElf) + kHeading})
+    if (image.compare(0, begin.size(), begin) == 0) return image.substr(begin.size(), image.find('\n') - begin.size());
+  return "";
+}
+
 // Code for a virtual architecture (PTX) is for this one and all later ones; code for a real one (a cubin) is for the
 // same generation, from this architecture on.
-CUresult check_architecture(const std::string& image) {
-  if (image.compare(0, kHeadingLength, kHeading) != 0) return CUDA_SUCCESS;
-  const std::string architecture = image.substr(kHeadingLength, image.find('\n') - kHeadingLength);
+CUresult check_architecture(const std::string& architecture) {
+  if (architecture.empty()) return CUDA_SUCCESS;
   const bool virtual_ = architecture.compare(0, 8, "compute_") == 0;
   const int wanted = atoi(architecture.c_str() + architecture.find('_') + 1);
   int major = 0, minor = 0;
@@ -191,7 +197,9 @@ bool has_valid_size(const unsigned (&grid)[3], const unsigned (&block)[3]) {
 
 }  // namespace
 
-std::string heading(const std::string& architecture) { return kHeading + architecture + "\n"; }
+std::string heading(const std::string& architecture) {
+  return (architecture[0] == 's' ? kElf : "") + std::string(kHeading) + architecture + "\n";
+}
 
 std::string compile(const std::string& source, std::string* log) {
   const std::string include = SOFTWARE_CUDA_FOLDER "/include";
@@ -222,9 +230,9 @@ std::string compile(const std::string& source, std::string* log) {
 
 CUresult load(const std::string& image, Module** module) {
   if (const CUresult error = device_error()) return error;
-  if (const CUresult error = check_architecture(image)) return error;
-  const bool is_headed = image.compare(0, kHeadingLength, kHeading) == 0;
-  const std::string source = is_headed ? image.substr(image.find('\n') + 1) : image;
+  const std::string architecture = architecture_of(image);
+  if (const CUresult error = check_architecture(architecture)) return error;
+  const std::string source = architecture.empty() ? image : image.substr(image.find('\n') + 1);
   const std::vector<Found> kernels = kernels_in(source);
   if (kernels.empty()) return CUDA_ERROR_INVALID_IMAGE;
   std::string log;

@@ -81,7 +81,7 @@ API cudaError_t cudaGetLastError() {
 }
 
 API cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDA_VERSION;
+  *version = driver_version();
   return cudaSuccess;
 }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tvm import te, tir
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.devices.addons import Addon, load_addon
 from tvm_pipeline.tvm.devices.cuda_toolkit import NVRTC, driver_version, libraries, toolkits
+from tvm_pipeline.tvm.devices.targets import index_of
 
 # The add-on declares the generator's class by hand, which holds for this version alone.
 TVM_VERSION = "0.19.0"
@@ -30,6 +31,7 @@ CODE_GENERATOR = Addon(
     functions=("tvm_pipeline.cuda.source", "tvm_pipeline.cuda.module"),
     own=(("cuda_codegen.cc", "cuda_codegen.cc"),),
 )
+_OF_JETSONS = frozenset({53, 62, 72, 87, 101, 110})
 _ARCH = re.compile(r"-arch[= ]?(sm_\d+[a-z]?)\b")
 
 
@@ -47,6 +49,55 @@ def arch_of(target: str) -> str:
             "capability of all its GPUs, where 8.6 is sm_86)"
         )
     return found[1]
+
+
+def check_code(module: tvm.runtime.Module, target: str) -> None:
+    """Check that a device takes the kernels of a library, as it was loaded, before one of them is launched.
+
+    PTX is compiled by the driver for any newer GPU, machine code (a cubin) is not. NVIDIA's CUDA C++ Programming Guide,
+    "Binary compatibility": it runs on GPUs of the same major version, from its minor version on, and that of a Jetson
+    on the very same architecture.
+
+    Args:
+        target: that of the device, for which they were compiled.
+
+    Raises:
+        PlatformError: they are machine code for another GPU.
+    """
+    if not any(map(_is_machine_code, _cuda_kernels(module))):
+        return
+    arch = arch_of(target)
+    version = str(tvm.device("cuda", index_of(target)).compute_version)
+    own, here = int(re.sub(r"\D", "", arch)), int(version.replace(".", ""))
+    if not _runs_machine_code(own, here):
+        raise PlatformError(
+            f"the kernels for `{target}` are machine code of {arch}, which this GPU, sm_{here}, does not run (they are "
+            "no PTX, because they were compiled where the driver is older than nvrtc); compile the model again on this "
+            f"machine, with `-arch=sm_{here}` in the target"
+        )
+
+
+def _runs_machine_code(own: int, here: int) -> bool:
+    """Return whether machine code of an architecture runs on a GPU.
+
+    >>> _runs_machine_code(80, 86), _runs_machine_code(86, 80), _runs_machine_code(75, 86), _runs_machine_code(80, 87)
+    (True, False, False, False)
+    """
+    return own == here or (own // 10 == here // 10 and own < here and not {own, here} & _OF_JETSONS)
+
+
+def _cuda_kernels(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:
+    if module.type_key == "cuda":
+        yield module
+    for imported in module.imported_modules:
+        yield from _cuda_kernels(imported)
+
+
+def _is_machine_code(kernels: tvm.runtime.Module) -> bool:
+    try:
+        return str(kernels.get_source("cubin")).startswith("\x7fELF")  # TVM ends it at the first zero byte
+    except UnicodeDecodeError:
+        return False  # the code for several GPUs that a TVM built with CUDA may make, with PTX in it
 
 
 def add_compiler(progress: Callable[[str], None]) -> None:

@@ -22,6 +22,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
+from tvm_pipeline.tvm.devices.cuda_compiler import check_code
 from tvm_pipeline.tvm.devices.cuda_events import device_clock
 from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
@@ -82,10 +83,16 @@ class RelayModel:
             ) from error
 
     def _on(self, target: str, library: Library) -> DeviceParams:
-        """Return the library's parameters on a device; at its first use there, take the programs that were kept."""
+        """Return the library's parameters on a device; at its first use there, take the programs that were kept.
+
+        Raises:
+            PlatformError: the device does not take the library's kernels.
+        """
         params = self._on_device.get(target)
         if params is None:
             index = index_of(target)
+            if kind_of(target) == "cuda":
+                check_code(library.module, target)
             if library.folder and load_programs(library.module, library.folder, index):
                 self._with_programs.add(target)
             made = DeviceParams(library.params, tvm.device(kind_of(target), index))
