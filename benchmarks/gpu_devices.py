@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import struct
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,20 +144,7 @@ def _lively(model: Model) -> Model:
             gain = GAIN.get(model.name, 1.0) if len(array.shape) > 2 else 0.3  # a softmax near one class tells little
             values = draw.standard_normal(array.shape) * gain * np.sqrt(2 / np.prod(array.shape[1:]))
             params[key] = tvm.nd.array(values.astype("float32"))
-    return Model(model.name, "relay.json", tvm.ir.save_json(mod).encode(), params=_saved(params))
-
-
-def _saved(params: Mapping[str, Any]) -> bytes:
-    """Return parameters as TVM saves them, by name. Its own order changes, and what is compiled would not be found."""
-    from tvm.runtime import save_param_dict
-
-    header, names, arrays = b"", b"", b""
-    for key in sorted(params):  # each saved alone: 16 bytes, a count, the length of the name, the name, a count, data
-        saved = bytes(save_param_dict({key: params[key]}))
-        ends = 32 + len(key.encode())
-        header, names, arrays = saved[:16], names + saved[24:ends], arrays + saved[ends + 8 :]
-    count = struct.pack("<Q", len(params))
-    return header + count + names + count + arrays
+    return as_model(model.name, mod, params)
 
 
 def operators(model: RelayModel) -> list[str]:

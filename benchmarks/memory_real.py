@@ -110,7 +110,7 @@ def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
 
 def relay_model(graph: OperatorGraph) -> Model:
     """Return the graph as a network; its operators' kinds, shapes and parameter bytes give all but the weights."""
-    import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's environment up
+    from tests.support.networks import as_model
 
     import tvm  # isort: skip
     from tvm import relay  # isort: skip
@@ -131,8 +131,7 @@ def relay_model(graph: OperatorGraph) -> Model:
         made[output.name] = _computed(relay, operator, reads, shapes, weights)
     body = relay.Tuple([made[name] for name in graph.outputs])
     mod = tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
-    content = tvm.ir.save_json(relay.transform.InferType()(mod)).encode()
-    return Model(graph.name, "relay.json", content, params=bytes(tvm.runtime.save_param_dict(params)))
+    return as_model(graph.name, relay.transform.InferType()(mod), params)
 
 
 def _nchw(shape: Sequence[int]) -> tuple[int, ...]:

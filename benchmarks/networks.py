@@ -9,6 +9,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.networks import as_model
 from tvm_pipeline import frontends
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.tvm.relay.importer import import_model
@@ -74,9 +77,8 @@ def mobilenet(seed: int = 0) -> Model:
 
     mod, params = import_model(frontends.load("mobilenet"))
     draw = np.random.default_rng(seed)
-    for key, array in params.items():
+    for key, array in sorted(params.items()):
         if len(array.shape) > 1:
             values = draw.standard_normal(array.shape) * np.sqrt(2 / np.prod(array.shape[1:]))
             params[key] = tvm.nd.array(values.astype("float32"))
-    content = tvm.ir.save_json(mod).encode()
-    return Model("mobilenet", "relay.json", content, params=bytes(tvm.runtime.save_param_dict(params)))
+    return as_model("mobilenet", mod, params)

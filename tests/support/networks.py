@@ -4,6 +4,7 @@ outputs, reshapes that run nothing, outputs that are read inside, several inputs
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
@@ -167,9 +168,22 @@ def relay_module(name: str) -> tuple[tvm.IRModule, dict[str, Any]]:
 
 
 def as_model(name: str, mod: tvm.IRModule, params: dict[str, Any]) -> Model:
-    """Return the module as if it had been read from a file of Relay JSON with its parameters beside it."""
-    content = tvm.ir.save_json(mod).encode()
-    return Model(name, "relay.json", content, params=bytes(tvm.runtime.save_param_dict(params)))
+    """Return the module as if it had been read from a file of Relay JSON with its parameters beside it.
+
+    Its digest is the same in each process, so that what one of them compiled is found by the others.
+    """
+    return Model(name, "relay.json", tvm.ir.save_json(mod).encode(), params=_saved(params))
+
+
+def _saved(params: Mapping[str, Any]) -> bytes:
+    """Return parameters as TVM saves them, by name: its own order differs from process to process."""
+    header, names, arrays = b"", b"", b""
+    for key in sorted(params):  # each saved alone: 16 bytes, a count, the length of the name, the name, a count, data
+        saved = bytes(tvm.runtime.save_param_dict({key: params[key]}))
+        ends = 32 + len(key.encode())
+        header, names, arrays = saved[:16], names + saved[24:ends], arrays + saved[ends + 8 :]
+    count = struct.pack("<Q", len(params))
+    return header + count + names + count + arrays if params else b""
 
 
 def random_frame(inputs: Iterable[Tensor | Port], seed: int = 1) -> dict[str, Array]:
