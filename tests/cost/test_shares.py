@@ -14,7 +14,7 @@ from tests.support.simulation import push_frames
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, disjoint_sets
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, most_bytes
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import check_stages, evaluate, frames_inside
 from tvm_pipeline.cost.shares import shared_frames
@@ -124,10 +124,14 @@ def test_an_ordered_operator_has_no_replicas() -> None:
 
 def test_a_device_that_serves_once_does_not_share() -> None:
     problem = application(activations=False)
-    small = tuple(replace(device, memory_bytes=10**6) for device in problem.platform.devices)
-    limited = replace(problem, platform=Platform("box", (small[0], problem.platform.devices[1])))
-    with pytest.raises(PlanError, match="device a is a replica of stage 1 and serves another stage; with memory_bytes"):
+    most = most_bytes(problem.graph)
+    limited, roomy = (
+        replace(problem, platform=Platform("box", (Device("a", memory_bytes=size), Device("b"))))
+        for size in (most - 1, most)
+    )
+    with pytest.raises(PlanError, match="device a is a replica of stage 1 and serves another stage; plans of"):
         evaluate(limited, SHARED)
+    assert evaluate(roomy, SHARED) == evaluate(problem, SHARED)
     cached = DeviceModel(call_s=0.001, cached_bytes=10, refill_bytes_per_s=1e6)
     platform = Platform("box", tuple(Device(name, model=cached) for name in "ab"))
     with pytest.raises(PlanError, match="device a serves two stages, and its model does not say how they share"):

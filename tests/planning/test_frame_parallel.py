@@ -14,7 +14,7 @@ from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage, describe
 from tvm_pipeline.core.platform import Device, DeviceModel, Platform
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, most_bytes
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError
@@ -141,12 +141,13 @@ def test_the_number_of_stages_is_that_of_the_plan() -> None:
 def test_a_device_with_a_memory_limit_does_host_work_or_replicates() -> None:
     """b holds one stage only; so a does the host work, 5 ms, beside its share of 11: P = 8 ms."""
     problem = application([10.0], activations=False)
-    limited = Platform("box", (Device("a"), Device("b", memory_bytes=1000)))
+    least = most_bytes(problem.graph) - 1
+    limited = Platform("box", (Device("a"), Device("b", memory_bytes=least)))
     plan = replicas(replace(problem, platform=limited))
     assert [stage.devices for stage in plan.stages] == [("a",), ("a", "b"), ("a",)]
     assert plan.value == pytest.approx((125.0,))
-    both = Platform("box", (Device("a", memory_bytes=1000), Device("b", memory_bytes=1000)))
-    with pytest.raises(InfeasibleError, match="with memory_bytes it serves one"):
+    both = Platform("box", (Device("a", memory_bytes=least), Device("b", memory_bytes=least)))
+    with pytest.raises(InfeasibleError, match="than its memory_bytes, so it serves one"):
         replicas(replace(problem, platform=both))
     decision = planning.plan(replace(problem, platform=both))
     assert (decision.plan.status, decision.plan.value) == ("optimal", pytest.approx((1000 / 12,)))

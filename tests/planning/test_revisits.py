@@ -119,7 +119,7 @@ def test_it_is_for_throughput_without_a_limit(figures: dict[str, object]) -> Non
 )
 def test_where_no_device_can_come_again_it_says_what_that_takes(devices: tuple[Device, ...]) -> None:
     problem = network(ENDS)
-    with pytest.raises(InfeasibleError, match="two devices that share no cores, one of them without memory_bytes"):
+    with pytest.raises(InfeasibleError, match="two devices that share no cores, one of them without cached"):
         revisits(replace(problem, platform=Platform("box", devices)))
 
 

@@ -103,7 +103,7 @@ class Device:
         cores: the CPU cores that it occupies, with one thread each; empty for a device that is not a CPU.
         target: the target of the backend's compiler (for TVM a target string); empty lets the backend choose.
         memory_bytes: capacity for the parameters of all its stages and the activations of the stage that needs most;
-            None for no limit.
+            None for no limit. A device whose limit plans can reach serves one stage; see `problem.may_exceed`.
         active_w: power drawn while it computes, above idle; None where it is not known.
         cache_bytes: memory of its own in which parameters stay from frame to frame; the parameters of a stage beyond it
             are the stage's DRAM overflow. Only the objectives with `dram` use this figure.

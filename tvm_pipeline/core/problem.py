@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, cast, get_args
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.platform import Link, Platform, find_link
+from tvm_pipeline.core.platform import Device, Link, Platform, find_link
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import InfeasibleError, OptionError
 
@@ -122,12 +123,42 @@ class Problem:
 
     @property
     def counts_activations(self) -> bool:
-        """Whether activations must fit into the memory of a device."""
-        return self.activations and any(device.memory_bytes is not None for device in self.platform.devices)
+        """Whether activations must fit into the memory of a device, which plans of the graph can exceed."""
+        return self.activations and any(may_exceed(self.graph, device) for device in self.platform.devices)
 
     def link(self, source: str, destination: str) -> Link:
         """Return the link between two devices: that of the platform, else the measured one, else a free one."""
         return find_link((*self.platform.links, *self.profile.links), source, destination)
+
+
+def may_exceed(graph: OperatorGraph, device: Device) -> bool:
+    """Return whether stages of the graph can need more than the device's `memory_bytes`.
+
+    Where they cannot, the limit restricts nothing: the device may serve several stages, and nothing need be counted.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_graph
+        >>> graph = example_graph()
+        >>> most = most_bytes(graph)
+        >>> [may_exceed(graph, Device("gpu", memory_bytes=size)) for size in (most - 1, most, None)]
+        [True, False, False]
+    """
+    return device.memory_bytes is not None and most_bytes(graph) > device.memory_bytes
+
+
+@lru_cache(maxsize=64)
+def most_bytes(graph: OperatorGraph) -> int:
+    """Return a bound of the bytes that one device holds for any plan of the graph, whatever stages it serves.
+
+    It is all parameters, and every tensor once for its writer and once for each operator that reads it. Each operator
+    stands in one stage, and a device is one replica of it at most, so its parameters are held once. A stage has its own
+    copy of each tensor that its operators read or write, and all stages of the device at once have the most copies
+    where every operator is a stage: one in the stage of the writer, and one in that of each reader. Frames inside take
+    no more: they wait in slots, which are memory of the host, and a stage computes one frame at a time.
+    """
+    readers = graph.edges.readers
+    copies = sum(tensor.bytes * (1 + len(readers[name])) for name, tensor in graph.tensors.items())
+    return copies + sum(operator.param_bytes for operator in graph.operators)
 
 
 def is_lexicographic(objective: Objective) -> bool:

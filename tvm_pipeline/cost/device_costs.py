@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.platform import Device, DeviceModel, Transfer, disjoint_sets, per_unit
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, may_exceed
 from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.errors import OptionError, ProfileError
 
@@ -44,6 +44,7 @@ class DeviceCosts:
 
     Attributes:
         device: the device.
+        may_exceed: whether stages of the graph can need more than the device's `memory_bytes`.
         is_known: whether the device has measurements or a model; if it has neither, all costs are zero.
         is_modelled: whether the costs are those of the device's model, without any measurement.
         busy_factor: how many times slower the device is while every other device works too.
@@ -56,6 +57,7 @@ class DeviceCosts:
     """
 
     device: Device
+    may_exceed: bool = False
     is_known: bool = True
     is_modelled: bool = False
     busy_factor: float = 1.0
@@ -75,7 +77,7 @@ class DeviceCosts:
     @property
     def serves_once(self) -> bool:
         """Whether the device may serve one stage only, because several stages would have to share its memory."""
-        return self.device.memory_bytes is not None or math.isfinite(self.cached_bytes)
+        return self.may_exceed or math.isfinite(self.cached_bytes)
 
     @property
     def shared_bus(self) -> str:
@@ -178,7 +180,8 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
         for stage in reversed(problem.profile.segments)
         if stage.device == device.name
     }
-    costs = DeviceCosts(device, active_w=device.active_w, _stages_s=stages_s)
+    exceeds = may_exceed(problem.graph, device)
+    costs = DeviceCosts(device, exceeds, active_w=device.active_w, _stages_s=stages_s)
     if measured is not None:
         return replace(
             costs,

@@ -37,7 +37,7 @@ from tvm_pipeline.core.graph import (
 from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, may_exceed
 from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, lock_s
 from tvm_pipeline.cost.shares import shared_frames
 from tvm_pipeline.cost.stage_costs import Part, StageCost, parts_of, seconds_alone, stage_costs
@@ -266,9 +266,10 @@ def _check_replicas(graph: OperatorGraph, stages: tuple[Stage, ...], used: Mappi
                 )
             replica_of[name] = index
     for name, index in replica_of.items():
-        if used[name].memory_bytes is not None and sum(name in stage.devices for stage in stages) > 1:
+        if may_exceed(graph, used[name]) and sum(name in stage.devices for stage in stages) > 1:
             raise PlanError(
-                f"device {name} is a replica of stage {index} and serves another stage; with memory_bytes it serves one"
+                f"device {name} is a replica of stage {index} and serves another stage; plans of {graph.name} can need "
+                "more than its memory_bytes, so it serves one"
             )
 
 

@@ -36,8 +36,8 @@ MOST_CUTS = 1500
 def revisits(problem: Problem) -> Plan:
     """Return the fastest pipeline of three or four stages in which at least one device serves two of them.
 
-    A device with a memory limit or a parameter cache serves one stage. The cuts are all downsets of the graph if there
-    are at most MOST_CUTS, else the prefixes of its own order.
+    A device serves one stage where its memory may be too small for several, or where it has a parameter cache. The cuts
+    are all downsets of the graph if there are at most MOST_CUTS, else the prefixes of its own order.
 
     Raises:
         InfeasibleError: no device can serve two stages, or the graph is too short.
@@ -58,7 +58,8 @@ def revisits(problem: Problem) -> Plan:
     if best is None:
         raise InfeasibleError(
             "no device can serve two of three or four stages: that takes two devices that share no cores, one of them "
-            "without memory_bytes and cached_bytes, that can run the operators, and three operators"
+            "without cached_bytes and with memory_bytes for whatever stages it serves (or none), that can run the "
+            "operators, and three operators"
         )
     stages = tuple(map(Stage, ((name,) for name in best.devices), cuts.stages(best.ends)))
     predicted = evaluate(problem, stages).predicted
