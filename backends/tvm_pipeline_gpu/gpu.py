@@ -217,7 +217,11 @@ def _check_known(device: Device, gpu: Gpu) -> None:
     try:
         tvm.target.Target(compiler_target(device.target))
     except (ValueError, TypeError, tvm.TVMError) as error:
-        raise PlatformError(f"device {device.name}: TVM does not know the target {device.target!r}") from error
+        said = str(error).rpartition("Error: ")[2].partition(" Target creation")[0].strip()
+        raise PlatformError(
+            f"device {device.name}: TVM does not know the target {device.target!r} ({said}). A target is a kind with "
+            f"options of TVM's, such as {target_for(gpu)!r}; mend `target` in the platform file"
+        ) from error
     if gpu.alignment_bytes and ALIGNMENT % gpu.alignment_bytes:
         raise PlatformError(
             f"device {device.name}: {gpu} wants buffers at multiples of {gpu.alignment_bytes} bytes, and tensors are "

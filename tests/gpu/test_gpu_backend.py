@@ -150,7 +150,18 @@ def test_software_stands_in_and_says_so(drivers: Drivers, listed: dict[str, str]
         ({"cuda": "crash"}, "cuda", r"libcuda\.so\.1 ended its process with SIGSEGV"),
         ({"cuda": f"{CUDA_GEFORCE}\n{CUDA_ORIN}"}, "", r"does not say which GPU it is; give `target`\. Here: .*cuda:1"),
         ({"cuda": CUDA_ORIN}, "llvm", r"'llvm' is no target of a GPU, whose kind is one of cuda, opencl"),
-        ({"cuda": CUDA_ORIN}, "cuda -nonsense=1", r"TVM does not know the target 'cuda -nonsense=1 -arch=sm_87'"),
+        (
+            {"cuda": CUDA_ORIN},
+            "cuda -nonsense=1",
+            r"TVM does not know the target 'cuda -nonsense=1 -arch=sm_87' \(Error when parsing .* Cannot recognize "
+            r"'nonsense'\. Candidates are: .*_per_block\.\)\. A target is .* such as 'cuda -arch=sm_87'; "
+            r"mend `target` in the platform file$",
+        ),
+        (
+            {"opencl": MALI},
+            "opencl max_num_threads",
+            r"attribute key: max_num_threads\.\)\. .* such as 'opencl -device=bifrost -max_num_threads=256'; mend",
+        ),
         ({"cuda": CUDA_ORIN}, "cuda -arch=sm_110", r"which does not fit Orin .* it is sm_87; use -arch=sm_87"),
         ({"opencl": MALI}, "opencl -max_num_threads=512", r"at most 384 threads in a work-group, and the target 512"),
         ({"opencl": MALI}, "opencl -device=adreno", r"textures, which cannot be cut; leave that option out"),
