@@ -58,19 +58,23 @@ class GpuBackend:
         """Return the GPUs; none without TVM, and none that is software, which is slower than the CPU itself."""
         if find_spec("tvm") is None:
             return []
-        found = survey().distinct
-        for gpu in found:
-            if gpu.is_software:
-                _log.info(
-                    "%s is left out: the CPU computes what it is given. To use it, name it in a platform file with "
-                    'backend = "gpu" and target = "%s"',
-                    gpu,
-                    gpu.address,
-                )
-        real = [gpu for gpu in found if not gpu.is_software]
+        for line in self.left_out():
+            _log.info(line)
+        real = [gpu for gpu in survey().distinct if not gpu.is_software]
         names = [self.name] if len(real) == 1 else [f"{self.name}{index}" for index in range(len(real))]
         return [
             _filled(Device(name, self.name, target=target_for(gpu)), gpu) for name, gpu in zip(names, real, strict=True)
+        ]
+
+    def left_out(self) -> Sequence[str]:
+        """Return what `detect` leaves out, a line each: why, and how it can be used nevertheless."""
+        if find_spec("tvm") is None:
+            return []
+        return [
+            f"{gpu} is left out: the CPU computes what it is given. To use it, name it in a platform file with "
+            f'backend = "gpu" and target = "{gpu.address}"'
+            for gpu in survey().distinct
+            if gpu.is_software
         ]
 
     def settle(self, device: Device) -> Device:

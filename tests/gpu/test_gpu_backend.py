@@ -85,9 +85,10 @@ def test_software_is_left_out_and_said(drivers: Drivers, caplog, listed: dict[st
 
 
 def test_without_tvm_there_is_none(drivers: Drivers, monkeypatch) -> None:
-    drivers.have(cuda=CUDA_ORIN)
+    drivers.have(cuda=CUDA_ORIN, opencl=POCL)
     monkeypatch.setattr("tvm_pipeline_gpu.gpu.find_spec", lambda name: None)
     assert backend.detect() == []
+    assert backend.left_out() == []
     with pytest.raises(PlatformError, match=r"device gpu: .* not installed: run `pip install 'tvm-pipeline\[relay\]'`"):
         backend.settle(gpu("cuda"))
 
@@ -264,3 +265,15 @@ def test_the_command_shows_what_the_gpus_are(drivers: Drivers, capfd, monkeypatc
     assert "gpu0: NVIDIA GeForce RTX 3080 (cuda:0, 10.5 GB of its own, driver 12.8)" in outcome.err
     assert "gpu1: Intel(R) UHD Graphics 770 (opencl:0, 26.6 GB shared with the host, driver 25.18" in outcome.err
     assert "cpu0: " not in outcome.err
+
+
+def test_the_command_says_which_software_was_left_out(drivers: Drivers, capfd, monkeypatch, tmp_path: Path) -> None:
+    drivers.have(cuda=CUDA_ORIN, opencl=POCL)
+    outcome = run_command(capfd, monkeypatch, "devices")
+    assert "PoCL (opencl:0, software, " in outcome.err
+    assert (
+        "is left out: the CPU computes what it is given. To use it, name it in a platform file with "
+        'backend = "gpu" and target = "opencl:0"'
+    ) in outcome.err
+    (tmp_path / "gpu.toml").write_text(platform_toml(Platform("board", (gpu("cuda"),))))
+    assert "left out" not in run_command(capfd, monkeypatch, "devices", "--platform", tmp_path / "gpu.toml").err

@@ -14,6 +14,7 @@ import atexit
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 
@@ -101,6 +102,16 @@ def description(device: Device) -> str:
     return str(describe(device)) if describe else ""
 
 
+def left_out() -> list[str]:
+    """Return a line for each device of this machine that its backend does not offer, from backends that tell."""
+    lines: list[str] = []
+    for name in _installed():
+        with suppress(PlatformError):  # a backend that cannot be used, of which `detect_platform` warns
+            tell = getattr(find_backend(name), "left_out", None)
+            lines += tell() if tell else ()
+    return lines
+
+
 def detect_platform(model: Model | None = None) -> Platform:
     """Return this machine: the devices of every installed backend, or of those that can compile `model` together.
 
@@ -119,7 +130,7 @@ def detect_platform(model: Model | None = None) -> Platform:
     found: dict[str, Sequence[Device]] = {}
     backends: dict[str, Backend] = {}
     reasons: list[str] = []
-    for name in sorted({entry.name for entry in entry_points(group=GROUP)}):
+    for name in _installed():
         try:
             backend = find_backend(name)
         except PlatformError as error:
@@ -141,6 +152,10 @@ def detect_platform(model: Model | None = None) -> Platform:
     if not found:
         raise PlatformError("; ".join(reasons) or "no backend finds a device on this machine; give `platform`")
     return Platform("this machine", _told_apart(found))
+
+
+def _installed() -> list[str]:
+    return sorted({entry.name for entry in entry_points(group=GROUP)})
 
 
 def _working_together(backends: Mapping[str, Backend], model: Model) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.backends.registry import description, detect_platform, settle_platform
+from tvm_pipeline.backends.registry import description, detect_platform, left_out, settle_platform
 from tvm_pipeline.cli.options import JsonOption, PlatformOption
 from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import platform_toml, read_platform
@@ -37,3 +37,5 @@ def command(
         known_as = description(device)
         if known_as:
             say(f"{device.name}: {known_as}")
+    for line in () if platform else left_out():
+        say(line)
