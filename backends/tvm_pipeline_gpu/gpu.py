@@ -101,6 +101,16 @@ class GpuBackend:
             self._software[gpu.kind] = device
         return device
 
+    def check_together(self, devices: Sequence[Device]) -> None:
+        """Raise PlatformError where two settled devices are one GPU: a plan must not count its one queue twice."""
+        meant = [(device, _meant(device)) for device in devices]
+        for (first, gpu), (second, other) in combinations(meant, 2):
+            if gpu.is_same(other):
+                raise PlatformError(
+                    f"devices {first.name} ({gpu.address}) and {second.name} ({other.address}) are one GPU, "
+                    f"{gpu.product}, which does one thing at a time; leave one of them out of the platform file"
+                )
+
     def describe(self, device: Device) -> str:
         """Return what its driver calls a settled device, with its memory."""
         return str(_meant(device))
@@ -111,12 +121,11 @@ class GpuBackend:
         """Compile for GPUs, and for CPU cores where `devices` has some.
 
         Raises:
-            PlatformError: two of the devices are one GPU, or TVM cannot use such GPUs here.
+            PlatformError: TVM cannot use such GPUs here.
         """
         from tvm_pipeline.tvm.relay.agreement import check_agreement
         from tvm_pipeline.tvm.relay.compiled import RelayModel
 
-        _check_distinct([device for device in devices if device.backend == self.name])
         self._keep_software_on_its_cores(progress)
         host = _host_target(devices)
         compiled = RelayModel.compile(model, [device.target for device in devices], bind, progress, order, host=host)
@@ -231,17 +240,6 @@ def _check_known(device: Device, gpu: Gpu) -> None:
             f"device {device.name}: {gpu} wants buffers at multiples of {gpu.alignment_bytes} bytes, and tensors are "
             f"laid at multiples of {ALIGNMENT}. Leave it out of the platform, and report this"
         )
-
-
-def _check_distinct(devices: Sequence[Device]) -> None:
-    """Raise PlatformError where two devices are one GPU: it has one queue, so a plan must not count it twice."""
-    meant = [(device, _meant(device)) for device in devices]
-    for (first, gpu), (second, other) in combinations(meant, 2):
-        if gpu.is_same(other):
-            raise PlatformError(
-                f"devices {first.name} ({gpu.address}) and {second.name} ({other.address}) are one GPU, {gpu.product}, "
-                "which does one thing at a time; leave one of them out of the platform file"
-            )
 
 
 def _host_target(devices: Sequence[Device]) -> str:

@@ -200,9 +200,21 @@ def test_schedules_of_other_hardware_are_said(drivers: Drivers, caplog) -> None:
 def test_a_gpu_is_one_device(drivers: Drivers, listed: dict[str, str], targets: tuple[str, str]) -> None:
     """It has one queue, and a plan counts on each of its devices alone."""
     drivers.have(**listed)
-    devices = [backend.settle(gpu(target, f"gpu{index}")) for index, target in enumerate(targets)]
+    devices = [gpu(target, f"gpu{index}") for index, target in enumerate(targets)]
     with pytest.raises(PlatformError, match=r"devices gpu0 \(.*\) and gpu1 \(.*\) are one GPU, .*leave one of them"):
-        backend.compile(MODEL, devices, print)
+        settle_platform(Platform("board", tuple(devices)))
+    for device in devices:  # nothing is remembered of what was refused
+        assert settle_platform(Platform("board", (device,)))[1].devices[0].name == device.name
+
+
+def test_a_gpu_is_one_device_beside_a_backend_that_cuts(drivers: Drivers, monkeypatch) -> None:
+    """Then each slice is compiled for one device, so that no backend sees the platform when it compiles."""
+    drivers.have(cuda=f"{CUDA_GEFORCE}\n{CUDA_ORIN}")
+    install(monkeypatch, backend, FakeBackend([Device("tpu", "fake")], [chain_model(2)], cuts=("onnx",)), own="gpu")
+    two = gpu("cuda", "gpu0"), Device("tpu", "fake"), gpu("cuda:1", "gpu1")
+    assert settle_platform(Platform("desk", two))[0].name == "fake+gpu"
+    with pytest.raises(PlatformError, match=r"devices gpu0 .* and gpu1 .* are one GPU"):
+        settle_platform(Platform("desk", (*two[:2], gpu("cuda -arch=sm_80", "gpu1"))))
 
 
 # Bundles

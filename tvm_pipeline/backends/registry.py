@@ -82,7 +82,7 @@ def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
     """Return the backend that compiles for a platform, and the platform with each device settled on this machine.
 
     Raises:
-        PlatformError: a device cannot be used here.
+        PlatformError: a device cannot be used here, or not beside another one.
 
     Examples:
         >>> from tvm_pipeline.testing import example_backend, installed
@@ -93,6 +93,10 @@ def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
     """
     backend = platform_backend(platform)
     devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
+    for name in dict.fromkeys(device.backend for device in devices):
+        check = getattr(find_backend(name), "check_together", None)
+        if check:
+            check([device for device in devices if device.backend == name])
     return backend, replace(platform, devices=devices)
 
 
