@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform, platform_toml, read_platform
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.service.workflow import Compiled, measured_profile, opened_bundle
 from tvm_pipeline.testing import FakeBackend
 
 MODEL = Model("net", "onnx", b"")
@@ -244,6 +246,33 @@ def test_a_bundle_for_another_gpu(drivers: Drivers, monkeypatch, tmp_path, made_
     drivers.have(**here)
     with pytest.raises(BundleError, match=words), open_bundle(tmp_path / "net.tar"):
         pass
+
+
+def test_a_bundle_of_another_model_of_gpu_is_used_with_a_warning(drivers: Drivers, monkeypatch, tmp_path) -> None:
+    """Both run its code, which is for an architecture; its seconds are of one of them."""
+
+    class Compiling(GpuBackend):
+        compile = FakeBackend([], [chain_model(2)]).compile  # type: ignore[assignment]
+        load = FakeBackend([], [chain_model(2)]).load  # type: ignore[assignment]
+
+    drivers.have(cuda=CUDA_GEFORCE)
+    install(monkeypatch, Compiling())
+    chosen, platform = settle_platform(Platform("board", (gpu("cuda"),)))
+    model = chosen.compile(Model("chain", "onnx", b""), platform.devices, lambda _: None)
+    profile = measured_profile(Compiled(chosen, model, platform), repeats=2, warn=lambda _: None)
+    plan = make_plan(model.graph, (["gpu"], [operator.name for operator in model.graph.operators]))
+    write_bundle(tmp_path / "net.tar", Bundle(model.graph, platform, profile, plan, model))
+
+    def said() -> list[str]:
+        lines: list[str] = []
+        with opened_bundle(tmp_path / "net.tar", lines.append):
+            return lines
+
+    assert said() == []
+    drivers.have(cuda="NVIDIA A40|8|6|48000000000|0|1")
+    [line] = said()
+    there, here = r"NVIDIA GeForce RTX 3080 \(cuda:0, .*\)", r"NVIDIA A40 \(cuda:0, .*\)"
+    assert re.search(rf"net\.tar was measured on {there}, and here is {here}: .*Profile again", line)
 
 
 # Threads

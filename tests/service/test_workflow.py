@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tvm_pipeline import open_bundle, write_bundle
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.service.workflow import (
@@ -13,6 +16,7 @@ from tvm_pipeline.service.workflow import (
     compile_source,
     decide,
     measured_profile,
+    opened_bundle,
     planned,
     stand_in_warnings,
 )
@@ -59,3 +63,27 @@ def test_an_objective_that_is_none():
     with pytest.raises(OptionError, match="`objective` 'beauty' is none of throughput") as caught:
         checked_objective("beauty")
     assert caught.value.option == "objective"
+
+
+def test_a_profile_of_another_processor_is_used_with_a_warning(bundle, model, tmp_path):
+    with open_bundle(bundle) as opened:
+        here = opened.profile.environment["processor"]
+        profile = replace(opened.profile, environment={**opened.profile.environment, "processor": "Quantum 9000"})
+        write_bundle(tmp_path / "net.tar", replace(opened, profile=profile))
+        (tmp_path / "here.json").write_bytes(msgspec.json.encode(opened.profile))
+        (tmp_path / "there.json").write_bytes(msgspec.json.encode(profile))
+
+    def said(source, profile=None):
+        warned: list[str] = []
+        with planned(str(source), profile=profile and tmp_path / profile, warn=warned.append):
+            pass
+        return [line for line in warned if "was measured on" in line]
+
+    words = f"was measured on Quantum 9000, and here is {here}: predictions may be far off. Profile again with"
+    for source, file in ((tmp_path / "net.tar", None), (bundle, "there.json"), (model, "there.json")):
+        [line] = said(source, file)
+        assert line.startswith(f"the profile of {tmp_path / file if file else source} {words}")
+    assert said(bundle) == said(tmp_path / "net.tar", "here.json") == said(model, "here.json") == []
+    warned: list[str] = []
+    with opened_bundle(tmp_path / "net.tar", warned.append):
+        assert [line for line in warned if words in line]

@@ -22,7 +22,7 @@ from typing import Any
 from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
-from tvm_pipeline.backends.registry import detect_platform, served_devices, settle_platform
+from tvm_pipeline.backends.registry import description, detect_platform, served_devices, settle_platform
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.model import Model
@@ -34,6 +34,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import ModelError, OptionError, PlatformError
 from tvm_pipeline.frontends import Shapes, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
+from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 
@@ -115,11 +116,38 @@ def stand_in_warnings(platform: Platform) -> list[str]:
     ]
 
 
+def _known_devices(platform: Platform) -> dict[str, str]:
+    """Return what each settled device is, for the environment of a profile, where its backend can tell."""
+    told = {f"device {device.name}": description(device) for device in platform.devices}
+    return {name: known_as for name, known_as in told.items() if known_as}
+
+
+def elsewhere_warnings(source: Path, profile: Profile, platform: Platform) -> list[str]:
+    """Return a line where a profile of a file was measured on another processor, or on other devices, than are here."""
+    here = {"processor": environment({})["processor"], **_known_devices(platform)}
+    differing = {name: now for name, now in here.items() if profile.environment.get(name, now) != now}
+    if not differing:
+        return []
+    there = ", ".join(profile.environment[name] for name in differing)
+    return [
+        f"the profile of {source} was measured on {there}, and here is {', '.join(differing.values())}: predictions "
+        "may be far off. Profile again with `tvm-pipeline profile`, or compile the model again"
+    ]
+
+
 @contextmanager
-def opened_bundle(path: Path, warn: Say = _log.warning) -> Iterator[Bundle]:
-    """Open a bundle, which is unpacked while the block lasts, and warn of what stands in for its devices."""
+def opened_bundle(path: Path, warn: Say = _log.warning, profile: Path | None = None) -> Iterator[Bundle]:
+    """Open a bundle, which is unpacked while the block lasts; warn of stand-ins, and of a profile of other devices.
+
+    Args:
+        profile: a file with a profile to use in place of the bundle's.
+    """
     with open_bundle(path) as bundle:
+        if profile:
+            bundle = replace(bundle, profile=read_profile(profile))
         for line in stand_in_warnings(bundle.platform):
+            warn(line)
+        for line in elsewhere_warnings(profile or path, bundle.profile, bundle.platform):
             warn(line)
         yield bundle
 
@@ -180,8 +208,11 @@ def measured_profile(
     """
     if profile:
         found = read_profile(profile)
+        for line in elsewhere_warnings(profile, found, compiled.platform):
+            warn(line)
     else:
         found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell, strict)
+        found = replace(found, environment={**found.environment, **_known_devices(compiled.platform)})
     for line in found.warnings:
         warn(line)
     return found
@@ -204,7 +235,8 @@ def planned(
     """
     with ExitStack() as stack:
         if source.endswith(".tar"):
-            bundle = stack.enter_context(opened_bundle(Path(source), warn))
+            own = None if platform else profile
+            bundle = stack.enter_context(opened_bundle(Path(source), warn, own))
             obstacle = f"{source} was compiled for another platform than {platform}" if platform else ""
             if bundle.application:
                 obstacle = obstacle or f"{source} holds a whole application, which `run` and `bench` run on its source"
