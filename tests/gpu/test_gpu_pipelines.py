@@ -69,7 +69,7 @@ def problem(model: RelayModel, platform: Platform) -> Problem:
     return Problem(model.graph, platform, Profile(model.graph.name, model.graph.fingerprint, devices))
 
 
-@pytest.mark.parametrize("turns", ["cpu gpu", "gpu cpu", "cpu gpu cpu", "gpu + cpu"])
+@pytest.mark.parametrize("turns", ["cpu gpu", "gpu cpu", "cpu gpu cpu", "gpu cpu gpu", "gpu + cpu"])
 def test_stages_and_replicas(turns: str, model: RelayModel, platform: Platform, cpu: Device) -> None:
     names = [operator.name for operator in model.graph.operators]
     if "+" in turns:
