@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import networkx
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 
 from tests.support.graphs import graphs, randoms
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor, crossing_tensors
-from tvm_pipeline.core.partition import check_partition, check_stage
+from tvm_pipeline.core.partition import check_partition, check_stage, longest_stages
 from tvm_pipeline.errors import PlanError
 
 NET = OperatorGraph(
@@ -76,3 +77,18 @@ def test_a_stage_is_closed_under_between(net: OperatorGraph, rng: random.Random)
         assert not closed
     else:
         assert closed
+
+
+@given(graphs(), randoms())
+def test_longest_stages_are_legal_and_cannot_be_joined(graph: OperatorGraph, random: random.Random) -> None:
+    names = [operator.name for operator in graph.operators]
+    chosen = {name for name in names if random.random() < 0.7}
+    stages = longest_stages(graph, chosen)
+    assert [name for name in names if name in chosen] == sorted((n for stage in stages for n in stage), key=names.index)
+    for stage in stages:
+        check_stage(graph, stage)
+    for stage, after in pairwise(stages):
+        with pytest.raises(PlanError, match=f"comes back at {after[0]}"):
+            check_stage(graph, [*stage, after[0]])
+    assert longest_stages(graph, names) == [names]
+    assert longest_stages(graph, []) == []

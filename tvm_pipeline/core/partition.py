@@ -7,7 +7,7 @@ stage stands behind those that it reads from. `cost/evaluate.py` checks that the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tvm_pipeline.core.graph import OperatorGraph, Tensor, crossing_tensors
 from tvm_pipeline.errors import GraphError, PlanError
@@ -93,3 +93,35 @@ def check_stage(graph: OperatorGraph, operators: Iterable[str]) -> None:
                 raise PlanError(f"no stage of {graph.name}: a path leaves it and comes back at {name}")
         elif not (behind.isdisjoint(sources) and inside.isdisjoint(sources)):
             behind.add(index)
+
+
+def longest_stages(graph: OperatorGraph, operators: Collection[str]) -> list[list[str]]:
+    """Return operators in stages that are legal each, and as long as the graph's order makes them.
+
+    An operator joins the stage before it, unless a path from that stage to it goes through an operator that is not
+    among `operators`. All operators of the graph are one stage.
+
+    Examples:
+        >>> from tvm_pipeline.core.graph import Operator
+        >>> a = Operator("a", "input", (), (Tensor("x", (2,)),))
+        >>> b = Operator("b", "relu", ("x",), (Tensor("y", (2,)),))
+        >>> c = Operator("c", "tanh", ("x",), (Tensor("z", (2,)),))
+        >>> d = Operator("d", "add", ("y", "z"), (Tensor("w", (2,)),))
+        >>> graph = OperatorGraph("net", (), (a, b, c, d), ("w",))
+        >>> longest_stages(graph, ["a", "c", "d"])
+        [['a', 'c'], ['d']]
+    """
+    stages: list[list[str]] = []
+    inside: set[int] = set()
+    behind: set[int] = set()  # operators outside the last stage to which a path from it leads
+    for index, operator in enumerate(graph.operators):
+        sources = graph.edges.before[index]
+        if operator.name in operators:
+            if not stages or not behind.isdisjoint(sources):
+                stages.append([])
+                inside, behind = set(), set()
+            stages[-1].append(operator.name)
+            inside.add(index)
+        elif not (behind.isdisjoint(sources) and inside.isdisjoint(sources)):
+            behind.add(index)
+    return stages
