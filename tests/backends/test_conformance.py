@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.fake_backend import chain_model, fake_platform, random_model
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.testing import ContractError, FakeBackend, FakeModel, check_backend
 from tvm_pipeline.testing.fake import FakeRunner
 
@@ -29,6 +30,53 @@ def test_the_fake_backend_keeps_the_contract(seed: int) -> None:
     backend = FakeBackend(fake_platform("d0", "d1").devices, [fake], cuts=("onnx",))
     check_backend(backend, model_of(fake))
     assert not fake.open_stages
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_device_may_leave_operators_to_others(seed: int) -> None:
+    fake = random_model(np.random.default_rng(seed), 6, refused={"d0": ["op2", "op4"]})
+    check_backend(FakeBackend(fake_platform("d0", "d1").devices, [fake], cuts=("onnx",)), model_of(fake))
+    assert not fake.open_stages
+
+
+def test_one_device_has_to_compute_all() -> None:
+    fake = chain_model(4, refused={"d0": ["op1"]})
+    with pytest.raises(ContractError, match="no device computes every operator"):
+        check_backend(FakeBackend(fake_platform("d0").devices, [fake]), model_of(fake))
+
+
+# What is wrong with a model whose device d1 does not compute op1: a method, the change, and the message.
+PARTIAL_FAULTS: dict[str, tuple[str, Any, str]] = {
+    "unknown names": (
+        "computes",
+        lambda self, device: ["op9"],
+        r"computes\(\) names \['op9'\], which are no operators",
+    ),
+    "nothing": ("computes", lambda self, device: [], r"computes\(\) names no operator"),
+    "stages of all": (
+        "stage",
+        lambda self, names, device: (
+            check_stage(self.graph, names),
+            FakeRunner(self, [o for o in self.graph.operators if o.name in names], device),
+        )[1],
+        r"a stage of op1, which computes\(\) lacks, is made",
+    ),
+    "times of all": ("time_operators", lambda self, device, repeats: np.ones((repeats, 4)), "the contract says NaN"),
+    "is not saved": (
+        "save",
+        lambda self, folder, stages, platform: FakeModel.save(chain_model(4), folder, stages, platform),
+        "device d1 computes other operators of a model that was loaded",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PARTIAL_FAULTS)
+def test_what_is_wrong_with_computes_is_said(fault: str) -> None:
+    name, wrong, message = PARTIAL_FAULTS[fault]
+    fake = chain_model(4, refused={"d1": ["op1"]})
+    fake.__class__ = type("Changed", (FakeModel,), {name: wrong})
+    with pytest.raises(ContractError, match=message):
+        check_backend(FakeBackend(fake_platform("d0", "d1").devices, [fake]), model_of(fake))
 
 
 def test_check_backend_needs_no_pytest() -> None:

@@ -18,7 +18,7 @@ from tvm_pipeline import Bundle, Pipeline, open_bundle, write_bundle
 from tvm_pipeline.backends import bundle as bundles
 from tvm_pipeline.backends import registry
 from tvm_pipeline.backends.registry import compose, detect_platform, find_backend, settle_platform
-from tvm_pipeline.backends.sliced import SlicedBackend
+from tvm_pipeline.backends.sliced import SlicedBackend, computed_by
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -252,3 +252,16 @@ def test_each_backend_prepares_its_own_part(two, model, monkeypatch):
 def test_one_backend_alone_is_itself(monkeypatch):
     install(monkeypatch, cpu("a"), cpu("b"))
     assert compose(["a", "a"]) is find_backend("a")
+
+
+def test_what_a_device_of_the_cutting_backend_does_not_compute_is_known(monkeypatch):
+    lead = cpu("lead", cuts=("onnx",), model=chain_model(4, refused={"cpu1": ["op2"]}))
+    install(monkeypatch, lead, cpu("other"))
+    devices = [*lead.detect(), replace(cpu("other").detect()[0], name="other0")]
+    compiled = compose(["lead", "other"]).compile(MODEL, devices, lambda _: None)
+    assert [computed_by(compiled, device) for device in devices] == [
+        ["op0", "op1", "op2", "op3"],
+        ["op0", "op1", "op3"],
+        ["op0", "op1", "op2", "op3"],
+    ]
+    compiled.close()

@@ -10,10 +10,12 @@ import pytest
 
 from tests.profiling.machine import Clock, Machine, by_operator, chain_machine
 from tests.support.fake_backend import FakeBackend, FakeRunner, fake_platform
-from tvm_pipeline import Plan, Platform, Prediction, Problem, Profile, Stage, evaluate, profile_model
+from tvm_pipeline import Plan, Platform, Prediction, Problem, Profile, Stage, evaluate, plan, profile_model
 from tvm_pipeline.core.platform import Device, DeviceModel, Transfer
+from tvm_pipeline.errors import InfeasibleError, ProfileError
 from tvm_pipeline.profiling.operators import BUSY_SPREAD
 from tvm_pipeline.profiling.rounds import ROUNDS
+from tvm_pipeline.profiling.speed import machine_speed
 
 MS = 1e-3
 
@@ -77,6 +79,65 @@ def test_operators_are_scaled_to_the_whole_model_without_its_transfers(clock: Cl
     moved_s = TRANSFERS[0].seconds(graph.inputs[0].bytes) + TRANSFERS[1].seconds(graph.operators[-1].output_bytes)
     [cost] = evaluate(Problem(graph, platform, profile), (Stage(("d0",), tuple(seconds)),)).costs
     assert (cost.compute_s, cost.transfer_s) == pytest.approx((9 * MS, moved_s))
+
+
+@pytest.mark.parametrize("moving", [False, True])
+def test_what_a_device_does_not_compute_has_no_seconds(clock: Clock, moving: bool) -> None:
+    """d1 leaves op1 out: it runs two stages, each with its own transfers and 3 ms between its operators."""
+
+    def must_not_run(_: int) -> None:
+        raise AssertionError("op1 ran on d1")
+
+    seconds = {"d0": (1 * MS, 2 * MS, 3 * MS, 4 * MS), "d1": (1 * MS, 0.0, 3 * MS, 4 * MS)}
+    machine = chain_machine(
+        clock, seconds, between_s=4 * MS, refused={"d1": ["op1"]}, transfers={"d1": TRANSFERS} if moving else {}
+    )
+    machine.hooks = {**machine.hooks, ("op1", "d1"): must_not_run}
+    platform = fake_platform("d0", "d1")
+    profile = measured(machine, platform)
+    figures = profile.devices["d1"]
+    assert figures.seconds["op1"] is None
+    known = {name: s for name, s in figures.seconds.items() if s is not None}
+    assert known == pytest.approx({"op0": 2 * MS, "op2": 6 * MS, "op3": 8 * MS})  # 8 ms of operators take 16
+    assert (figures.spread["op1"], figures.uncertainty["op1"], figures.runs) == (0.0, 0.0, 3)
+    assert None not in profile.devices["d0"].seconds.values()
+    assert not machine.open_stages
+    # What the judge says of the two stages is what they were measured to take.
+    graph = machine.graph
+    stages = Stage(("d1",), ("op0",)), Stage(("d0",), ("op1",)), Stage(("d1",), ("op2", "op3"))
+    costs = [cost for cost in evaluate(Problem(graph, platform, profile), stages).costs if cost.device == "d1"]
+    moved_s = 2 * (TRANSFERS[0].seconds(8) + TRANSFERS[1].seconds(8)) if moving else 0.0
+    links_s = sum(link.seconds(8) for link in profile.links)
+    assert sum(cost.compute_s for cost in costs) == pytest.approx(16 * MS)
+    assert sum(cost.transfer_s for cost in costs) == pytest.approx(moved_s, abs=links_s + 1e-9)
+
+
+def test_a_plan_leaves_such_operators_to_other_devices(clock: Clock) -> None:
+    """d1 is ten times faster in what it computes."""
+    seconds = {"d0": (10 * MS,) * 4, "d1": (1 * MS,) * 4}
+    machine = chain_machine(clock, seconds, refused={"d1": ["op3"]})
+    platform = fake_platform("d0", "d1")
+    problem = Problem(machine.graph, platform, measured(machine, platform))
+    decision = plan(problem)
+    assert [(s.devices, s.operators) for s in decision.plan.stages] == [
+        (("d1",), ("op0", "op1", "op2")),
+        (("d0",), ("op3",)),
+    ]
+    for candidate in decision.candidates:
+        assert not any("d1" in stage.devices and "op3" in stage.operators for stage in candidate.stages)
+    for name in ("single", "two-stage", "chain", "ideals", "cp-sat"):
+        for stage in plan(problem, name).plan.stages:
+            assert "d1" not in stage.devices or "op3" not in stage.operators
+    with pytest.raises(InfeasibleError, match="no two devices"):
+        plan(problem, "replicas")
+    assert machine_speed(machine, platform, problem.profile, passes=2) == pytest.approx(1, rel=0.2)
+
+
+def test_a_device_that_computes_nothing_is_refused(clock: Clock) -> None:
+    machine = chain_machine(clock, {"d0": (MS, MS)}, refused={"d1": ["op0", "op1"]})
+    with pytest.raises(ProfileError, match="device d1 computes no operator of chain; leave it out of the platform"):
+        measured(machine, fake_platform("d0", "d1"))
+    assert not machine.open_stages
 
 
 def test_transfers_that_seem_longer_than_the_whole_model_leave_the_operators_time(clock: Clock) -> None:

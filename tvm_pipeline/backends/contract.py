@@ -94,7 +94,11 @@ class Keeper(Protocol):
 
 
 class CompiledModel(Protocol):
-    """A model compiled for every device it may run on, to be cut anywhere."""
+    """A model compiled for every device it may run on, to be cut anywhere.
+
+    Where a device cannot compute some operators, the model also has `computes(device)`, the names of those that it can:
+    of others `stage` raises PlanError, and `time_operators` gives NaN. See `computed_by` in `sliced.py`.
+    """
 
     @property
     def graph(self) -> OperatorGraph: ...

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tvm_pipeline.core.graph import OperatorGraph
+
 Array = npt.NDArray[Any]
 ALIGNMENT = 64  # bytes; compiled kernels load whole vectors
 PAGE = 4096  # bytes; a device that computes in the host's memory takes whole pages
@@ -52,4 +54,15 @@ def noise(port: Port) -> Array:
         array[...] = draw.standard_normal(array.shape)
     else:
         array[...] = draw.integers(0, 100, array.shape)
+    return array
+
+
+def input_for_timing(graph: OperatorGraph, port: Port) -> Array:
+    """Return input of a stage for measuring: noise, but zeros for integers that the model computes.
+
+    Those may be indices, and a kernel that reads beyond a tensor may end all work of a GPU.
+    """
+    array = noise(port)
+    if graph.edges.writer.get(port.name) is not None and not np.issubdtype(array.dtype, np.floating):
+        array.fill(0)
     return array

@@ -84,6 +84,20 @@ def served_by(backend: Backend) -> Sequence[str]:
     return names
 
 
+def computed_by(compiled: CompiledModel, device: Device) -> list[str]:
+    """Return the operators that a device computes, in the graph's order: all where the model has no `computes`.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_model
+        >>> computed_by(example_model(), Device("d0", "fake"))
+        ['double', 'increment']
+    """
+    names = _operators(compiled)
+    computes = getattr(compiled, "computes", None)
+    computed = names if computes is None else set(computes(device))
+    return [name for name in names if name in computed]
+
+
 class SlicedBackend:
     """Several backends as one; it compiles for a platform that has devices of each."""
 
@@ -209,6 +223,9 @@ class SlicedModel:
     @property
     def order(self) -> Order:
         return self._whole.order
+
+    def computes(self, device: Device) -> list[str]:
+        return computed_by(self._whole, device) if device.backend == self._lead else _operators(self)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make one stage of the operators on `device`.

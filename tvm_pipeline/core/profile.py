@@ -105,7 +105,8 @@ class DeviceProfile:
     @property
     def median_spread(self) -> float | None:
         """The median of the operators' spreads; None where they are not known."""
-        return median(self.spread.values()) if self.spread else None
+        known = [spread for name, spread in self.spread.items() if self.seconds[name] is not None]
+        return median(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)

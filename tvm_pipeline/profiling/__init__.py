@@ -2,7 +2,8 @@
 
 operators.py     seconds of each operator and of transfers on each device, and how devices slow one another down
 rounds.py        what is timed when, and again where it was disturbed
-device_bench.py  one device with the whole model on it
+device_bench.py  one device with all that it computes of the model
+computed.py      all that a device computes, as one runnable stage
 twins.py         equal devices, and differences between them
 patience.py      how long to try again
 disturbance.py   what other programs take, as the kernel and a reference kernel tell

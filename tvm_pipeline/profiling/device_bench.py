@@ -1,4 +1,4 @@
-"""One device with the whole model on it: it times operators, transfers and whole passes, alone and beside others.
+"""One device with all that it computes of a model: it times operators, transfers and passes, alone and beside others.
 
 Next: `rounds.py`, which decides what is timed when.
 """
@@ -12,9 +12,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.profiling.bound import in_bound_thread, in_bound_threads
+from tvm_pipeline.profiling.computed import computed_runner, computed_stages
 from tvm_pipeline.profiling.disturbance import Watch
 from tvm_pipeline.profiling.estimates import Measured
 from tvm_pipeline.profiling.links import SIZES
@@ -22,17 +23,19 @@ from tvm_pipeline.profiling.timings import Rows, Timing, time_in_windows
 
 
 class Bench:
-    """Times a model on one device.
+    """Times a model on one device: what it computes of it, which is the whole model unless `computes` leaves some out.
 
     Attributes:
+        stages: the operators that it computes, in the stages of a pass.
         measured: all that was timed, but the passes of `passes`.
         spent_s: seconds of the device's time that this took.
     """
 
     def __init__(self, compiled: CompiledModel, device: Device) -> None:
         self._compiled, self.device = compiled, device
-        self.runner = compiled.stage([operator.name for operator in compiled.graph.operators], device)
-        self._inputs = [noise(port) for port in self.runner.inputs]
+        self.stages = computed_stages(compiled, device)
+        self.runner = computed_runner(compiled, device)
+        self._inputs = [input_for_timing(compiled.graph, port) for port in self.runner.inputs]
         self._outputs = [port.buffer() for port in self.runner.outputs]
         self.measured = Measured()
         self.spent_s = 0.0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tvm_pipeline.backends.sliced import slice_ends
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Transfer
 from tvm_pipeline.core.profile import DeviceProfile
@@ -62,33 +63,40 @@ class Estimate:
     busy: Believed
 
 
-def estimate(graph: OperatorGraph, measured: Measured, least: int) -> Estimate:
-    """Return the figures of a device.
+def estimate(graph: OperatorGraph, measured: Measured, least: int, stages: Sequence[Sequence[str]]) -> Estimate:
+    """Return the figures of a device; an operator that is in no stage has no seconds.
 
     The uncertainty of an operator is that of its share of the model and that of the whole model's time, which were
     measured independently, so that their squares add up.
 
     Args:
         least: how many undisturbed passes are enough.
+        stages: the operators of a pass, in the stages that ran.
     """
     best_s = measured.best_alone_s
-    rows = _undisturbed(measured.operators, best_s, least)
+    computed = [graph.edges.index[name] for stage in stages for name in stage]
+    rows = _undisturbed(measured.operators, best_s, least)[:, computed]
     median = np.median(rows, axis=0)
     low, high = np.quantile(rows, [0.25, 0.75], axis=0)
     whole = Believed(measured.whole, best_s, least)
     busy = Believed(measured.busy, BESIDE_OTHERS, least)
     receive, send = (_fitted(samples, best_s, least) for samples in (measured.received, measured.sent))
-    compute_s = whole.median - _moved_s(graph, receive, send)
+    compute_s = whole.median - sum(_moved_s(graph, stage, receive, send) for stage in stages)
     if compute_s <= 0:  # The transfers take nearly all the time, and the difference is noise.
         compute_s = float(median.sum())
+    seconds: list[float | None] = [None] * len(graph)
+    spread, uncertainty = np.zeros((2, len(graph)))
+    for index, figure in zip(computed, (median * compute_s / median.sum()).tolist(), strict=True):
+        seconds[index] = figure
+    spread[computed] = (high - low) / median
+    uncertainty[computed] = np.hypot(relative_half_width(rows), whole.uncertainty)
     found = DeviceProfile.in_order(
         graph,
-        seconds=(median * compute_s / median.sum()).tolist(),
-        spread=((high - low) / median).tolist(),
+        seconds=seconds,
+        spread=spread.tolist(),
         busy_factor=max(busy.median / whole.median, 1.0) if measured.busy else 1.0,
     )
-    uncertainty = np.hypot(relative_half_width(rows), whole.uncertainty).tolist()
-    by_name = dict(zip(found.seconds, uncertainty, strict=True))
+    by_name = dict(zip(found.seconds, uncertainty.tolist(), strict=True))
     return Estimate(replace(found, receive=receive, send=send, uncertainty=by_name), whole, busy)
 
 
@@ -114,11 +122,12 @@ def _fitted(batches: Sequence[Rows], best_s: float, least: int) -> Transfer | No
     return fit_transfer(SIZES, np.median(_undisturbed(batches, best_s, least), axis=0)) if batches else None
 
 
-def _moved_s(graph: OperatorGraph, receive: Transfer | None, send: Transfer | None) -> float:
-    """Return the seconds in which a device receives the model's inputs and sends its outputs, as predicted."""
+def _moved_s(graph: OperatorGraph, stage: Sequence[str], receive: Transfer | None, send: Transfer | None) -> float:
+    """Return the seconds in which a device receives what a stage reads and sends what it gives, as predicted."""
+    taken, given = slice_ends(graph, stage)
     seconds = 0.0
     if receive is not None:
-        seconds += receive.seconds(sum(tensor.bytes for tensor in graph.inputs))
+        seconds += receive.seconds(sum(tensor.bytes for tensor in taken))
     if send is not None:
-        seconds += send.seconds(sum(graph.tensors[name].bytes for name in graph.outputs))
+        seconds += send.seconds(sum(tensor.bytes for tensor in given))
     return seconds

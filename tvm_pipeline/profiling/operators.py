@@ -3,8 +3,9 @@
 Each kernel is timed where it runs in the whole model, from a thread that is bound to the device. A device with memory
 of its own is also timed as it receives and sends tensors. The whole model is timed too. Its median, less the transfers
 of its inputs and outputs, is what the operators' times are scaled to, because a sum of small times misses the time
-between them. Then all devices that can work at the same time do so; the factor by which that slows a device is its
-`busy_factor`. What another program disturbed is recognised and measured again. Next: `rounds.py`.
+between them. Where a device does not compute all operators, the stages that it computes stand for the whole model. Then
+all devices that can work at the same time do so; the factor by which that slows a device is its `busy_factor`. What
+another program disturbed is recognised and measured again. Next: `rounds.py`.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def figures(graph: OperatorGraph, rounds: Rounds, strict: bool) -> tuple[dict[De
     warnings: list[str] = []
     found: dict[Device, DeviceProfile] = {}
     for group in rounds.groups:
-        of_group = estimate(graph, rounds.of(group), rounds.least)
+        of_group = estimate(graph, rounds.of(group), rounds.least, rounds.stages(group[0]))
         found |= dict.fromkeys(group, of_group.figures)
         uncertainty, doubtful = doubt(graph.name, group, of_group, rounds)
         if strict and uncertainty > MOST_UNCERTAIN:

@@ -75,6 +75,10 @@ class Rounds:
         """Return what was measured on these devices, as if they were one."""
         return Measured.of_one(self._benches[device].measured for device in devices)
 
+    def stages(self, device: Device) -> list[list[str]]:
+        """Return the operators that a device computes, in the stages of a pass."""
+        return self._benches[device].stages
+
     def best_alone_s(self, device: Device) -> float:
         """Return the seconds of the reference kernel on the device while it is undisturbed and works alone.
 

@@ -17,8 +17,8 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, StageRunner
-from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.backends.sliced import SlicedModel, served_by
+from tvm_pipeline.backends.ports import input_for_timing, noise
+from tvm_pipeline.backends.sliced import SlicedModel, computed_by, served_by
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
@@ -26,6 +26,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.tensor_layout import logical_shape
 from tvm_pipeline.errors import BundleError, PipelineError, PlanError
 from tvm_pipeline.profiling.bound import in_bound_thread
+from tvm_pipeline.profiling.computed import computed_runner, computed_stages
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.testing.cut_cases import around, buffers, fill, halves, logical, operator_names, reshaped
 
@@ -64,17 +65,19 @@ def check_backend(
     for order in ("listed", "memory"):
         with closing(check.compiles(settled, order)) as compiled:
             frame = check.frame(compiled.graph)
-            expected = {device.name: check.computes(compiled, device, frame) for device in settled}
+            able = check.computes_all(compiled, settled)
+            expected = {device.name: check.computes(compiled, device, frame) for device in able}
             if order == "listed":
                 listed = expected
                 for device in settled:
                     check.refuses_what_is_no_stage(compiled, device)
                     check.measures(compiled, device)
+                for device in able:
                     check.cuts(compiled, device, frame, expected[device.name])
-                check.runs_in_pipelines(compiled, settled, frame)
-                check.slices_files(compiled, settled, frame, expected)
-                check.shares(compiled, settled)
-            check.is_equal(expected[settled[0].name], listed[settled[0].name], f"order={order!r} changes results")
+                check.runs_in_pipelines(compiled, able, frame)
+                check.slices_files(compiled, able, frame, expected)
+                check.shares(compiled, able)
+            check.is_equal(expected[able[0].name], listed[able[0].name], f"order={order!r} changes results")
             check.saves_and_loads(compiled, settled, frame, expected)
         compiled.close()  # closing twice must do nothing
     backend.close()
@@ -174,12 +177,26 @@ class _Check:
             self.is_equal(result, first, f"{where} gives other results for the same frame in a later run")
         return first
 
+    def computes_all(self, compiled: CompiledModel, devices: Sequence[Device]) -> list[Device]:
+        """Return the devices that compute every operator: those on which the model runs whole."""
+        names = operator_names(compiled.graph)
+        computes = getattr(compiled, "computes", lambda _: names)
+        for device in devices:
+            unknown = sorted(set(computes(device)).difference(names))
+            self._expect(not unknown, f"device {device.name}: computes() names {unknown}, which are no operators")
+            self._expect(bool(computes(device)), f"device {device.name}: computes() names no operator")
+        able = [device for device in devices if computed_by(compiled, device) == names]
+        self._expect(bool(able), "no device computes every operator; check with a model that one of them computes")
+        return able
+
     def refuses_what_is_no_stage(self, compiled: CompiledModel, device: Device) -> None:
         graph = compiled.graph
         illegal: dict[str, list[str]] = {
             "no operators": [],
             "an operator that is not in the graph": ["no such operator"],
         }
+        for name in sorted(set(operator_names(graph)).difference(computed_by(compiled, device))):
+            illegal[f"{name}, which computes() lacks,"] = [name]
         if left_and_reentered := around(graph):
             illegal["operators that a path leaves and comes back to"] = left_and_reentered
         for what, operators in illegal.items():
@@ -193,13 +210,16 @@ class _Check:
 
     def measures(self, compiled: CompiledModel, device: Device) -> None:
         graph, where = compiled.graph, f"device {device.name}"
-        with self._opened(compiled, operator_names(graph), device) as runner:
+        with closing(computed_runner(compiled, device)) as runner:
+            inputs, outputs = [input_for_timing(graph, p) for p in runner.inputs], [p.buffer() for p in runner.outputs]
+            self._bound(runner, lambda: runner.run(inputs, outputs))
             seconds = self._bound(runner, lambda: compiled.time_operators(device, 3))
             moved = self._bound(runner, lambda: compiled.time_transfers(device, SIZES, 3))
-        self._check_seconds(seconds, (3, len(graph)), f"{where}: time_operators()")
+        timed = np.isin(operator_names(graph), computed_by(compiled, device))
+        self._check_seconds(seconds, (3, len(graph)), f"{where}: time_operators()", timed)
         for index, figures in enumerate(() if moved is None else moved):
             self._check_seconds(figures, (3, len(SIZES)), f"{where}: time_transfers()[{index}]")
-        sizes = compiled.activation_bytes(operator_names(graph), device)
+        sizes = compiled.activation_bytes(computed_stages(compiled, device)[0], device)
         self._expect(
             len(sizes) == 2 and all(isinstance(size, int) and size >= 0 for size in sizes),
             f"{where}: activation_bytes() gives {sizes}; the contract says two numbers of bytes",
@@ -282,7 +302,8 @@ class _Check:
         frame: Mapping[str, Array],
         expected: Mapping[str, Mapping[str, Array]],
     ) -> None:
-        stages = [Stage((device.name,), tuple(operator_names(compiled.graph))) for device in devices[:1]]
+        able = next(device for device in devices if device.name in expected)
+        stages = [Stage((able.name,), tuple(operator_names(compiled.graph)))]
         with tempfile.TemporaryDirectory() as folder:
             compiled.save(Path(folder), stages, self._platform(devices))
             try:
@@ -295,8 +316,11 @@ class _Check:
                     loaded.order == compiled.order,
                     f"a model of order {compiled.order!r} that was saved and loaded has order {loaded.order!r}",
                 )
-                result = self.computes(loaded, devices[0], frame)
-            self.is_equal(result, expected[devices[0].name], "a model that was saved and loaded gives other results")
+                for device in devices:
+                    same = computed_by(loaded, device) == computed_by(compiled, device)
+                    self._expect(same, f"device {device.name} computes other operators of a model that was loaded")
+                result = self.computes(loaded, able, frame)
+            self.is_equal(result, expected[able.name], "a model that was saved and loaded gives other results")
         with tempfile.TemporaryDirectory() as folder:
             try:
                 self._backend.load(Path(folder)).close()
@@ -372,13 +396,17 @@ class _Check:
                 f"{where}: {port} holds other elements than the graph's {tensor}",
             )
 
-    def _check_seconds(self, seconds: Array, shape: tuple[int, int], what: str) -> None:
+    def _check_seconds(self, seconds: Array, shape: tuple[int, int], what: str, timed: Array | bool = True) -> None:
+        """Check that times are positive, and NaN in the columns that are not `timed`."""
         self._expect(
             np.shape(seconds) == shape, f"{what} gives an array of shape {np.shape(seconds)}; the contract says {shape}"
         )
         self._expect(
-            bool(np.all(np.isfinite(seconds)) and np.all(seconds > 0)), f"{what} gives times that are not positive"
+            bool(np.all(timed | np.isnan(seconds))),
+            f"{what} gives times of operators that computes() lacks; the contract says NaN",
         )
+        positive = np.isfinite(seconds) & (seconds > 0)
+        self._expect(bool(np.all(positive == timed)), f"{what} gives times that are not positive")
 
     def _platform(self, devices: Sequence[Device]) -> Platform:
         return Platform("conformance", tuple(devices))

@@ -20,10 +20,10 @@ from tvm_pipeline.backends.ports import ALIGNMENT, noise
 from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_stage
+from tvm_pipeline.core.partition import check_stage, longest_stages
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.errors import BundleError, PlanError, PlatformError
 
 # An operator: arrays in the order of its inputs, to arrays in the order of its outputs.
 Function = Callable[..., Sequence[Array]]
@@ -111,6 +111,7 @@ class FakeModel:
         layouts: by device, how it lays out which tensors; others stand in logical order.
         hooks: by operator and device.
         bind_errors: by device, what `bind` raises.
+        refused: by device, the operators that it cannot compute.
         order: as `FakeBackend.compile` was told; it changes nothing here.
 
     Attributes:
@@ -125,15 +126,24 @@ class FakeModel:
         layouts: Mapping[str, Mapping[str, str]] | None = None,
         hooks: Mapping[tuple[str, str], Hook] | None = None,
         bind_errors: Mapping[str, BaseException] | None = None,
+        refused: Mapping[str, Collection[str]] | None = None,
         order: Order = "listed",
     ) -> None:
         self.graph, self.functions = graph, dict(functions)
         self.layouts, self.hooks, self.bind_errors = layouts or {}, hooks or {}, bind_errors or {}
+        self.refused = refused or {}
         self.order: Order = order
         self.open_stages: set[FakeRunner] = set()
 
+    def computes(self, device: Device) -> list[str]:
+        refused = self.refused.get(device.name, ())
+        return [operator.name for operator in self.graph.operators if operator.name not in refused]
+
     def stage(self, operators: Sequence[str], device: Device) -> FakeRunner:
         check_stage(self.graph, operators)
+        unable = sorted(set(operators).difference(self.computes(device)))
+        if unable:
+            raise PlanError(f"device {device.name} cannot compute operator {unable[0]} of {self.graph.name}")
         runner = FakeRunner(self, [o for o in self.graph.operators if o.name in set(operators)], device)
         self.open_stages.add(runner)
         return runner
@@ -142,15 +152,18 @@ class FakeModel:
         return 0, 0  # numpy keeps them where it likes
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
-        seconds = np.empty((repeats, len(self.graph)))
-        runner = self.stage([operator.name for operator in self.graph.operators], device)
-        for row in seconds:
-            tensors = {t.name: np.ones(t.shape, t.dtype) for t in self.graph.inputs}
-            for column, operator in enumerate(self.graph.operators):
-                began = time.perf_counter()
-                runner.run_operator(operator, tensors)
-                row[column] = max(time.perf_counter() - began, 1e-9)
-        runner.close()
+        seconds = np.full((repeats, len(self.graph)), np.nan)
+        for names in longest_stages(self.graph, self.computes(device)):
+            runner = self.stage(names, device)
+            taken, _ = slice_ends(self.graph, names)
+            for row in seconds:
+                tensors = {tensor.name: np.ones(tensor.shape, tensor.dtype) for tensor in taken}
+                for column, operator in enumerate(self.graph.operators):
+                    if operator.name in names:
+                        began = time.perf_counter()
+                        runner.run_operator(operator, tensors)
+                        row[column] = max(time.perf_counter() - began, 1e-9)
+            runner.close()
         return seconds
 
     def time_transfers(
@@ -175,7 +188,7 @@ class FakeModel:
         return self._computed({t.name: noise(Port(t.name, t.shape, t.dtype)) for t in self.graph.inputs})
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        saved = self.graph, self.functions, self.layouts, self.order
+        saved = self.graph, self.functions, self.layouts, self.refused, self.order
         (folder / "model.pickle").write_bytes(pickle.dumps(saved))
 
     def close(self) -> None:
@@ -243,17 +256,24 @@ class FakeBackend:
         found = self._models[model.name]
         if order == found.order:
             return found
-        return FakeModel(found.graph, found.functions, layouts=found.layouts, hooks=found.hooks, order=order)
+        return FakeModel(
+            found.graph,
+            found.functions,
+            layouts=found.layouts,
+            hooks=found.hooks,
+            refused=found.refused,
+            order=order,
+        )
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         pass
 
     def load(self, folder: Path) -> FakeModel:
         try:
-            graph, functions, layouts, order = pickle.loads((folder / "model.pickle").read_bytes())
+            graph, functions, layouts, refused, order = pickle.loads((folder / "model.pickle").read_bytes())
         except (OSError, pickle.UnpicklingError) as error:
             raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
-        return FakeModel(graph, functions, layouts=layouts, order=order)
+        return FakeModel(graph, functions, layouts=layouts, refused=refused, order=order)
 
     def versions(self) -> Mapping[str, str]:
         return {self.name: "1"}
