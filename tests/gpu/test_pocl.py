@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 pytest.importorskip("tvm")
 
 from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.gpu import bind
 
-from tests.support.networks import model_outputs, random_frame, random_stages, run_stages
+from tests.support.networks import as_model, model_outputs, random_frame, random_stages, relay_module, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import compiler_target
+from tvm_pipeline.tvm.relay.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 NETWORK = "shapes"
@@ -49,6 +52,33 @@ def test_slices_equal_the_unsplit_model(compiled: Callable[..., RelayModel], cpu
 
 def testcompiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: Device, pocl: Device) -> None:
     model = compiled(NETWORK, cpu.target, cpu.target, pocl.target)
+    check_agreement(model, [cpu, pocl], lambda _: None)
     folder = model.libraries[compiler_target(pocl.target)].folder
     assert folder is not None
     assert list(folder.glob("programs-*.bin"))
+
+
+def test_operators_that_the_driver_does_not_compile_are_refused_with_its_reason(
+    cpu: Device, pocl: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels call a function that is not there, as where a driver lacks an extension that they use."""
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
+    described, targets = as_model(NETWORK, *relay_module(NETWORK)), [cpu.target, pocl.target]
+    folder = (
+        RelayModel.compile(described, targets, bind, print, host=cpu.target)
+        .libraries[compiler_target(pocl.target)]
+        .folder
+    )
+    assert folder is not None
+    kernels = (folder / "kernels.so").read_bytes()
+    assert b"exp(" in kernels
+    (folder / "kernels.so").write_bytes(kernels.replace(b"exp(", b"exq("))
+    model = RelayModel.compile(described, targets, bind, print, host=cpu.target)
+    check_agreement(model, [cpu, pocl], lambda _: None)
+    names = [operator.name for operator in model.graph.operators]
+    refused = [operator.name for operator in model.graph.operators if "softmax" in operator.kind]
+    assert refused
+    assert model.computes(pocl) == [name for name in names if name not in refused]
+    reasons = set(model.refused[compiler_target(pocl.target)].values())
+    assert reasons == {"it fails there: a kernel or a copy failed: Error: CL_BUILD_PROGRAM_FAILURE"}
+    assert np.isnan(model.time_operators(pocl, 1)).sum() == len(refused)

@@ -3,36 +3,41 @@
 `tvm/alignment.py` pairs the kernels of two libraries by what they compute and read, not by their results. A schedule
 that computes something else, or a layout that was read wrongly, is seen only where both run. So both run once, when the
 model is compiled, on one frame of noise: first each operator alone, on each target from the same tensors, since every
-cut consists of operators; then a few random cuts against the unsplit model. Libraries that agreed are remembered in the
-cache.
+cut consists of operators; then a few random cuts against the unsplit model.
+
+The CPU is the reference of GPUs. An operator that a GPU computes otherwise, or cannot run, is refused there: the model
+says so (`RelayModel.refused`), and the operator stays on other devices. Any other difference is an error. What was
+found is remembered in the cache.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
 
+import msgspec
 import numpy as np
 import tvm
 
 from tvm_pipeline.backends.contract import Array, Port, Progress, StageRunner
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import relayout, to_logical
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.files import cache_folder, write_bytes
-from tvm_pipeline.tvm.devices.targets import compiler_target
+from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import reason
 
-FORMAT = 1  # raise it when what agreed once must be checked again
+FORMAT = 2  # raise it when what agreed once must be checked again
 CUTS = 3  # for each pair of targets
 
 # How far a tensor may be off, as a part of its largest value: targets add the same products in another order. The
@@ -51,37 +56,57 @@ ROUNDED_SHARE = 0.3  # of the integers may be off; between x86 and others one in
 ROUNDED_ERROR = 0.25
 
 Tensors = dict[str, tuple[Port, Array]]
+Refused = dict[str, dict[str, str]]  # by target, the operators that it must not compute, with the reason
+
+_log = logging.getLogger(__name__)
 
 
 def check_agreement(model: RelayModel, devices: Sequence[Device], progress: Progress) -> None:
-    """Check that all libraries of a model compute the same, on the first of `devices` of each target.
+    """Check that all libraries of a model compute the same, on the first of `devices` of each target; prepare these.
 
-    Nothing is done where the devices have one target, or where the same libraries agreed before.
+    What a GPU must not compute is put into `model.refused`, and logged as a warning. Nothing is run where the devices
+    have one target, or where the same libraries were checked before.
 
     Raises:
-        ModelError: they do not; the message names the operator, both targets and the difference.
+        ModelError: two CPUs, or two GPUs without a CPU, compute something else; a GPU computes no operator as the CPU
+            does; or a cut computes something else than the unsplit model. The message names the operator or the cut,
+            the targets and the difference.
     """
     first_of = {compiler_target(device.target): device for device in reversed(devices)}
     chosen = [first_of[target] for target in model.libraries if target in first_of]
+    chosen.sort(
+        key=lambda device: has_own_memory(device.target)
+    )  # The first is the reference: a CPU where there is one.
     if len(chosen) < 2:
         return
     record = _record(model, chosen)
-    if record is not None and record.exists():
-        return
-    progress(f"checking that {'both' if len(chosen) == 2 else f'all {len(chosen)}'} targets compute the same")
-    with ExitStack() as stack:
-        first, *others = (stack.enter_context(_bound(model, device)) for device in chosen)
-        _check_operators(model.graph, first, others)
-        _check_cuts(model.graph, first, others)
-    if record is not None:
-        record.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(record, "\n".join(device.target for device in chosen).encode())
+    known = _remembered(record)
+    if known is None:
+        progress(f"checking that {'both' if len(chosen) == 2 else f'all {len(chosen)}'} targets compute the same")
+        with ExitStack() as stack:
+            first, *others = (stack.enter_context(_bound(model, device)) for device in chosen)
+            known = _check_operators(model.graph, first, others)
+            _check_cuts(model.graph, first, others, known)
+        if record is not None:
+            record.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(record, msgspec.json.encode(known))
+    model.refused = known
+    for device in devices:
+        refused = known.get(compiler_target(device.target))
+        if refused:
+            stay = "stays" if len(refused) == 1 else "stay"
+            why = next(iter(refused.values()))
+            _log.warning("%s: %s %s on other devices: %s", device.name, _shown(list(refused)), stay, why)
+        model.prepare(device.target, progress)
 
 
 def _record(model: RelayModel, devices: Sequence[Device]) -> Path | None:
-    """Return the file that says that these libraries agreed; None where a library was never in the cache."""
+    """Return the file of what was found of these libraries; None where a library was never in the cache."""
     folders = [model.libraries[compiler_target(device.target)].folder for device in devices]
     described = [tvm.__version__, str(FORMAT), *(device.target for device in devices)]
+    for target in (device.target for device in devices if has_own_memory(device.target)):
+        told = tvm.device(kind_of(target), index_of(target))
+        described.append(f"{told.device_name} {told.driver_version}")  # another driver may run what this one does not
     for folder in folders:
         if folder is None:
             return None
@@ -89,43 +114,92 @@ def _record(model: RelayModel, devices: Sequence[Device]) -> Path | None:
     return cache_folder() / "agreed" / hashlib.sha256("|".join(described).encode()).hexdigest()[:32]
 
 
-def _check_operators(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound]) -> None:
-    """Run each operator on every device from the tensors of the first one."""
+def _remembered(record: Path | None) -> Refused | None:
+    """Return what was found before; None where nothing was, or where the file is damaged."""
+    if record is None:
+        return None
+    try:
+        return msgspec.json.decode(record.read_bytes(), type=Refused)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _check_operators(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound]) -> Refused:
+    """Run each operator on every device from the tensors of the first one; return what GPUs must not compute."""
+    refused: Refused = {}
     tensors = _frame(graph)
     last_reader = {name: index for index, operator in enumerate(graph.operators) for name in operator.inputs}
     for index, operator in enumerate(graph.operators):
         if not operator.outputs:
             continue
         made = first.compute([operator.name], tensors)
-        roundings = _roundings([operator.kind])
         for other in others:
-            found = other.compute([operator.name], tensors)
-            for name, tensor in made.items():
-                apart = _apart(tensor, found[name])
-                if not apart.is_close(roundings):
-                    raise ModelError(
-                        f"{graph.name}: operator {operator.name} computes something else for {other.target!r} than for "
-                        f"{first.target!r}: {name} is {apart}; give its devices one target, and report this"
-                    )
+            why = _difference(graph, operator, made, first, other, tensors)
+            if why:
+                refused.setdefault(compiler_target(other.target), {})[operator.name] = why
         tensors.update(made)
         for name in [name for name in tensors if last_reader.get(name, -1) <= index]:
             del tensors[name]
+    computable = sum(bool(operator.outputs) for operator in graph.operators)
+    for target, found in refused.items():
+        if len(found) == computable:
+            name, why = next(iter(found.items()))
+            raise ModelError(
+                f"{graph.name}: {target!r} can compute none of its {computable} operators (of {name}, {why}); leave "
+                "that device out of the platform"
+            )
+    return refused
 
 
-def _check_cuts(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound]) -> None:
-    """Run random cuts, their stages on the first device and another one in turns, against the unsplit model."""
+def _difference(
+    graph: OperatorGraph, operator: Operator, made: Tensors, first: _Bound, other: _Bound, tensors: Tensors
+) -> str:
+    """Return why another device must not compute an operator of which the first one made `made`; empty where it may.
+
+    Raises:
+        ModelError: it must not, and the first device is no CPU, or both are; or its failure ended all its work.
+    """
+    may_refuse = other.has_own_memory and not first.has_own_memory
+    try:
+        found = other.compute([operator.name], tensors)
+    except _UnableError as error:
+        if not may_refuse:
+            raise
+        other.check_answers(operator.name, error.why)
+        return f"it fails there: {error.why}"
+    for name, tensor in made.items():
+        apart = _apart(tensor, found[name])
+        if apart.is_close(_roundings([operator.kind])):
+            continue
+        if may_refuse:
+            return f"against the CPU, its result {name} is {apart}"
+        raise ModelError(
+            f"{graph.name}: operator {operator.name} computes something else for {other.target!r} than for "
+            f"{first.target!r}: {name} is {apart}; give its devices one target, and report this"
+        )
+    return ""
+
+
+def _check_cuts(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound], refused: Refused) -> None:
+    """Run random cuts, their stages on the first device and another one in turns, against the unsplit model.
+
+    Operators that the other device must not compute are left out: their results are those of the unsplit model, and
+    what they read is compared, as outputs are. Such an operator may make much of a tiny difference: where two scores
+    change places, non-maximum suppression gives other rows.
+    """
     if len(graph) < 2:
         return
     frame, draw = _frame(graph), Random(0)
-    whole = first.compute([operator.name for operator in graph.operators], frame)
     roundings = _roundings([operator.kind for operator in graph.operators])
     for other in others:
+        left_out = refused.get(compiler_target(other.target), {})
+        given, compared = _unsplit(graph, first, left_out, frame)
         for number in range(CUTS):
-            parts, tensors = _random_parts(graph, draw), dict(frame)
+            parts, tensors = _random_parts(graph, draw, left_out), {**frame, **given}
             places = [(first, other)[(index + number) % 2] for index in range(len(parts))]
             for part, place in zip(parts, places, strict=True):
                 tensors.update(place.compute(part, tensors))
-            for name, tensor in whole.items():
+            for name, tensor in compared.items():
                 apart = _apart(tensor, tensors[name])
                 if not apart.is_close_behind_a_cut(roundings):
                     shown = "; ".join(f"{_shown(p)} for {at.target!r}" for p, at in zip(parts, places, strict=True))
@@ -135,14 +209,31 @@ def _check_cuts(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound]) -
                     )
 
 
+def _unsplit(graph: OperatorGraph, first: _Bound, left_out: Collection[str], frame: Tensors) -> tuple[Tensors, Tensors]:
+    """Return of the unsplit model what the operators that are left out make, and all that cuts without them make.
+
+    The first device runs the model in one stage, or in several around the operators that are left out.
+    """
+    tensors = dict(frame)
+    for _, part in groupby((operator.name for operator in graph.operators), left_out.__contains__):
+        tensors.update(first.compute(list(part), tensors))
+    without = [operator for operator in graph.operators if operator.name in left_out]
+    made = {tensor.name for operator in without for tensor in operator.outputs}
+    read = {name for operator in without for name in operator.inputs}.union(graph.outputs) - made - frame.keys()
+    return (
+        {name: tensor for name, tensor in tensors.items() if name in made},
+        {name: tensors[name] for name in tensors if name in read},
+    )
+
+
 def _frame(graph: OperatorGraph) -> Tensors:
     """Return noise for each input of the model; two of one shape differ."""
     ports = [Port(tensor.name, tensor.shape, tensor.dtype) for tensor in graph.inputs]
     return {port.name: (port, np.roll(noise(port), index)) for index, port in enumerate(ports)}
 
 
-def _random_parts(graph: OperatorGraph, draw: Random) -> list[list[str]]:
-    """Return the operators in a random order that can run, in two to four parts."""
+def _random_parts(graph: OperatorGraph, draw: Random, left_out: Collection[str]) -> list[list[str]]:
+    """Return the operators in a random order that can run, in two to four parts; more where some are left out."""
     edges = graph.edges
     missing = [len(before) for before in edges.before]
     ready = [index for index, count in enumerate(missing) if not count]
@@ -156,7 +247,9 @@ def _random_parts(graph: OperatorGraph, draw: Random) -> list[list[str]]:
                 ready.append(reader)
     stages = min(draw.randint(2, 4), len(order))
     ends = sorted(draw.sample(range(1, len(order)), stages - 1))
-    return [order[a:b] for a, b in pairwise((0, *ends, len(order)))]
+    drawn = [order[a:b] for a, b in pairwise((0, *ends, len(order)))]
+    divided = (groupby(part, left_out.__contains__) for part in drawn)
+    return [list(names) for groups in divided for is_left_out, names in groups if not is_left_out]
 
 
 def _roundings(kinds: Sequence[str]) -> int:
@@ -168,11 +261,20 @@ def _shown(operators: Sequence[str]) -> str:
     return ", ".join(operators[:4]) + (f" and {rest} more" if rest > 0 else "")
 
 
+class _UnableError(ModelError):
+    """A device cannot run operators; `why` is the reason alone."""
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class _Bound:
     """A device, and a thread that is bound to it, since the caller's own thread must stay bound to none."""
 
     def __init__(self, model: RelayModel, device: Device, thread: ThreadPoolExecutor) -> None:
         self.target = device.target
+        self.has_own_memory = has_own_memory(device.target)
         self._model, self._device, self._thread = model, device, thread
         self._is_bound = False
 
@@ -180,7 +282,7 @@ class _Bound:
         """Return what the operators compute from these tensors, as one stage on the device.
 
         Raises:
-            ModelError: the device cannot run them.
+            _UnableError: the device cannot run them.
         """
         try:
             runner = self._model.stage(operators, self._device)
@@ -193,11 +295,24 @@ class _Bound:
             finally:
                 runner.close()
         except (tvm.TVMError, RunError) as error:
-            raise ModelError(
-                f"{self._model.graph.name}: {_shown(operators)} cannot run for {self.target!r}: {reason(error)}; leave "
-                "that device out, or give its devices one target"
+            why = reason(error)
+            raise _UnableError(
+                f"{self._model.graph.name}: {_shown(operators)} cannot run for {self.target!r}: {why}; leave that "
+                "device out, or give its devices one target",
+                why,
             ) from error
         return {port.name: (port, array) for port, array in zip(runner.outputs, outputs, strict=True)}
+
+    def check_answers(self, failed: str, why: str) -> None:
+        """Raise ModelError where a device with memory of its own does not even copy after an operator failed on it."""
+        device = tvm.device(kind_of(self.target), index_of(self.target))
+        try:
+            self._thread.submit(lambda: tvm.nd.array(np.ones(1, "float32"), device).numpy()).result()
+        except tvm.TVMError as error:
+            raise ModelError(
+                f"{self._model.graph.name}: operator {failed} ends all work of this process for {self.target!r}: "
+                f"{why}; leave that device out of the platform"
+            ) from error
 
     def _run(self, runner: StageRunner, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if not self._is_bound:

@@ -6,20 +6,23 @@ Next: `build.py`, which compiles, and `slicing.py`, which cuts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import tvm
 
 from tvm_pipeline.backends.contract import Array, Order, Seconds
-from tvm_pipeline.backends.ports import aligned_empty, noise
+from tvm_pipeline.backends.ports import aligned_empty, input_for_timing
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
+from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.devices.cuda_compiler import check_code
@@ -36,6 +39,7 @@ from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
 
 Bind = Callable[[Device], None]
 MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
+REFUSED = "refused.json"  # of a saved model: what `RelayModel.refused` says, where that is anything
 
 
 class RelayModel:
@@ -46,10 +50,14 @@ class RelayModel:
         libraries: one for each target.
         bind: binds the calling thread to a device.
         order: how stages order their kernels.
+
+    Attributes:
+        refused: by target, the operators that its devices must not compute, with the reason; `agreement.py` finds them.
     """
 
     def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, order: Order = "listed") -> None:
         self.order: Order = order
+        self.refused: Mapping[str, Mapping[str, str]] = {}
         self.libraries = {library.target: library for library in libraries}
         first = libraries[0]
         kernels = [library.kernels for library in libraries]
@@ -62,8 +70,19 @@ class RelayModel:
     def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
         """Return the operators as a slice of the device's library; raise PlanError where they are none."""
         library, alignment = self._library(device)
+        refused = self.refused.get(library.target, {})
+        for name in operators:
+            if name in refused:
+                raise PlanError(
+                    f"device {device.label} cannot compute operator {name} of {self.graph.name}: {refused[name]}; put "
+                    "it into a stage on another device, or plan again"
+                )
         aligned_to = ALIGNMENT if has_own_memory(library.target) else HOST_ALIGNMENT
         return slice_graph(library, alignment, self.graph, operators, self.order == "memory", aligned_to)
+
+    def computes(self, device: Device) -> list[str]:
+        refused = self.refused.get(compiler_target(device.target), {})
+        return [operator.name for operator in self.graph.operators if operator.name not in refused]
 
     def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
         return RelayStage(self._runnable(self.cut(operators, device), device), device, self._bind)
@@ -99,23 +118,30 @@ class RelayModel:
             params = self._on_device.setdefault(target, made)
         return params
 
-    def _prepare(self, target: str) -> None:
-        """Run the model once on a device whose driver compiles kernels when they first run, and keep its programs."""
-        library = self.libraries[compiler_target(target)]
+    def prepare(self, target: str, progress: Callable[[str], None]) -> None:
+        """Run once what a device computes, where its driver compiles kernels when they first run; keep its programs.
+
+        `compile` does this for one target. Of several, `agreement.py` first finds what each of them computes.
+        """
+        if not has_own_memory(target):
+            return
+        progress(f"preparing {self.graph.name} on {target}")
+        library, device = self.libraries[compiler_target(target)], Device("", target=target)
         self._on(target, library)
         if kind_of(target) != "opencl" or target in self._with_programs or library.folder is None:
             return
-        runner = self.stage([operator.name for operator in self.graph.operators], Device("", target=target))
         try:
-            runner.run([noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs])
+            for names in longest_stages(self.graph, self.computes(device)):
+                with closing(self.stage(names, device)) as runner:
+                    inputs = [input_for_timing(self.graph, port) for port in runner.inputs]
+                    runner.run(inputs, [port.buffer() for port in runner.outputs])
         except RunError as error:
             raise ModelError(
                 f"{self.graph.name}: it compiles for {target!r} and does not run there: {error}; leave that device out "
                 "of the platform"
             ) from error
-        finally:
-            runner.close()
-        save_programs(library.module, library.folder, index_of(target))
+        with suppress(tvm.TVMError):  # The driver cannot compile an operator that is refused: then no program is kept.
+            save_programs(library.module, library.folder, index_of(target))
 
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         part = self.cut(operators, device)
@@ -125,12 +151,22 @@ class RelayModel:
         """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
 
         They tell how the time of a whole pass is shared out, and the profile scales them to whole passes. CUDA devices
-        are timed by their own clock where it is at hand (`devices/cuda_events.py`), others by the host's.
+        are timed by their own clock where it is at hand (`devices/cuda_events.py`), others by the host's. Operators
+        that the device does not compute have NaN; then the others are timed in the longest stages of them.
         """
-        names = [operator.name for operator in self.graph.operators]
+        column = {operator.name: index for index, operator in enumerate(self.graph.operators)}
+        seconds = np.full((repeats, len(column)), np.nan)
+        for names in longest_stages(self.graph, self.computes(device)):
+            seconds[:, [column[name] for name in names]] = self._time_stage(names, device, repeats)
+        return seconds
+
+    def _time_stage(self, names: Sequence[str], device: Device, repeats: int) -> Seconds:
+        """Return seconds of the operators of a stage (repeats x operators)."""
         part = self.cut(names, device)
         whole = self._runnable(part, device, debug=True)
-        whole.set_buffers([noise(port) for port in part.inputs], [port.buffer() for port in part.outputs])
+        whole.set_buffers(
+            [input_for_timing(self.graph, p) for p in part.inputs], [port.buffer() for port in part.outputs]
+        )
         column = {name: index for index, name in enumerate(names)}
         columns = [column[operator] for _, operator in part.operator_nodes]
         time_pass = _pass_timer(whole, device.target)
@@ -169,6 +205,8 @@ class RelayModel:
         (folder / "name").write_text(self.graph.name)
         if self.order == "memory":
             (folder / MEMORY_ORDERED).touch()
+        if self.refused:
+            (folder / REFUSED).write_bytes(msgspec.json.encode(self.refused))
         for index, library in enumerate(self.libraries.values()):
             subfolder = folder / str(index)
             subfolder.mkdir()
@@ -191,7 +229,9 @@ class RelayModel:
         if not subfolders:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again")
         order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
-        return cls(name, [load_library(subfolder) for subfolder in subfolders], bind, order)
+        model = cls(name, [load_library(subfolder) for subfolder in subfolders], bind, order)
+        model.refused = _read_refused(folder / REFUSED)
+        return model
 
     @classmethod
     def compile(
@@ -211,9 +251,9 @@ class RelayModel:
         wanted = dict.fromkeys(map(compiler_target, targets))
         libraries = [build_library(model, target, progress, host) for target in wanted]
         compiled = cls(model.name, libraries, bind, order)
-        for target in filter(has_own_memory, targets):
-            progress(f"preparing {model.name} on {target}")
-            compiled._prepare(target)
+        if len(libraries) == 1:
+            for target in targets:
+                compiled.prepare(target, progress)
         return compiled
 
     def _library(self, device: Device) -> tuple[Library, Alignment]:
@@ -249,9 +289,7 @@ class RelayStage:
         return isinstance(self._part, DeviceSlice) and self._part.keep(tensor, arrays, copied=copied)
 
     def close(self) -> None:
-        self._part = (
-            None  # this frees the executor and its arena, but a run that still goes on keeps them until it ends
-        )
+        self._part = None  # frees the executor and its arena; a run that still goes on keeps them until it ends
 
 
 def _pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds]:
@@ -286,6 +324,16 @@ def _pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds
         return seconds - cost
 
     return by_host
+
+
+def _read_refused(file: Path) -> dict[str, dict[str, str]]:
+    """Read `RelayModel.refused`; nothing is refused where there is no file. Raise BundleError where it is damaged."""
+    if not file.exists():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, str]])
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{file}: {error}; compile the model again") from error
 
 
 def _call_cost(execute: Any) -> float:

@@ -1,0 +1,275 @@
+"""Operators that a GPU must not compute stay on the CPU: when a model is compiled, measured, planned, saved and run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+import tvm
+from tvm import relay
+from tvm_pipeline_gpu import backend
+from tvm_pipeline_gpu.gpu import bind
+
+from tests.gpu.conftest import of_all_workers
+from tests.support.fake_backend import make_plan
+from tests.support.networks import Weights, as_model, image, random_frame
+from tests.support.software_cuda import SoftwareCuda
+from tvm_pipeline import Bundle, Pipeline, Plan, Problem, open_bundle, planning, profile_model, write_bundle
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, ModelError, PlanError
+from tvm_pipeline.report import devices_table
+from tvm_pipeline.tvm.devices.targets import compiler_target
+from tvm_pipeline.tvm.relay.agreement import check_agreement
+from tvm_pipeline.tvm.relay.compiled import RelayModel, RelayStage
+
+FRAMES = 6
+CHECKING = "checking that both targets compute the same"
+
+
+def detector() -> Model:
+    """Return the head of a single-shot detector: boxes and scores of a convolution, then non-maximum suppression."""
+    w = Weights()
+    stem = w.conv(image(extent=8), 16, strides=(2, 2))
+
+    def rows(x: relay.Expr, columns: int) -> relay.Expr:
+        return relay.reshape(relay.transpose(relay.sigmoid(x), (0, 2, 3, 1)), (1, -1, columns))
+
+    boxes, scores = rows(w.conv(stem, 8), 4), rows(w.conv(stem, 2), 1)
+    data = relay.concatenate([relay.zeros_like(scores), scores, boxes], axis=2)
+    count, valid, indices = relay.vision.get_valid_counts(data, 0.55)
+    kept = relay.vision.non_max_suppression(
+        valid, count, indices, iou_threshold=0.5, return_indices=False, invalid_to_bottom=True
+    )
+    body = relay.nn.relu(relay.add(kept, relay.const(0.25)))
+    mod = tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
+    return as_model("detector", relay.transform.InferType()(mod), w.params)
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(of_all_workers(tmp_path_factory) / "gpu_cache"))
+
+
+@pytest.fixture
+def platform(cpu: Device, gpu: Device) -> Platform:
+    return Platform("both", (cpu, gpu))
+
+
+@pytest.fixture
+def model(platform: Platform) -> Iterator[RelayModel]:
+    compiled = backend.compile(detector(), platform.devices, lambda _: None)
+    yield compiled
+    compiled.close()
+
+
+def names(model: RelayModel) -> list[str]:
+    return [operator.name for operator in model.graph.operators]
+
+
+def nms_of(model: RelayModel) -> str:
+    [found] = [operator.name for operator in model.graph.operators if "non_max_suppression" in operator.kind]
+    return found
+
+
+def results(model: RelayModel, plan: Plan, platform: Platform) -> list[Array]:
+    with Pipeline(model, plan, platform) as pipeline:
+        found = pipeline.map(random_frame(model.graph.inputs, index) for index in range(FRAMES))
+        return [next(iter(result.outputs.values())) for result in found]
+
+
+def around_nms(model: RelayModel) -> Plan:
+    """Return a plan of what the GPU computes on the GPU, and the rest on the CPU."""
+    cut = names(model).index(nms_of(model))
+    before, nms, after = names(model)[:cut], names(model)[cut : cut + 1], names(model)[cut + 1 :]
+    return make_plan(model.graph, (("gpu",), before), (("cpu0",), nms), (("gpu",), after))
+
+
+def check_results(model: RelayModel, plan: Plan, platform: Platform) -> None:
+    expected = results(model, make_plan(model.graph, (("cpu0",), names(model))), platform)
+    assert all(np.ptp(array) > 0 for array in expected)
+    for own, wanted in zip(results(model, plan, platform), expected, strict=True):
+        np.testing.assert_allclose(own, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_nms_stays_on_the_cpu(model: RelayModel, platform: Platform, gpu: Device, cpu: Device, tmp_path: Path) -> None:
+    nms = nms_of(model)
+    assert list(model.refused) == [compiler_target(gpu.target)]
+    assert list(model.refused[compiler_target(gpu.target)]) == [nms]
+    assert model.computes(cpu) == names(model)
+    assert model.computes(gpu) == [name for name in names(model) if name != nms]
+    for operators in ([nms], names(model)):
+        with pytest.raises(
+            PlanError, match=rf"device gpu .* cannot compute operator {nms} of detector: against the CPU"
+        ):
+            model.stage(operators, gpu)
+
+    profile = profile_model(backend, model, platform, repeats=2)
+    assert [name for name, seconds in profile.device("gpu").seconds.items() if seconds is None] == [nms]
+    assert profile.device("gpu").receive is not None
+    assert f"runs {len(model.graph) - 1} of {len(model.graph)} operators" in devices_table(platform, profile).rows[1]
+    decision = planning.plan(Problem(model.graph, platform, profile))
+    for candidate in decision.candidates:
+        for stage in candidate.stages:
+            assert "gpu" not in stage.devices or nms not in stage.operators
+        check_results(model, candidate, platform)
+
+    plan = around_nms(model)
+    check_results(model, plan, platform)
+    write_bundle(tmp_path / "detector.tar", Bundle(model.graph, platform, profile, plan, model))
+    with open_bundle(tmp_path / "detector.tar") as bundle:
+        loaded = bundle.compiled
+        assert isinstance(loaded, RelayModel)
+        assert loaded.refused == model.refused
+        check_results(loaded, bundle.plan, bundle.platform)
+
+
+def test_it_is_said_at_each_compile_and_found_out_once(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
+    lines: list[str] = []
+    found = []
+    for _ in range(2):
+        with caplog.at_level(logging.WARNING):
+            model = backend.compile(detector(), platform.devices, lines.append)
+        [record] = [record for record in caplog.records if record.name.endswith("agreement")]
+        assert record.getMessage().startswith(
+            f"gpu: {nms_of(model)} stays on other devices: against the CPU, its result"
+        )
+        found.append(model.refused)
+        caplog.clear()
+    assert found[0] == found[1]
+    assert lines.count(CHECKING) == 1
+    [record_file] = (tmp_path / "agreed").iterdir()
+    record_file.write_text("damaged")
+    assert backend.compile(detector(), platform.devices, lines.append).refused == found[0]
+    assert lines.count(CHECKING) == 2
+
+
+def test_what_was_saved_before_there_was_this_file_is_read(model: RelayModel, gpu: Device, tmp_path: Path) -> None:
+    model.save(tmp_path)
+    (tmp_path / "refused.json").write_text("[")
+    with pytest.raises(BundleError, match=r"refused\.json.*compile the model again"):
+        RelayModel.load(tmp_path, bind)
+    (tmp_path / "refused.json").unlink()
+    assert RelayModel.load(tmp_path, bind).computes(gpu) == names(model)
+
+
+# Other networks, whose GPU library is spoilt
+
+
+def spoilt(model: RelayModel, gpu: Device, operators: Sequence[str], gpu_first: bool = False) -> RelayModel:
+    """Return the model with other parameters of these operators in the GPU's library, and in no cache."""
+    own = compiler_target(gpu.target)
+    library = model.libraries[own]
+    used = {name for operator in operators for name in model.cut([operator], gpu).params.values()}
+    changed = {name: tvm.nd.array(library.params[name].numpy() * np.float32(1.01)) for name in used}
+    libraries = [
+        replace(library, params={**library.params, **changed}, folder=None) if target == own else each
+        for target, each in model.libraries.items()
+    ]
+    return RelayModel(model.graph.name, libraries[::-1] if gpu_first else libraries, bind)
+
+
+@pytest.fixture
+def branching(mixed: Callable[[str], RelayModel]) -> RelayModel:
+    return mixed("branching")
+
+
+def convolutions(model: RelayModel) -> list[str]:
+    return [operator.name for operator in model.graph.operators if "conv2d" in operator.kind]
+
+
+@pytest.mark.parametrize("gpu_first", [False, True])
+def test_operators_that_differ_are_refused_whatever_the_order(
+    gpu_first: bool, branching: RelayModel, platform: Platform, gpu: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = convolutions(branching)[1:3]
+    model = spoilt(branching, gpu, chosen, gpu_first)
+    devices = platform.devices[::-1] if gpu_first else platform.devices
+    check_agreement(model, devices, lambda _: None)
+    assert set(model.refused) == {compiler_target(gpu.target)}
+    assert model.computes(gpu) == [name for name in names(model) if name not in chosen]
+    assert f"gpu: {', '.join(chosen)} stay on other devices: against the CPU, its result" in caplog.text
+    seconds = model.time_operators(gpu, 2)
+    assert [name for name, timed in zip(names(model), np.isnan(seconds).T, strict=True) if timed.all()] == chosen
+    assert np.isnan(seconds).sum() == 2 * len(chosen)
+
+
+def test_without_a_cpu_a_difference_is_an_error(
+    compiled: Callable[..., RelayModel], branching: RelayModel, cpu: Device, gpu: Device
+) -> None:
+    other = replace(gpu, name="other", target="cuda -arch=sm_72 -max_num_threads=128")
+    model = compiled("branching", cpu.target, gpu.target, other.target)
+    [first, *_] = convolutions(model)
+    with pytest.raises(ModelError, match=r"computes something else for 'cuda .* than for 'cuda .*128"):
+        check_agreement(spoilt(model, gpu, [first], gpu_first=True), [gpu, other], lambda _: None)
+
+
+def test_a_gpu_that_computes_nothing_is_an_error(branching: RelayModel, platform: Platform, gpu: Device) -> None:
+    model = Off(branching.graph.name, [replace(each, folder=None) for each in branching.libraries.values()], bind)
+    model.is_off = lambda operators: True
+    with pytest.raises(
+        ModelError, match=r"branching: 'cuda .*' can compute none of its \d+ operators .*leave that device"
+    ):
+        check_agreement(model, platform.devices, lambda _: None)
+    assert model.refused == {}
+
+
+class OffStage(RelayStage):
+    """A stage whose outputs are off."""
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().run(inputs, outputs)
+        for array in outputs:
+            array += 1
+
+
+class Off(RelayModel):
+    """A model whose stages on the GPU are off where `is_off` says so of their operators."""
+
+    is_off: Callable[[Sequence[str]], bool] = staticmethod(lambda operators: len(operators) > 1)
+
+    def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
+        runner = super().stage(operators, device)
+        if device.backend == "gpu" and self.is_off(operators):
+            runner.__class__ = OffStage
+        return runner
+
+
+def test_cuts_that_differ_in_front_of_nms_are_an_error(model: RelayModel, platform: Platform) -> None:
+    """All results of the model come out of the CPU, and those of the GPU's stages are compared where NMS reads them."""
+    wrong = Off("detector", [replace(each, folder=None) for each in model.libraries.values()], bind)
+    with pytest.raises(ModelError, match=r"detector: cut into .* for 'cuda .*than unsplit: output get_valid_counts"):
+        check_agreement(wrong, platform.devices, lambda _: None)
+
+
+def test_an_operator_that_fails_is_refused(
+    branching: RelayModel, platform: Platform, gpu: Device, software_cuda: SoftwareCuda
+) -> None:
+    model = spoilt(branching, gpu, [])
+    software_cuda.fail_allocation()
+    check_agreement(model, platform.devices, lambda _: None)
+    [(name, why)] = model.refused[compiler_target(gpu.target)].items()
+    assert name == names(model)[0]
+    assert why.startswith("it fails there: ")
+    assert "cannot hold a stage" in why
+
+
+def test_a_failure_that_ends_all_work_of_the_gpu_is_an_error(
+    branching: RelayModel, platform: Platform, gpu: Device, software_cuda: SoftwareCuda
+) -> None:
+    model = spoilt(branching, gpu, [])
+    software_cuda.fail_launch(2)
+    with pytest.raises(ModelError, match=r"operator \S+ ends all work of this process for 'cuda .*; leave that device"):
+        check_agreement(model, platform.devices, lambda _: None)
+    assert model.refused == {}
