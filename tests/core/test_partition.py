@@ -92,3 +92,10 @@ def test_longest_stages_are_legal_and_cannot_be_joined(graph: OperatorGraph, ran
             check_stage(graph, [*stage, after[0]])
     assert longest_stages(graph, names) == [names]
     assert longest_stages(graph, []) == []
+
+
+def test_what_reads_an_operator_left_out_is_one_stage_behind_it() -> None:
+    tensors = {name: Tensor(name, (2,)) for name in "abcd"}
+    reads = {"a": (), "b": ("a",), "c": ("b",), "d": ("b",)}
+    operators = tuple(Operator(name, "relu", read, (tensors[name],)) for name, read in reads.items())
+    assert longest_stages(OperatorGraph("net", (), operators, ("c", "d")), "acd") == [["a"], ["c", "d"]]
