@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -114,20 +115,22 @@ def test_tensors_that_cannot_be_handed_over_are_refused(wanted: Port, message: s
 class Keeping(Ports):
     """A runner whose device keeps tensors: what it was told, by tensor, `copied` or not."""
 
-    told: dict[str, tuple[list[Array], bool]] = field(default_factory=dict)
+    told: dict[str, tuple[list[Array], bool]] = field(default_factory=dict, init=False)
 
     def keep(self, tensor: str, arrays: list[Array], *, copied: bool) -> bool:
         self.told[tensor] = arrays, copied
         return True
 
 
-def kept(stages: list[tuple[tuple[str, ...], Ports]]) -> list[dict[str, bool]]:
+def kept(stages: list[tuple[tuple[str, ...], Ports]], room: float = math.inf) -> list[dict[str, bool]]:
     """Return, for each stage of (devices, runner of each), what its first runner keeps, and whether it is copied."""
     runners = [[replace(runner) for _ in devices] for devices, runner in stages]
     ports = slot_ports(GRAPH, runners)
     slots = [new_slot(number, ports) for number in range(3)]
     bindings = [[bind_slots(slots, ports, runner) for runner in own] for own in runners]
-    keep_on_devices([Stage(devices, ()) for devices, _ in stages], runners, bindings, ("y",))
+    keep_on_devices(
+        [Stage(devices, ()) for devices, _ in stages], runners, bindings, ("y",), {"gpu": room, "cpu": room}
+    )
     for own in runners:
         for arrays, _ in getattr(own[0], "told", {}).values():
             assert len(arrays) == len(slots)
@@ -146,6 +149,13 @@ def test_a_tensor_that_the_device_needs_again_stays_there() -> None:
         {},
         {"s": False},
     ]
+
+
+def test_no_more_is_kept_than_the_device_has_room_for() -> None:
+    stages = [(GPU, Keeping(*FIRST)), (CPU, Ports(*MIDDLE)), (GPU, Keeping(*LAST))]
+    all_frames = 3 * port("s").buffer().nbytes
+    assert kept(stages, all_frames) == [{"s": False}, {}, {"s": False}]
+    assert kept(stages, all_frames - 1) == [{}, {}, {}]
 
 
 def test_a_tensor_that_others_need_too_is_copied() -> None:

@@ -154,7 +154,8 @@ def most_bytes(graph: OperatorGraph) -> int:
     stands in one stage, and a device is one replica of it at most, so its parameters are held once. A stage has its own
     copy of each tensor that its operators read or write, and all stages of the device at once have the most copies
     where every operator is a stage: one in the stage of the writer, and one in that of each reader. Frames inside take
-    no more: they wait in slots, which are memory of the host, and a stage computes one frame at a time.
+    no more: they wait in slots, which are memory of the host, and a stage computes one frame at a time. What a device
+    keeps of them beyond that takes no more than the rest (`runtime/slots.py`).
     """
     readers = graph.edges.readers
     copies = sum(tensor.bytes * (1 + len(readers[name])) for name, tensor in graph.tensors.items())

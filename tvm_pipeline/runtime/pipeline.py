@@ -14,6 +14,7 @@ frames that are inside; those before the failed one still come out. `stop` puts 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ import numpy as np
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.problem import most_bytes
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord, StageStatistics
 from tvm_pipeline.cost.evaluate import check_stages, frames_inside
 from tvm_pipeline.errors import (
@@ -100,7 +102,9 @@ class Pipeline(FrameStream):
             inside = in_flight or frames_inside(plan.stages, plan.predicted)
             self._slots = [new_slot(number, ports) for number in range(inside)]
             bindings = [[bind_slots(self._slots, ports, runner) for runner in stage] for stage in runners]
-            keep_on_devices(plan.stages, runners, bindings, compiled.graph.outputs)
+            most = most_bytes(compiled.graph)
+            room = {device.name: (device.memory_bytes or math.inf) - most for device in platform.devices}
+            keep_on_devices(plan.stages, runners, bindings, compiled.graph.outputs, room)
             self._prepare(runners, bindings, platform, threads, after)
             opened.pop_all()
 

@@ -134,6 +134,7 @@ def keep_on_devices(
     runners: Sequence[Sequence[StageRunner]],
     bindings: Sequence[Sequence[Sequence[Binding]]],
     outputs: Collection[str],
+    room: Mapping[str, float],
 ) -> None:
     """Have tensors stay on a device between two of its stages, where the backend can (`Keeper`).
 
@@ -143,7 +144,9 @@ def keep_on_devices(
     Args:
         bindings: of each runner to each slot.
         outputs: the tensors of the model that the host reads.
+        room: the bytes that may be kept on each device, for all frames inside together.
     """
+    left = dict(room)
     alone = [
         (stage.devices[0], runner, bound)
         for stage, (runner, *others), (bound, *_) in zip(stages, runners, bindings, strict=True)
@@ -158,7 +161,11 @@ def keep_on_devices(
                 for where, reader, bound_there in alone
                 if where == device and (arrays := _read(reader, bound_there, name, written))
             ]
-            if there and writer.keep(name, written, copied=name in outputs or readers[name] > len(there)):
+            kept_bytes = sum(array.nbytes for array in written)
+            if not there or kept_bytes > left[device]:
+                continue
+            if writer.keep(name, written, copied=name in outputs or readers[name] > len(there)):
+                left[device] -= kept_bytes
                 for reader, arrays in there:
                     reader.keep(name, arrays, copied=False)
 
