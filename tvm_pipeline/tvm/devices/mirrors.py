@@ -1,8 +1,8 @@
 """Mirrors: what a device has of arrays of the host, such as the tensors in the slots of a pipeline.
 
-A device that computes in the host's memory, as a Jetson's from Xavier on, uses the array itself (`InPlace`): nothing is
-copied. Any other device has memory of its own and gets copies (`Copied`). Where the driver can, it is told which arrays
-of the host are copied (`pinned`), so that it copies them without a buffer between.
+A device that computes in the host's memory, as a Jetson's from Xavier on, uses the array itself (`InPlaceOpenCL`,
+`InPlaceCUDA`): nothing is copied. Any other device has memory of its own and gets copies (`Copied`). CUDA's driver is
+told which arrays are copied (`pin`), so that it copies them without a buffer between.
 
 None of this was ever measured on a real GPU. PoCL computes in place, too.
 """
@@ -121,7 +121,7 @@ class Mirrors:
             if mirror is None:
                 mirror = self._in_place(array)
                 if mirror is None and kept:
-                    mirror = Copied(array, tvm.nd.empty((array.nbytes,), "uint8", self.device))
+                    mirror = self.copied(array, tvm.nd.empty((array.nbytes,), "uint8", self.device))
                 if mirror is not None:
                     self._known[key] = mirror
             return mirror
@@ -181,7 +181,7 @@ def _attribute(number: int, index: int) -> int:
 
 
 _pinned: dict[int, int] = {}  # bytes by address
-_pinning = threading.Lock()
+_pinning = threading.RLock()  # a thread that pins may be the one that collects garbage, and unpins
 
 
 def pin(array: Array, index: int) -> bool:
