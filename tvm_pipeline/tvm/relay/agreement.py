@@ -74,9 +74,7 @@ def check_agreement(model: RelayModel, devices: Sequence[Device], progress: Prog
     """
     first_of = {compiler_target(device.target): device for device in reversed(devices)}
     chosen = [first_of[target] for target in model.libraries if target in first_of]
-    chosen.sort(
-        key=lambda device: has_own_memory(device.target)
-    )  # The first is the reference: a CPU where there is one.
+    chosen.sort(key=lambda device: has_own_memory(device.target))  # the first is the reference: a CPU, if there is one
     if len(chosen) < 2:
         return
     record = _record(model, chosen)
