@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,66 +44,87 @@ def installed(name: str) -> Path:
     pytest.skip(f"nvidia/{name} is not installed: pip install tvm-pipeline[cuda]")
 
 
+NETWORKS = ("branching", "splitting", "two_in_two_out", "shapes", "mobile")
+# Builds that write other kernels for some architectures: int8 has an instruction of its own from sm_61 on.
+CHOSEN = (("mobile", "sm_87"), *(("int8", arch) for arch in ARCHS))
+
+
 @pytest.fixture(scope="module")
-def compiled() -> Callable[[str, str], Any]:
-    """`compiled(network, arch)`: the module of its kernels."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what NVIDIA's nvrtc makes of the networks' kernels; it must not meet the software CUDA."""
     installed("cuda_nvrtc/lib/libnvrtc.so.12")
-
-    @cache
-    def compile_(network: str, arch: str) -> Any:
-        target = f"cuda -arch={arch}"
-        ready_to_compile(target)
-        mod, params = relay_module(network)
-        return fast_build(mod, tvm.target.Target(target, "llvm"), params).lib.imported_modules[0]
-
-    return compile_
+    folder = tmp_path_factory.mktemp("kernels")
+    code = f"import pathlib, tests.tvm.devices.test_cuda_compiler as t; t.write(pathlib.Path({str(folder)!r}))"
+    environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "LD_LIBRARY_PATH")}
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], env=environment, check=True)
+    return folder
 
 
-def assembled(kernels: Any, ptx: str, arch: str, folder: Path) -> str:
-    """Return what NVIDIA's assembler says of code that is to have all kernels of a module."""
-    ptxas = installed("cuda_nvcc/bin/ptxas")
-    (folder / "kernels.ptx").write_text(ptx)
-    command = [str(ptxas), f"-arch={arch}", "-v", "kernels.ptx", "-o", "kernels.cubin"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    written = re.findall(r"^extern .* (\w+)\(.*\) \{$", str(kernels.get_source("cu")), re.MULTILINE)
-    assert sorted(re.findall(r"Compiling entry function '(\w+)'", done.stderr)) == sorted(written) != []
+def write(folder: Path) -> None:
+    """Write each network's kernels as CUDA C++ and as PTX for each architecture, a library, and what nvrtc refuses."""
+    for network in NETWORKS:
+        kernels = compiled(network, "sm_72")
+        (folder / f"{network}.cu").write_text(kernels.get_source("cu"))
+        for arch in ARCHS:
+            form, code = nvrtc(arch).compile(str(kernels.get_source("cu")), arch)
+            assert form == "ptx"
+            (folder / f"{network}-{arch}.ptx").write_bytes(code)
+    for network, arch in CHOSEN:
+        kernels = compiled(network, arch)
+        (folder / f"{network}-{arch}-chosen.cu").write_text(kernels.get_source("cu"))
+        (folder / f"{network}-{arch}-chosen.ptx").write_text(kernels.get_source("ptx"))
+    host = tvm.build(tvm.te.create_prim_func([tvm.te.placeholder((1,), name="a")]), target="llvm")
+    host.import_module(compiled("branching", "sm_72"))
+    host.export_library(str(folder / "library.so"))
+    try:
+        nvrtc("sm_72").compile(SOURCE, "sm_72")
+    except ModelError as error:
+        (folder / "refused.txt").write_text(str(error))
+
+
+@cache
+def compiled(network: str, arch: str) -> Any:
+    """Return the module of a network's kernels."""
+    target = f"cuda -arch={arch}"
+    ready_to_compile(target)
+    mod, params = relay_module(network)
+    module = fast_build(mod, tvm.target.Target(target, "llvm"), params).lib.imported_modules[0]
+    assert module.type_key == "cuda"
+    return module
+
+
+def assembled(source: Path, ptx: Path, arch: str) -> str:
+    """Return what NVIDIA's assembler says of PTX that is to have all kernels of the source."""
+    command = [str(installed("cuda_nvcc/bin/ptxas")), f"-arch={arch}", "-v", str(ptx), "-o", str(ptx) + ".cubin"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    wanted = re.findall(r"^extern .* (\w+)\(.*\) \{$", source.read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"Compiling entry function '(\w+)'", done.stderr)) == sorted(wanted) != []
     return done.stderr
 
 
-@pytest.mark.parametrize("network", ["branching", "splitting", "two_in_two_out", "shapes", "mobile"])
-def test_kernels_are_code_for_the_gpu(network: str, compiled: Callable[[str, str], Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", NETWORKS)
+def test_kernels_are_code_for_the_gpu(network: str, written: Path) -> None:
     """NVIDIA's assembler takes them for each Jetson, and no kernel is out of registers."""
-    kernels = compiled(network, "sm_72")
-    assert kernels.type_key == "cuda"
     for arch in ARCHS:
-        form, code = nvrtc(arch).compile(str(kernels.get_source("cu")), arch)
-        assert form == "ptx"
-        said = assembled(kernels, code.decode(), arch, tmp_path)
+        said = assembled(written / f"{network}.cu", written / f"{network}-{arch}.ptx", arch)
         assert set(re.findall(r"(\d+) bytes spill stores", said)) == {"0"}
 
 
-@pytest.mark.parametrize(("network", "arch"), [("mobile", "sm_87"), *(("int8", arch) for arch in ARCHS)])
-def test_kernels_that_an_architecture_chooses(
-    network: str, arch: str, compiled: Callable[[str, str], Any], tmp_path: Path
-) -> None:
-    """The build writes other kernels: int8 has an instruction of its own from sm_61 on."""
-    kernels = compiled(network, arch)
-    assembled(kernels, str(kernels.get_source("ptx")), arch, tmp_path)
+@pytest.mark.parametrize(("network", "arch"), CHOSEN)
+def test_kernels_that_an_architecture_chooses(network: str, arch: str, written: Path) -> None:
+    name = f"{network}-{arch}-chosen"
+    assembled(written / f"{name}.cu", written / f"{name}.ptx", arch)
 
 
-def test_a_library_of_cuda_is_saved(compiled: Callable[[str, str], Any], tmp_path: Path) -> None:
+def test_a_library_of_cuda_is_saved(written: Path) -> None:
     """A machine without a GPU writes it, with the kernels in it."""
-    kernels = compiled("branching", "sm_72")
-    host = tvm.build(tvm.te.create_prim_func([tvm.te.placeholder((1,), name="a")]), target="llvm")
-    host.import_module(kernels)
-    host.export_library(str(tmp_path / "kernels.so"))
-    assert b".target sm_72" in (tmp_path / "kernels.so").read_bytes()
+    assert b".target sm_72" in (written / "library.so").read_bytes()
 
 
-def test_what_nvrtc_refuses(compiled: Callable[[str, str], Any]) -> None:
+def test_what_nvrtc_refuses(written: Path) -> None:
     """The error has nvrtc's own words and names the kernel."""
-    with pytest.raises(ModelError, match=r'kernel second for sm_72:\n.*kernels.cu\(3\).*"unknown" is undefined'):
-        nvrtc("sm_72").compile(SOURCE, "sm_72")
+    said = (written / "refused.txt").read_text()
+    assert re.search(r'kernel second for sm_72:\n.*kernels.cu\(3\).*"unknown" is undefined', said)
 
 
 def test_a_driver_that_is_older_than_nvrtc_gets_no_ptx(tmp_path: Path) -> None:
