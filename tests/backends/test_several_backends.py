@@ -17,8 +17,9 @@ from tests.support.installed import install
 from tvm_pipeline import Bundle, Pipeline, open_bundle, write_bundle
 from tvm_pipeline.backends import bundle as bundles
 from tvm_pipeline.backends import registry
+from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.backends.registry import compose, detect_platform, find_backend, settle_platform
-from tvm_pipeline.backends.sliced import SlicedBackend, computed_by
+from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform

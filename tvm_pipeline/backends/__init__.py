@@ -1,6 +1,7 @@
 """The contract between the core and the backends, and what every backend needs.
 
 contract.py          the protocols of a backend; read it first
+optional.py          what a backend may have beside the contract
 ports.py             how tensors lie in host memory where they enter or leave a stage
 cores.py             the check of a device's CPU cores
 registry.py          installed backends, the devices they find, and which of them compiles for a platform

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,7 @@ from tvm_pipeline.core.platform import Device, Platform
 if TYPE_CHECKING:
     from tvm_pipeline.backends.sliced import Slicer
 
-__all__ = ["Array", "Backend", "CompiledModel", "Keeper", "Order", "Port", "Progress", "Seconds", "StageRunner"]
+__all__ = ["Array", "Backend", "CompiledModel", "Order", "Port", "Progress", "Seconds", "StageRunner"]
 
 Progress = Callable[[str], None]
 Seconds = npt.NDArray[np.float64]
@@ -77,27 +77,11 @@ class StageRunner(Protocol):
         """
 
 
-@runtime_checkable
-class Keeper(Protocol):
-    """What a StageRunner has as well if tensors can stay on its device between two stages of a model."""
-
-    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
-        """Have the tensor of a port stay on the device, for another stage there; return whether it can.
-
-        It is called before the first `run`: of the stage that writes the tensor, and then of each stage on the device
-        that reads it. The tensor stays until all of them are closed.
-
-        Args:
-            arrays: all arrays that `run` will be given for it. Those of the stages are the same memory.
-            copied: whether that memory is to have the tensor as well; false for a stage that reads it.
-        """
-
-
 class CompiledModel(Protocol):
     """A model compiled for every device it may run on, to be cut anywhere.
 
     Where a device cannot compute some operators, the model also has `computes(device)`, the names of those that it can:
-    of others `stage` raises PlanError, and `time_operators` gives NaN. See `computed_by` in `sliced.py`.
+    of others `stage` raises PlanError, and `time_operators` gives NaN. See `optional.py`.
     """
 
     @property

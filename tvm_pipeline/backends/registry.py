@@ -19,7 +19,8 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 
 from tvm_pipeline.backends.contract import Backend
-from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends, served_by
+from tvm_pipeline.backends.optional import served_by
+from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError

@@ -21,6 +21,7 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Progress, Seconds, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
+from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
@@ -76,26 +77,6 @@ def slice_ends(graph: OperatorGraph, operators: Collection[str]) -> tuple[tuple[
 def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Backend]:
     """Return those that cut files of this format for the others."""
     return [backend for backend in backends if model_format in backend.cuts]
-
-
-def served_by(backend: Backend) -> Sequence[str]:
-    """Return the names of the others that it serves; a backend of before there was this attribute serves none."""
-    names: Sequence[str] = getattr(backend, "serves", ())
-    return names
-
-
-def computed_by(compiled: CompiledModel, device: Device) -> list[str]:
-    """Return the operators that a device computes, in the graph's order: all where the model has no `computes`.
-
-    Examples:
-        >>> from tvm_pipeline.testing import example_model
-        >>> computed_by(example_model(), Device("d0", "fake"))
-        ['double', 'increment']
-    """
-    names = _operators(compiled)
-    computes = getattr(compiled, "computes", None)
-    computed = names if computes is None else set(computes(device))
-    return [name for name in names if name in computed]
 
 
 class SlicedBackend:

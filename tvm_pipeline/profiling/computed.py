@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
-from tvm_pipeline.backends.sliced import computed_by
+from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ProfileError

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Keeper, Port, StageRunner
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
+from tvm_pipeline.backends.optional import Keeper
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.tensor_layout import logical_shape, primal, relayout, to_logical

@@ -17,8 +17,9 @@ from typing import NoReturn, TypeVar
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, StageRunner
+from tvm_pipeline.backends.optional import computed_by, served_by
 from tvm_pipeline.backends.ports import input_for_timing, noise
-from tvm_pipeline.backends.sliced import SlicedModel, computed_by, served_by
+from tvm_pipeline.backends.sliced import SlicedModel
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
@@ -390,21 +391,16 @@ class _Check:
             tensor = tensors.get(port.name)
             if tensor is None:
                 self._fail(f"{where}: the port {port.name} is no tensor of the graph")
-            same = math.prod(logical_shape(port.shape, port.layout)) == math.prod(tensor.shape)
-            self._expect(
-                same and port.dtype == tensor.dtype,
-                f"{where}: {port} holds other elements than the graph's {tensor}",
-            )
+            extents = math.prod(logical_shape(port.shape, port.layout)), math.prod(tensor.shape)
+            same = extents[0] == extents[1] and port.dtype == tensor.dtype
+            self._expect(same, f"{where}: {port} holds other elements than the graph's {tensor}")
 
     def _check_seconds(self, seconds: Array, shape: tuple[int, int], what: str, timed: Array | bool = True) -> None:
         """Check that times are positive, and NaN in the columns that are not `timed`."""
-        self._expect(
-            np.shape(seconds) == shape, f"{what} gives an array of shape {np.shape(seconds)}; the contract says {shape}"
-        )
-        self._expect(
-            bool(np.all(timed | np.isnan(seconds))),
-            f"{what} gives times of operators that computes() lacks; the contract says NaN",
-        )
+        found = np.shape(seconds)
+        self._expect(found == shape, f"{what} gives an array of shape {found}; the contract says {shape}")
+        untimed = bool(np.all(timed | np.isnan(seconds)))
+        self._expect(untimed, f"{what} gives times of operators that computes() lacks; the contract says NaN")
         positive = np.isfinite(seconds) & (seconds > 0)
         self._expect(bool(np.all(positive == timed)), f"{what} gives times that are not positive")
 

@@ -1,0 +1,49 @@
+"""What a backend, its models and its stages may have beside the contract, and how the core asks for it.
+
+Besides what is here, a backend may have `describe(device)`, `left_out()` and `check_together(devices)`; `registry.py`
+asks for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+from tvm_pipeline.backends.contract import Array, Backend, CompiledModel
+from tvm_pipeline.core.platform import Device
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """What a StageRunner has as well if tensors can stay on its device between two stages of a model."""
+
+    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
+        """Have the tensor of a port stay on the device, for another stage there; return whether it can.
+
+        It is called before the first `run`: of the stage that writes the tensor, and then of each stage on the device
+        that reads it. The tensor stays until all of them are closed.
+
+        Args:
+            arrays: all arrays that `run` will be given for it. Those of the stages are the same memory.
+            copied: whether that memory is to have the tensor as well; false for a stage that reads it.
+        """
+
+
+def served_by(backend: Backend) -> Sequence[str]:
+    """Return the names of the others that it serves; a backend of before there was this attribute serves none."""
+    names: Sequence[str] = getattr(backend, "serves", ())
+    return names
+
+
+def computed_by(compiled: CompiledModel, device: Device) -> list[str]:
+    """Return the operators that a device computes, in the graph's order: all where the model has no `computes`.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_model
+        >>> computed_by(example_model(), Device("d0", "fake"))
+        ['double', 'increment']
+    """
+    names = [operator.name for operator in compiled.graph.operators]
+    computes = getattr(compiled, "computes", None)
+    computed = names if computes is None else set(computes(device))
+    return [name for name in names if name in computed]
