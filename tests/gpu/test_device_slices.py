@@ -21,6 +21,7 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.profiling.links import SIZES
 from tvm_pipeline.tvm.devices import cuda_events
+from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 FLOAT_NETWORKS = [name for name in NETWORKS if name != "int8"]
@@ -64,7 +65,10 @@ def test_parameters_are_on_the_device_once_for_all_slices(
     mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda
 ) -> None:
     model = mixed("branching")
+    model.stage(names(model), gpu).close()
+    model.close()
     gc.collect()
+    assert wait_until_released(tvm.device("cuda", 0))
     before = software_cuda.allocated()
     whole = [model.stage(names(model), gpu) for _ in range(3)]
     single = [model.stage([name], gpu) for name in names(model)]
@@ -78,6 +82,7 @@ def test_parameters_are_on_the_device_once_for_all_slices(
     model.close()
     del whole, single, stage
     gc.collect()
+    assert wait_until_released(tvm.device("cuda", 0))
     assert software_cuda.allocated() <= before
 
 

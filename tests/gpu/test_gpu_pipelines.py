@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
 import time
@@ -24,7 +25,10 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.errors import RunError, StageError
 from tvm_pipeline.runtime import LivePipeline, Result
+from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+import tvm  # isort: skip
 
 FRAMES = 30
 
@@ -180,6 +184,33 @@ def test_a_driver_that_hangs_costs_no_frame(
         software_cuda.release()
     check(found, model, expected, FRAMES)
     assert "gpu" not in live.plan.devices
+
+
+def test_garbage_of_a_gpu_that_hangs_keeps_no_other_thread(
+    model: RelayModel, gpu: Device, software_cuda: SoftwareCuda
+) -> None:
+    """Any thread may be the one that collects it, such as that of a stage on the CPU."""
+    whole = [operator.name for operator in model.graph.operators]
+    stages = [model.stage(whole, gpu) for _ in range(2)]
+    inputs, outputs = [p.buffer() for p in stages[0].inputs], [p.buffer() for p in stages[0].outputs]
+    for stage in stages:
+        stage.run(inputs, outputs)
+    garbage: list[object] = [stages.pop()]
+    garbage.append(garbage)  # a cycle, as exceptions make them
+    software_cuda.hang_launch()
+    hanging = threading.Thread(target=stages[0].run, args=(inputs, outputs), daemon=True)
+    hanging.start()
+    while not software_cuda.hangs():
+        time.sleep(0.001)
+    del garbage, stage
+    collecting = threading.Thread(target=gc.collect, daemon=True)
+    collecting.start()
+    collecting.join(10.0)
+    was_kept = collecting.is_alive()
+    software_cuda.release()
+    hanging.join()
+    assert not was_kept
+    assert wait_until_released(tvm.device("cuda", 0))
 
 
 def test_a_device_without_memory_says_how_much_is_wanted(

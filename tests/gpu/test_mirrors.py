@@ -19,7 +19,10 @@ from tvm_pipeline.backends.ports import PAGE, Port, aligned_empty
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.tvm.devices import mirrors
+from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+import tvm  # isort: skip
 
 FRAMES = 6
 
@@ -99,7 +102,9 @@ def test_results_in_place_and_where_the_driver_refuses(
 def test_memory_of_the_host_is_registered_while_it_is_used(
     model: RelayModel, names: list[str], gpu: Device, software_cuda: SoftwareCuda
 ) -> None:
+    model.stage(names, gpu).close()
     gc.collect()
+    assert wait_until_released(tvm.device("cuda", 0))
     before = software_cuda.registered()
     stage = model.stage(names[1:-1], gpu)
     inputs, outputs = given(stage.inputs, 0), [port.buffer() for port in stage.outputs]
@@ -110,6 +115,7 @@ def test_memory_of_the_host_is_registered_while_it_is_used(
     stage.close()
     del stage, inputs, outputs, pages
     gc.collect()
+    assert wait_until_released(tvm.device("cuda", 0))
     assert software_cuda.registered() == before
 
 

@@ -6,6 +6,7 @@ addons.py         build what the TVM of PyPI lacks, from its own sources, into t
 cuda_toolkit.py   where CUDA's libraries and headers are on this machine
 cuda_compiler.py  compile kernels for CUDA devices with the TVM of PyPI
 cuda_events.py    time kernels by the clock of a CUDA device
+releasing.py      free memory of a device in a thread of its own, since a driver may hang
 programs.py       compiled OpenCL programs, kept beside the kernels of a library
 device_arrays.py  arrays on a device: an arena with arrays in it, and parameters that all slices share
 mirrors.py        what a device has of arrays of the host: the same memory, or a copy

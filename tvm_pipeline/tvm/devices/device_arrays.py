@@ -12,6 +12,7 @@ from typing import Any
 
 import tvm
 
+from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
 
 # An array within another one begins at a multiple of this many bytes. CL_DEVICE_MEM_BASE_ADDR_ALIGN is 128 bytes on
@@ -26,6 +27,7 @@ class DeviceParams:
         self.device = device
         self._params = params
         self._arrays: dict[str, Any] = {}
+        release_with(self, device, self._arrays)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._arrays:

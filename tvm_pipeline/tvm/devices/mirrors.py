@@ -24,8 +24,7 @@ from tvm_pipeline.tvm.devices import cuda_toolkit
 from tvm_pipeline.tvm.devices.device_arrays import pointed_at
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
 
-# cudaHostRegister for all devices, and into their address space.
-_PORTABLE, _MAPPED = 1, 2
+_FOR_ALL = 1 | 2  # cudaHostRegister for all devices, and into their address space
 # Attributes of a CUDA device.
 _INTEGRATED, _MAJOR, _MINOR, _CAN_REGISTER = 18, 75, 76, 99
 # From this compute capability on (Xavier), a Jetson's CPU and GPU see each other's writes. Before, the CPU would
@@ -52,9 +51,10 @@ class Mirror(Protocol):
 class Copied:
     """Memory of the device's own for the values of an array."""
 
-    def __init__(self, array: Array, on_device: Any) -> None:
+    def __init__(self, array: Array, on_device: Any, pinned: Pinned | None = None) -> None:
         self.on_device = on_device
         self._host = tvm.nd.from_dlpack(_as_bytes(array))
+        self._pinned = pinned
 
     def begin(self, *, copied: bool) -> None:
         if copied:
@@ -86,10 +86,8 @@ class InPlaceOpenCL:
 class InPlaceCUDA:
     """The array itself under its address on the device; both see each other's writes once a run has ended."""
 
-    def __init__(self, array: Array, device: tvm.runtime.Device, library: ctypes.CDLL) -> None:
-        there = ctypes.c_void_p()
-        library.cudaHostGetDevicePointer(ctypes.byref(there), ctypes.c_void_p(array.ctypes.data), 0)
-        self.on_device = pointed_at(there.value or 0, device, (array.nbytes,), "uint8", array)
+    def __init__(self, array: Array, device: tvm.runtime.Device, pinned: Pinned) -> None:
+        self.on_device = pointed_at(pinned.on_device, device, (array.nbytes,), "uint8", pinned)
 
     def begin(self, *, copied: bool) -> None:
         pass
@@ -128,9 +126,9 @@ class Mirrors:
 
     def copied(self, array: Array, on_device: Any) -> Copied:
         """Return a mirror that copies to and from memory of the device, given as an array of bytes."""
-        if _is_whole_pages(array) and self.device.device_type == DEVICE_TYPES["cuda"]:
-            pin(array, self.device.device_id)
-        return Copied(array, on_device)
+        is_cuda = self.device.device_type == DEVICE_TYPES["cuda"]
+        pinned = pin(array, self.device.device_id) if is_cuda and _is_whole_pages(array) else None
+        return Copied(array, on_device, pinned)
 
     def _in_place(self, array: Array) -> Mirror | None:
         kind, index = self.device.device_type, self.device.device_id
@@ -139,8 +137,8 @@ class Mirrors:
         if kind == DEVICE_TYPES["opencl"]:
             with suppress(tvm.TVMError):  # the driver refuses this memory
                 return InPlaceOpenCL(array, self.device)
-        elif (library := cuda_toolkit.loaded_runtime()) and pin(array, index):
-            return InPlaceCUDA(array, self.device, library)
+        elif pinned := pin(array, index):
+            return InPlaceCUDA(array, self.device, pinned)
         return None
 
 
@@ -180,29 +178,42 @@ def _attribute(number: int, index: int) -> int:
     return value.value
 
 
-_pinned: dict[int, int] = {}  # bytes by address
-_pinning = threading.RLock()  # a thread that pins may be the one that collects garbage, and unpins
+class Pinned:
+    """Memory of the host that CUDA's driver knows, for as long as this object lives.
 
+    Attributes:
+        on_device: its address for the device.
+    """
 
-def pin(array: Array, index: int) -> bool:
-    """Tell the driver of an array until its memory is freed; return whether the driver knows it."""
-    library, address, size = cuda_toolkit.loaded_runtime(), array.ctypes.data, array.nbytes + -array.nbytes % PAGE
-    if library is None or _attribute(_CAN_REGISTER, index) == 0:
-        return False
-    with _pinning:
-        if address in _pinned:
-            return _pinned[address] >= size
+    def __init__(self, array: Array, library: ctypes.CDLL, index: int) -> None:
+        """Raise OSError where the driver refuses it."""
+        self._array, self._library, self._address = array, library, array.ctypes.data
+        size = array.nbytes + -array.nbytes % PAGE
         library.cudaSetDevice(index)
-        if library.cudaHostRegister(ctypes.c_void_p(address), ctypes.c_size_t(size), _PORTABLE | _MAPPED):
+        self._known = not library.cudaHostRegister(ctypes.c_void_p(self._address), ctypes.c_size_t(size), _FOR_ALL)
+        there = ctypes.c_void_p()
+        if not self._known or library.cudaHostGetDevicePointer(ctypes.byref(there), ctypes.c_void_p(self._address), 0):
             library.cudaGetLastError()  # else TVM's next check would find that
-            return False
-        _pinned[address] = size
-        owner = array if array.base is None else array.base
-        weakref.finalize(owner, _unpin, library, address).atexit = False
-        return True
+            raise OSError("the driver does not register this memory")
+        self.on_device = there.value or 0
+
+    def __del__(self) -> None:
+        if self._known:  # a device that was lost refuses; its memory goes with it
+            self._library.cudaHostUnregister(ctypes.c_void_p(self._address))
 
 
-def _unpin(library: ctypes.CDLL, address: int) -> None:
+_all_pinned: weakref.WeakValueDictionary[int, Pinned] = weakref.WeakValueDictionary()  # by address
+_pinning = threading.Lock()
+
+
+def pin(array: Array, index: int) -> Pinned | None:
+    """Tell the driver of an array that is whole pages; None where it cannot know it, and copies it as it is."""
+    library = cuda_toolkit.loaded_runtime()
+    if library is None or _attribute(_CAN_REGISTER, index) == 0:
+        return None
     with _pinning:
-        del _pinned[address]
-        library.cudaHostUnregister(ctypes.c_void_p(address))  # a device that was lost refuses; its memory goes with it
+        pinned = _all_pinned.get(array.ctypes.data)
+        if pinned is None:
+            with suppress(OSError):
+                pinned = _all_pinned[array.ctypes.data] = Pinned(array, library, index)
+        return pinned

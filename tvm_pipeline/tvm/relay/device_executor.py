@@ -17,6 +17,7 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
 from tvm_pipeline.tvm.devices.mirrors import Mirror, Mirrors, mirrors_on
+from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.importer import reason
@@ -83,8 +84,9 @@ class DeviceSlice:
     """A runnable slice. Not thread-safe: one thread runs it."""
 
     def __init__(self, library: Library, graph: SliceGraph, params: DeviceParams, *, debug: bool = False) -> None:
-        self.inputs, self.outputs, self.graph = graph.inputs, graph.outputs, graph
         self._params, self._device = params, params.device
+        release_with(self, self._device, vars(self))
+        self.inputs, self.outputs, self.graph = graph.inputs, graph.outputs, graph
         # What crosses the cut points here until its first array is given; nothing is ever written there.
         largest = max(tensor_bytes(port.shape, port.dtype) for port in (*graph.inputs, *graph.outputs))
         self._arena = tvm.nd.empty((max(graph.activation_bytes, largest, 1),), "uint8", self._device)

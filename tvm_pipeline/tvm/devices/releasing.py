@@ -1,0 +1,59 @@
+"""Free memory of a device in a thread of its own.
+
+A driver that hangs keeps every thread that frees memory on its device, and Python frees garbage in whatever thread
+happens to collect it: a stage on the CPU would hang with the GPU. So what holds memory of a device is handed to that
+device's own thread when nobody needs it any more. A device that hangs then keeps this thread alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from queue import SimpleQueue
+from typing import Any
+
+import tvm
+
+_queues: dict[tuple[int, int], SimpleQueue[Any]] = {}
+_lock = threading.Lock()
+
+
+def release_with(owner: object, device: tvm.runtime.Device, held: object) -> None:
+    """Let go of what holds memory of a device some time after its owner is gone.
+
+    Args:
+        held: a container of it, which may change. It must not lead to the owner, and is not garbage before the owner:
+            of objects in a cycle of garbage, Python would call TVM's `__del__` at once.
+    """
+    weakref.finalize(owner, _queue_of(device).put, held).atexit = False
+
+
+def wait_until_released(device: tvm.runtime.Device, timeout_s: float = 10.0) -> bool:
+    """Wait until all that lost its owner is freed, and what it alone held; return whether it is."""
+    queue, is_free = _queue_of(device), False
+    while not is_free:
+        is_free, all_before = queue.empty(), threading.Event()
+        queue.put(all_before)
+        if not all_before.wait(timeout_s):
+            return False
+        is_free = is_free and queue.empty()
+    return True
+
+
+def _queue_of(device: tvm.runtime.Device) -> SimpleQueue[Any]:
+    """Return what the device's thread takes from, whose `put` never waits; the thread is started at first."""
+    key = device.device_type, device.device_id
+    with _lock:
+        if key not in _queues:
+            _queues[key] = SimpleQueue()
+            name = f"release memory of device {key}"
+            threading.Thread(target=_release_all, args=(_queues[key],), name=name, daemon=True).start()
+        return _queues[key]
+
+
+def _release_all(queue: SimpleQueue[Any]) -> None:
+    while True:
+        held = queue.get()
+        if isinstance(held, threading.Event):
+            held.set()
+        del held
