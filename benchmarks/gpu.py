@@ -64,8 +64,11 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.runtime import LivePipeline
+from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.devices.targets import compiler_target
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+import tvm  # isort: skip
 
 OPERATOR_LIMIT, CUT_LIMIT = 1e-4, 1e-5  # of the largest value of a tensor
 LIVE_TOLERANCE = 1e-4
@@ -253,6 +256,7 @@ def parameters(gpu: Gpu, options: argparse.Namespace) -> bool:
             params = model.libraries[compiler_target(gpu.target)].params.values()
             total = sum(array.numpy().nbytes for array in params)
             gc.collect()  # what the last round held
+            wait_until_released(tvm.device("cuda", 0))
             held, copied = gpu.counter.allocated(), gpu.counter.copies("to device").n_bytes
             stages = [model.stage(names[a:b], platform.devices[-1]) for a, b in pairwise(ends)]
             held, copied = gpu.counter.allocated() - held, gpu.counter.copies("to device").n_bytes - copied
