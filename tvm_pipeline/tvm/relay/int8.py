@@ -16,16 +16,16 @@ product of each pair at a time, and VNNI in place of AMX.  So the outputs of a n
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any, TypeAlias
 
 import tvm
 from tvm import te
 from tvm.target.codegen import target_has_features
 from tvm.target.x86 import get_simd_32bit_lanes
+
+from tvm_pipeline.tvm.relay.topi import Replacement
 
 _log = logging.getLogger(__name__)
 
@@ -48,61 +48,26 @@ _Add: TypeAlias = Callable[[tvm.tir.PrimExpr, tvm.tir.PrimExpr, tvm.tir.PrimExpr
 
 @contextmanager
 def exact_int8() -> Iterator[None]:
-    """Have TOPI's schedules multiply int8 with our intrinsic until the block ends.
-
-    Several threads may build at once: the last one restores TOPI.
-    """
-    _patch.enter()
-    try:
+    """Have TOPI's schedules multiply int8 with our intrinsic until the block ends."""
+    _said.clear()
+    with _ours.active():
         yield
-    finally:
-        _patch.leave()
 
 
-class _Patch:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._builds = 0
-        self._stock: list[tuple[Any, str, Any]] = []
-        self._said = False
-
-    def enter(self) -> None:
-        with self._lock:
-            self._builds += 1
-            if self._builds == 1:
-                self._said = False
-                for name in _SCHEDULES:
-                    self._replace(name, "dot_16x1x16_uint8_int8_int32", _dot_product)
-                for name in _USERS_OF_AMX:
-                    self._replace(name, "target_has_features", _has_features_but_amx)
-
-    def leave(self) -> None:
-        with self._lock:
-            self._builds -= 1
-            while self._builds == 0 and self._stock:
-                setattr(*self._stock.pop())
-
-    def say(self, message: str) -> None:
-        """Warn once a build, not once a layer."""
-        with self._lock:
-            said, self._said = self._said, True
-        if not said:
-            _log.warning(message)
-
-    def _replace(self, module: str, name: str, ours: Any) -> None:
-        # import_module, since some modules of TOPI are hidden behind functions of the same name
-        found = import_module(f"tvm.topi.x86.{module}")
-        self._stock.append((found, name, getattr(found, name)))
-        setattr(found, name, ours)
+def _say_once(message: str) -> None:
+    """Warn once a build, not once a layer."""
+    if message not in _said:
+        _said.add(message)
+        _log.warning(message)
 
 
-_patch = _Patch()
+_said: set[str] = set()
 
 
 def _has_features_but_amx(features: Any, target: Any = None) -> bool:
     if features == "amx-int8":
         if target_has_features(features, target):
-            _patch.say("AMX is not used: this build of TVM cannot configure its tiles; int8 layers use AVX-512 VNNI")
+            _say_once("AMX is not used: this build of TVM cannot configure its tiles; int8 layers use AVX-512 VNNI")
         return False
     return bool(target_has_features(features, target))
 
@@ -113,6 +78,14 @@ def _dot_product() -> te.TensorIntrin:
     feature = {16: "avx512vnni", 8: "avxvnni"}.get(lanes)
     vnni = feature is not None and target_has_features(feature)
     return _intrinsic(lanes, _add_by_vnni if vnni else _add_by_pairs)
+
+
+_ours = Replacement(
+    {
+        **{(name, "dot_16x1x16_uint8_int8_int32"): _dot_product for name in _SCHEDULES},
+        **{(name, "target_has_features"): _has_features_but_amx for name in _USERS_OF_AMX},
+    }
+)
 
 
 def _intrinsic(lanes: int, add: _Add) -> te.TensorIntrin:
