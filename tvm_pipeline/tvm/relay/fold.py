@@ -26,6 +26,7 @@ import tvm
 from tvm import autotvm, relay
 
 from tvm_pipeline.tvm.relay.int8 import exact_int8
+from tvm_pipeline.tvm.relay.schedules import own_schedules
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 __all__ = ["FoldConstantFast", "fast_build", "fast_context"]
@@ -66,7 +67,7 @@ def fast_build(mod: tvm.IRModule, target: Any, params: dict[str, Any] | None = N
     config = options.pop("config", None)
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
-        with exact_int8(), fast_context(config=config):
+        with exact_int8(), own_schedules(), fast_context(config=config):
             return relay.build(SplitByIndices()(mod), target, params=params, **options)
     finally:
         autotvm.GLOBAL_SCOPE.silent = silent

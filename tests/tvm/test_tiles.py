@@ -1,0 +1,37 @@
+"""Register tiles fit into the registers, and blocks divide their channels, whatever the convolution is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tvm_pipeline.tvm.tiles import channel_block, register_tile
+
+extents = st.integers(1, 400)
+
+
+@given(st.integers(1, 200), st.sampled_from([1, 2]), extents, extents, st.sampled_from([16, 32]))
+def test_a_tile_fits_into_the_registers_and_the_output(
+    chunks: int, vectors: int, height: int, width: int, registers: int
+) -> None:
+    tile = register_tile(chunks, vectors, height, width, registers)
+    weights = tile.chunks * vectors
+    assert weights * tile.rows * tile.columns + weights + 1 < registers
+    assert chunks % tile.chunks == 0
+    assert tile.rows <= height
+    assert tile.columns <= width
+
+
+@given(st.integers(1, 5000), st.sampled_from([4, 8, 16]))
+def test_a_block_divides_the_channels(channels: int, lanes: int) -> None:
+    block = channel_block(channels, lanes)
+    assert channels % block == 0
+    assert block <= lanes
+    assert all(channels % larger for larger in range(block + 1, min(lanes, channels) + 1))
+
+
+def test_tiles_hide_the_latency_of_additions_where_the_output_is_large_enough() -> None:
+    for width in (7, 14, 17, 28, 35, 56, 71, 112, 149):  # primes as well: no divisor of the width is needed
+        for registers in (16, 32):
+            tile = register_tile(8, 1, width, width, registers)
+            assert tile.chunks * tile.rows * tile.columns >= 10, (width, tile)

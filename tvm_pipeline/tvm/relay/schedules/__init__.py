@@ -1,0 +1,56 @@
+"""Schedules of our own for x86, in place of TOPI's while `fast_build` runs. They change no value.
+
+conv2d.py     convolutions in blocked layout: register tiles by `tvm/tiles.py`
+depthwise.py  depthwise convolutions in blocked layout: padding by rows
+
+TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm_pipeline.tvm.relay.schedules import conv2d, depthwise
+from tvm_pipeline.tvm.relay.topi import Replacement
+
+__all__ = ["own_schedules"]
+
+
+def _or_topi(module: str, name: str, schedule: Callable[..., bool]) -> Callable[..., Any]:
+    """Return a schedule of TOPI's signature: ours where it applies, else TOPI's."""
+
+    def schedule_or_topi(s: Any, config: Any, data: Any, kernel: Any, convolution: Any, output: Any) -> Any:
+        if schedule(s, data, kernel, convolution, output):
+            return s
+        return _own.stock(module, name)(s, config, data, kernel, convolution, output)
+
+    return schedule_or_topi
+
+
+def _in_blocks(module: str) -> Callable[..., None]:
+    """Return TOPI's default of a workload, but for the channel blocks."""
+
+    def fallback(config: Any, workload: Any) -> None:
+        _own.stock(module, "_fallback_schedule")(config, workload)
+        conv2d.set_channel_blocks(config, workload)
+
+    return fallback
+
+
+_own = Replacement(
+    {
+        **{
+            (module, "_schedule_conv_NCHWc"): _or_topi(module, "_schedule_conv_NCHWc", conv2d.schedule)
+            for module in ("conv2d_avx_1x1", "conv2d_avx_common")
+        },
+        ("depthwise_conv2d", "_schedule_depthwise_conv2d_NCHWc_impl"): _or_topi(
+            "depthwise_conv2d", "_schedule_depthwise_conv2d_NCHWc_impl", depthwise.schedule
+        ),
+        **{
+            (module, "_fallback_schedule"): _in_blocks(module)
+            for module in ("conv2d_avx_1x1", "conv2d_avx_common", "depthwise_conv2d")
+        },
+    }
+)
+own_schedules = _own.active

@@ -1,0 +1,85 @@
+"""Register tiles: how much of a convolution one pass over the weights computes. Free of TVM.
+
+A convolution in blocked layout (NCHW16c) is a sum of products: each output vector adds up weight vectors, each times
+one number of the input. Its inner loop computes a *register tile*: the vectors of `chunks` channel blocks at `rows` x
+`columns` positions. Their sums stay in registers while the whole reduction (input channels, kernel rows and columns)
+runs by:
+
+    for each term of the reduction:
+        load `chunks` vectors of weights                   chunks registers
+        for each of rows x columns positions:
+            broadcast one number of the input              1 register, or none: AVX-512 broadcasts from memory
+            add its product with each weight vector        chunks * rows * columns registers
+
+Three things bound the speed of that loop, and the best tile balances them:
+
+1. *Registers.* All sums, the weights and one broadcast must fit, or the compiler spills sums to memory. A core has 32
+   vector registers with AVX-512, and 16 with AVX2.
+2. *Latency.* A sum depends on the one before it. With two multiply-add units of 4 to 5 cycles each, fewer than about
+   10 independent sums leave units idle.
+3. *Loads.* The loop loads `chunks` weights and `rows * columns` inputs for `chunks * rows * columns` products. The more
+   square the tile is, the fewer loads a product needs.
+
+At the edge of the image only a part of a tile is computed. What lies outside is skipped, at a lower rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+SUMS_TO_HIDE_LATENCY = 10  # 2 units, each with a latency of 4 to 5 cycles
+CYCLES_PER_LOAD = 0.12  # what a load costs beside a product, in products
+MOST_ROWS, MOST_COLUMNS = 14, 28
+PARTIAL = 1.02  # the cost of the conditions in a tile that does not divide the image
+
+
+class Tile(NamedTuple):
+    """A register tile: channel blocks, rows and columns of the output."""
+
+    chunks: int
+    rows: int
+    columns: int
+
+
+def register_tile(chunks: int, vectors: int, height: int, width: int, registers: int) -> Tile:
+    """Return the tile with the least estimated cycles for each output.
+
+    Args:
+        chunks: the channel blocks of the output.
+        vectors: the vectors in a channel block.
+        height, width: of the output.
+        registers: the vector registers of a core.
+    """
+    return min(tiles(chunks, vectors, height, width, registers))[1]
+
+
+def tiles(chunks: int, vectors: int, height: int, width: int, registers: int) -> Iterator[tuple[float, Tile]]:
+    """Yield tiles that fit into the registers, each with its estimate of cycles for each output, in any unit."""
+    for blocks in (1, 2, 3, 4):
+        if chunks % blocks:
+            continue
+        for rows in range(1, min(height, MOST_ROWS) + 1):
+            for columns in range(1, min(width, MOST_COLUMNS) + 1):
+                weights, sums = blocks * vectors, blocks * vectors * rows * columns
+                if sums + weights + 1 < registers:
+                    loads = (weights + rows * columns) / sums
+                    latency = max(1.0, SUMS_TO_HIDE_LATENCY / sums)
+                    cycles = _at_edges(height, rows) * _at_edges(width, columns) * latency
+                    if height % rows or width % columns:
+                        cycles *= PARTIAL
+                    yield cycles * (1 + CYCLES_PER_LOAD * loads), Tile(blocks, rows, columns)
+
+
+def _at_edges(extent: int, step: int) -> float:
+    """Return what the last tile costs too much: half of what lies outside, on average."""
+    return math.sqrt(math.ceil(extent / step) * step / extent)
+
+
+def channel_block(channels: int, lanes: int) -> int:
+    """Return the channels of one block of a layout: as many as a vector has lanes, or the largest divisor below.
+
+    It depends on nothing but the tensor, so that no tensor changes its layout between two convolutions.
+    """
+    return next(block for block in range(min(lanes, channels), 0, -1) if channels % block == 0)
