@@ -31,8 +31,9 @@ from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
+from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 
-FORMAT = 5  # raise it when a saved library must not be read any more
+FORMAT = 6  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 @dataclass(slots=True)
@@ -182,6 +183,7 @@ def compile_module(
     ready_to_compile(target, progress)
     progress(f"compiling {name} for {target}")
     wanted = tvm.target.Target(target, host) if host else target
+    mod = pad_channels(mod, params)
     try:
         try:
             factory = _compile(mod, wanted, params)
