@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from networks import GAIN, load
+from networks import load, load_lively
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
@@ -27,9 +27,9 @@ from tvm_pipeline_gpu.targets import target_for
 from tvm_pipeline_host.detection import host_target
 
 from tests.support import software_cuda
-from tests.support.networks import NETWORKS, Written, as_model, as_written, random_frame, relay_module
+from tests.support.networks import NETWORKS, Written, as_model, as_written, random_frame
 from tests.support.software_cuda import SoftwareCuda
-from tvm_pipeline import Device, Plan, Platform, Prediction, Problem, Stage, frontends, settle_platform
+from tvm_pipeline import Device, Plan, Platform, Prediction, Problem, Stage, settle_platform
 from tvm_pipeline.backends.contract import Array, Backend
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.tensor_layout import to_logical
@@ -37,7 +37,6 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import import_model
 
 CONSOLE = Console(width=150)
 SMALL = tuple(name for name in NETWORKS if name != "int8")  # GPUs and CPUs share no operators of int8 networks
@@ -126,25 +125,7 @@ def model_of(described: str) -> Model:
 
     Built-in networks get weights under which values differ: as they come, all classes are about equally likely.
     """
-    name, _, side = described.partition("@")
-    if name in SMALL:
-        return as_model(name, *relay_module(name))
-    if not side:
-        return load(name)
-    return _lively(frontends.load(name, {"data": (1, 3, int(side), int(side))}))
-
-
-def _lively(model: Model) -> Model:
-    import tvm
-
-    mod, params = import_model(model)
-    draw = np.random.default_rng(0)
-    for key, array in sorted(params.items()):
-        if len(array.shape) > 1:
-            gain = GAIN.get(model.name, 1.0) if len(array.shape) > 2 else 0.3  # a softmax near one class tells little
-            values = draw.standard_normal(array.shape) * gain * np.sqrt(2 / np.prod(array.shape[1:]))
-            params[key] = tvm.nd.array(values.astype("float32"))
-    return as_model(model.name, mod, params)
+    return load_lively(described) if "@" in described or described in SMALL else load(described)
 
 
 def operators(model: RelayModel) -> list[str]:

@@ -11,7 +11,7 @@ from onnx import numpy_helper
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tests.support.networks import as_model
+from tests.support.networks import NETWORKS, as_model, relay_module
 from tvm_pipeline import frontends
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.tvm.relay.importer import import_model
@@ -37,6 +37,32 @@ def load(name: str) -> Model:
 
         return frontends.load(fetch(MODEL), {"input.1": (1, 3, 288, 640)})
     return frontends.load(name)
+
+
+def load_lively(described: str) -> Model:
+    """Load what `load` knows, a built-in network with its side (`squeezenet@64`), or a small one of the tests.
+
+    Built-in networks get weights under which outputs differ: as they come, all classes are about equally likely.
+    """
+    if described in NETWORKS:
+        return as_model(described, *relay_module(described))
+    name, _, side = described.partition("@")
+    model = frontends.load(name, {"data": (1, 3, int(side), int(side))}) if side else load(name)
+    return lively(model) if model.format == "relay.testing" else model
+
+
+def lively(model: Model) -> Model:
+    """Return a network with seeded random weights that keep the size of values from layer to layer."""
+    import tvm
+
+    mod, params = import_model(model)
+    draw = np.random.default_rng(0)
+    for key, array in sorted(params.items()):
+        if len(array.shape) > 1:
+            gain = GAIN.get(model.name, 1.0) if len(array.shape) > 2 else 0.3  # a softmax near one class tells little
+            values = draw.standard_normal(array.shape) * gain * np.sqrt(2 / np.prod(array.shape[1:]))
+            params[key] = tvm.nd.array(values.astype("float32"))
+    return as_model(model.name, mod, params)
 
 
 def light(name: str, seed: int = 0) -> Model:
