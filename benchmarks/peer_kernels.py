@@ -229,7 +229,7 @@ _PEAK = """
 typedef float vector __attribute__((vector_size(VECTOR_BYTES)));
 float run(long rounds, float factor) {
     vector sums[12];
-    for (int i = 0; i < 12; i++) sums[i] = (vector){} + i; /* equal ones would be computed once */
+    for (int i = 0; i < 12; i++) sums[i] = (vector){} + (float)i; /* equal ones would be computed once */
     for (long round = 0; round < rounds; round++)
         for (int i = 0; i < 12; i++) sums[i] = sums[i] * factor + factor;
     float total = 0;
