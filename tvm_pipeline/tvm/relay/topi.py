@@ -16,6 +16,7 @@ from typing import Any
 class Replacement:
     """Functions of ours by (module of `tvm.topi.x86`, name), active in the blocks of `active`.
 
+    The module "" is the package itself, where Relay looks up what it calls.
     Several threads may build at once: the last one restores TOPI.
     """
 
@@ -50,4 +51,4 @@ class Replacement:
 
 def _module(name: str) -> Any:
     # import_module, since some modules of TOPI are hidden behind functions of the same name
-    return import_module(f"tvm.topi.x86.{name}")
+    return import_module(f".{name}", "tvm.topi.x86")

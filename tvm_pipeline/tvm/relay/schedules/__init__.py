@@ -1,9 +1,13 @@
-"""Schedules of our own for x86, in place of TOPI's while `fast_build` runs. They change no value.
+"""Schedules of our own for x86, in place of TOPI's while `fast_build` runs.
 
-conv2d.py     convolutions in blocked layout: register tiles by `tvm/tiles.py`
-depthwise.py  depthwise convolutions in blocked layout: padding by rows
+conv2d.py            convolutions in blocked layout: register tiles by `tvm/tiles.py`
+conv2d_transpose.py  transposed convolutions: a convolution for each phase of the stride
+depthwise.py         depthwise convolutions in blocked layout: padding by rows
+pooling.py           average pooling in blocked layout: the division in the loop of the sum
+concatenate.py       concatenations of channels: one pass, with what is fused to them
 
-TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout.
+TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
+TOPI's order, so values are TOPI's bit for bit, but for one case: see `concatenate.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_pipeline.tvm.relay.schedules import conv2d, depthwise
+from tvm_pipeline.tvm.relay.schedules import concatenate, conv2d, conv2d_transpose, depthwise, pooling
 from tvm_pipeline.tvm.relay.topi import Replacement
 
 __all__ = ["own_schedules"]
@@ -38,6 +42,24 @@ def _in_blocks(module: str) -> Callable[..., None]:
     return fallback
 
 
+def _unless_none(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that Relay calls: ours, or TOPI's where ours returns None."""
+
+    def ours_or_topi(*arguments: Any) -> Any:
+        result = ours(*arguments)
+        return _own.stock("", name)(*arguments) if result is None else result
+
+    return ours_or_topi
+
+
+_CALLED_BY_RELAY: dict[str, Callable[..., Any]] = {
+    "conv2d_transpose_nchw": conv2d_transpose.compute,
+    "schedule_conv2d_transpose_nchw": conv2d_transpose.schedule,
+    "schedule_pool": pooling.schedule,
+    "schedule_adaptive_pool": pooling.schedule,
+    "concatenate": concatenate.compute,
+    "schedule_concatenate_cpu": concatenate.schedule,
+}
 _own = Replacement(
     {
         **{
@@ -51,6 +73,7 @@ _own = Replacement(
             (module, "_fallback_schedule"): _in_blocks(module)
             for module in ("conv2d_avx_1x1", "conv2d_avx_common", "depthwise_conv2d")
         },
+        **{("", name): _unless_none(name, ours) for name, ours in _CALLED_BY_RELAY.items()},
     }
 )
 own_schedules = _own.active

@@ -1,0 +1,95 @@
+"""Average pooling in blocked layout, in one pass over memory.
+
+    for images, blocks and rows:                      in parallel
+      for columns:
+        for rows and columns of the window:           unrolled, one addition of vectors each
+        what follows: the division by the count; store
+
+The sum of a window stays in a register until it is divided and stored. TOPI's stores all sums first and divides them in
+a second pass, one number at a time, and finds the row and column of each term by a division. Padding is read as zeros
+where it is met: to copy the padded rows first costs more than the conditions.
+
+Global pooling is one long sum for each channel:
+
+    for blocks, by four:                              in parallel
+      for rows, columns of the input:                 the reduction
+        for blocks of the four:                       unrolled, one addition of vectors each
+      what follows; store
+
+Four sums are in flight, because each addition waits for the one before it. The order of the sums is TOPI's in both, and
+so is every bit. Where nothing follows, as after the largest of a window, TOPI's loops are as fast, and stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import te
+from tvm.topi.utils import get_const_tuple, traverse_inline
+
+from tvm_pipeline.tvm.relay.schedules.conv2d import applies
+
+BLOCKS = 4  # that global pooling sums up at a time
+MOST_UNROLLED = 32  # terms of a window
+
+
+def schedule(outs: list[te.Tensor], layout: str = "") -> te.Schedule | None:
+    """Schedule a pooling and what is fused to it; None where it is not ours to schedule.
+
+    It is ours in blocked layout (n, blocks, height, width, channels of a block), with something that follows it.
+    """
+    s = te.create_schedule([tensor.op for tensor in outs])
+    found: list[te.Tensor] = []
+
+    def remember(op: Any) -> None:
+        if op.tag.startswith(("pool_", "adaptive_pool_")):
+            found.append(op.output(0))
+
+    traverse_inline(s, outs[0].op, remember)
+    if len(found) != 1:
+        return None
+    (pool,), output = found, outs[0]
+    is_blocked = len(pool.shape) == 5 and len(pool.op.reduce_axis) == 2
+    if pool.op == output.op or not is_blocked or not applies(pool, output):
+        return None
+    if not pool.op.tag.startswith("adaptive_pool_"):
+        _schedule_windows(s, pool, output)
+    elif get_const_tuple(pool.shape)[2:4] == (1, 1):
+        _schedule_global(s, pool, output)
+    else:
+        return None
+    return s
+
+
+def _schedule_windows(s: te.Schedule, pool: te.Tensor, output: te.Tensor) -> None:
+    (data,) = pool.op.input_tensors
+    if isinstance(data.op, te.ComputeOp):  # the padding
+        s[data].compute_inline()
+    n, block, row, column, channel = s[output].op.axis
+    s[output].parallel(s[output].fuse(n, block, row))
+    s[output].vectorize(channel)
+    s[pool].compute_at(s[output], column)
+
+    n, block, row, column, channel = s[pool].op.axis
+    window = s[pool].op.reduce_axis
+    s[pool].reorder(n, block, row, column, *window, channel)
+    s[pool].vectorize(channel)
+    if int(window[0].dom.extent) * int(window[1].dom.extent) <= MOST_UNROLLED:
+        for axis in window:
+            s[pool].unroll(axis)
+
+
+def _schedule_global(s: te.Schedule, pool: te.Tensor, output: te.Tensor) -> None:
+    n, block, row, column, channel = s[output].op.axis
+    block_outer, block = s[output].split(block, factor=BLOCKS)
+    s[output].reorder(n, block_outer, row, column, block, channel)
+    blocks = s[output].fuse(n, block_outer)
+    s[output].parallel(blocks)
+    s[output].vectorize(channel)
+    s[output].unroll(block)
+    s[pool].compute_at(s[output], blocks)
+
+    n, block, row, column, channel = s[pool].op.axis
+    s[pool].reorder(n, row, column, *s[pool].op.reduce_axis, block, channel)
+    s[pool].vectorize(channel)
+    s[pool].unroll(block)
