@@ -37,6 +37,12 @@ CYCLES_PER_LOAD = 0.12  # what a load costs beside a product, in products
 MOST_STREAMS, MOST_COLUMNS = 16, 28
 PARTIAL = 1.02  # the cost of the conditions in a tile that does not divide the image
 
+# Of depthwise convolutions:
+BAND_ROWS = (14, 8, 16, 9, 7, 6)  # the rule takes the first that divides the height
+BAND_COLUMNS = 8  # as many sums hide the latency of an addition
+MOST_BAND_ROWS, MOST_BAND_COLUMNS = 28, 14
+CYCLES_TO_PAD = 0.3  # what a row of padding costs beside one that is computed
+
 
 class Tile(NamedTuple):
     """A register tile: channel blocks, rows and columns of the output."""
@@ -73,6 +79,27 @@ def tiles(chunks: int, vectors: int, height: int, width: int, registers: int) ->
                     if height % rows or width % columns:
                         cycles *= PARTIAL
                     yield cycles * (1 + CYCLES_PER_LOAD * loads), Tile(blocks, rows, columns)
+
+
+class Band(NamedTuple):
+    """What a depthwise convolution computes of a channel block: rows that are padded at once, columns of a tile."""
+
+    rows: int
+    columns: int
+
+
+def band_rule(height: int, width: int) -> Band:
+    """Return the band that is taken without measurement; `height` and `width` are those of the output."""
+    rows = next((rows for rows in BAND_ROWS if height % rows == 0), min(height, BAND_ROWS[0]))
+    return Band(rows, 7 if width % 7 == 0 else -(-width // -(-width // BAND_COLUMNS)))
+
+
+def bands(height: int, width: int, registers: int) -> Iterator[tuple[float, Band]]:
+    """Yield bands whose sums fit into the registers, each with a rough estimate of cycles for each output."""
+    for rows in range(1, min(height, MOST_BAND_ROWS) + 1):
+        for columns in range(1, min(width, MOST_BAND_COLUMNS, registers - 3) + 1):
+            cycles = _at_edges(height, rows) * _at_edges(width, columns) * max(1.0, BAND_COLUMNS / columns)
+            yield cycles * (1 + CYCLES_TO_PAD * 2 / rows), Band(rows, columns)
 
 
 def _at_edges(extent: int, step: int) -> float:

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,9 +28,10 @@ from tvm import autotvm, relay
 
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.schedules import own_schedules
+from tvm_pipeline.tvm.relay.schedules.choices import Choices, following
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
-__all__ = ["FoldConstantFast", "fast_build", "fast_context"]
+__all__ = ["FoldConstantFast", "building", "fast_build", "fast_context"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -58,17 +60,24 @@ def fast_context(opt_level: int = 3, **context: Any) -> tvm.transform.PassContex
     return tvm.transform.PassContext(opt_level=opt_level, instruments=instruments, **context)
 
 
-def fast_build(mod: tvm.IRModule, target: Any, params: dict[str, Any] | None = None, **options: Any) -> Any:
-    """``relay.build`` in a :func:`fast_context`, without AutoTVM's remark that nothing has been tuned.
+def fast_build(
+    mod: tvm.IRModule, target: Any, params: Any = None, choices: Choices | None = None, **options: Any
+) -> Any:
+    """``relay.build`` as :func:`building` has it; `config` is the ``PassContext``'s."""
+    with building(choices, options.pop("config", None)):
+        return relay.build(SplitByIndices()(mod), target, params=params, **options)
+
+
+@contextmanager
+def building(choices: Choices | None = None, config: Any = None) -> Iterator[None]:
+    """A :func:`fast_context` with schedules of our own, and `choices` of tuning for them.
 
     It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py` and `splits.py`.
-    `config` is the ``PassContext``'s.
     """
-    config = options.pop("config", None)
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
-        with exact_int8(), own_schedules(), fast_context(config=config):
-            return relay.build(SplitByIndices()(mod), target, params=params, **options)
+        with exact_int8(), own_schedules(), following(choices or {}), fast_context(config=config):
+            yield
     finally:
         autotvm.GLOBAL_SCOPE.silent = silent
 

@@ -5,6 +5,7 @@ conv2d_transpose.py  transposed convolutions: a convolution for each phase of th
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 pooling.py           average pooling in blocked layout: the division in the loop of the sum
 concatenate.py       concatenations of channels: one pass, with what is fused to them
+choices.py           what tuning may choose of convolutions
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
 TOPI's order, so values are TOPI's bit for bit, but for one case: see `concatenate.py`.
@@ -25,7 +26,7 @@ def _or_topi(module: str, name: str, schedule: Callable[..., bool]) -> Callable[
     """Return a schedule of TOPI's signature: ours where it applies, else TOPI's."""
 
     def schedule_or_topi(s: Any, config: Any, data: Any, kernel: Any, convolution: Any, output: Any) -> Any:
-        if schedule(s, data, kernel, convolution, output):
+        if schedule(s, config, data, kernel, convolution, output):
             return s
         return _own.stock(module, name)(s, config, data, kernel, convolution, output)
 

@@ -22,9 +22,8 @@ from tvm.autotvm.task.space import SplitEntity
 from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.utils import get_const_tuple
 
-from tvm_pipeline.tvm.tiles import channel_block, register_tile
-
-REGISTERS = {16: 32, 8: 16, 4: 16}  # of a core, by the lanes of float32 in one
+from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, REGISTERS, chosen
+from tvm_pipeline.tvm.tiles import Tile, channel_block, register_tile
 
 
 def set_channel_blocks(config: Any, workload: Any) -> None:
@@ -42,10 +41,13 @@ def applies(convolution: te.Tensor, output: te.Tensor) -> bool:
     return convolution.dtype == output.dtype == "float32" and is_known and shapes[0] == shapes[1]
 
 
-def schedule(s: te.Schedule, data: te.Tensor, kernel: te.Tensor, convolution: te.Tensor, output: te.Tensor) -> bool:
+def schedule(
+    s: te.Schedule, config: Any, data: te.Tensor, kernel: te.Tensor, convolution: te.Tensor, output: te.Tensor
+) -> bool:
     """Schedule a convolution and what is fused to it; return whether it was ours to schedule.
 
     Args:
+        config: TOPI's, which has the tile where tuning chose one.
         data: (n, blocks, height, width, channels of a block), or that padded.
         kernel: (blocks, input blocks, height, width, input channels of a block, channels of a block).
         convolution: (n, blocks, height, width, channels of a block).
@@ -55,7 +57,8 @@ def schedule(s: te.Schedule, data: te.Tensor, kernel: te.Tensor, convolution: te
         return False
     _, blocks, height, width, block = (int(extent) for extent in convolution.shape)
     lanes = get_simd_32bit_lanes()
-    tile = register_tile(blocks, -(-block // lanes), height, width, REGISTERS[lanes])
+    choice = chosen(config, CONV2D)
+    tile = Tile(*choice) if choice else register_tile(blocks, -(-block // lanes), height, width, REGISTERS[lanes])
     if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
         n, chunk, row, _, channel = s[data].op.axis
         s[data].vectorize(channel)

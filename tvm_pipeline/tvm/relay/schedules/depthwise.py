@@ -13,25 +13,30 @@ band of rows is padded where it is used. The order of the sums is TOPI's, and so
 
 from __future__ import annotations
 
+from typing import Any
+
 from tvm import te
 
+from tvm_pipeline.tvm.relay.schedules.choices import DEPTHWISE, chosen
 from tvm_pipeline.tvm.relay.schedules.conv2d import applies
+from tvm_pipeline.tvm.tiles import Band, band_rule
 
-BANDS = (14, 8, 16, 9, 7, 6)  # rows of a band; the first that divides the height
-MOST_COLUMNS = 8  # of a tile: as many sums hide the latency of an addition
 MOST_UNROLLED = 512  # multiply-adds in a row: beyond, the code leaves the cache of instructions
 
 
-def schedule(s: te.Schedule, data: te.Tensor, kernel: te.Tensor, convolution: te.Tensor, output: te.Tensor) -> bool:
+def schedule(
+    s: te.Schedule, config: Any, data: te.Tensor, kernel: te.Tensor, convolution: te.Tensor, output: te.Tensor
+) -> bool:
     """Schedule a depthwise convolution and what is fused to it; return whether it was ours to schedule.
 
-    The tensors are as in `conv2d.schedule`, but for the kernel: (blocks, 1, height, width, 1, channels of a block).
+    Config and tensors are as in `conv2d.schedule`, but for the kernel: (blocks, 1, height, width, 1, channels of a
+    block).
     """
     if not applies(convolution, output):
         return False
     _, _, height, width, _ = (int(extent) for extent in convolution.shape)
-    band = next((rows for rows in BANDS if height % rows == 0), min(height, BANDS[0]))
-    columns = 7 if width % 7 == 0 else -(-width // -(-width // MOST_COLUMNS))
+    choice = chosen(config, DEPTHWISE)
+    band, columns = Band(*choice) if choice else band_rule(height, width)
     sums = s.cache_write(convolution, "global")
 
     n, block, row, column, channel = s[output].op.axis

@@ -1,0 +1,170 @@
+"""What tuning may choose of a schedule of ours: its tile, and nothing that changes a value.
+
+A convolution is known by its *workload*, AutoTVM's tuple of what TOPI is asked to compute. Its *choice* is the numbers
+of a `Tile`, or of a `Band` where it is depthwise. Schedules find the choice in the config that TOPI hands them, under
+names of ours beside TOPI's; without one, the static rule of `tvm/tiles.py` stands. Next: `tuning/tuning_records.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+from tvm import autotvm
+from tvm.autotvm.task.space import FallbackConfigEntity, OtherOptionEntity
+
+from tvm_pipeline.tvm.tiles import Band, Tile, band_rule, bands, channel_block, tiles
+
+GENERATION = 1  # raise it when a schedule of this room changes: what was measured before is void
+
+CONV2D, DEPTHWISE = "conv2d_NCHWc.x86", "depthwise_conv2d_NCHWc.x86"
+KNOBS = {
+    CONV2D: tuple(f"own_{name}" for name in Tile._fields),
+    DEPTHWISE: tuple(f"own_{name}" for name in Band._fields),
+}
+REGISTERS = {16: 32, 8: 16, 4: 16}  # of a core, by the lanes of float32 in one
+
+_Extent = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=1 << 20)]
+_Tensor: TypeAlias = tuple[Literal["TENSOR"], tuple[_Extent, _Extent, _Extent, _Extent], str]
+# The template; data (NCHW) and kernel (OIHW); strides, padding (top, left, bottom, right), dilation; layouts; dtype.
+Workload: TypeAlias = tuple[
+    Literal["conv2d_NCHWc.x86", "depthwise_conv2d_NCHWc.x86"],
+    _Tensor,
+    _Tensor,
+    tuple[_Extent, _Extent],
+    tuple[_Offset, _Offset, _Offset, _Offset],
+    tuple[_Extent, _Extent],
+    str,
+    str,
+    str,
+]
+Choice: TypeAlias = tuple[int, ...]
+Choices: TypeAlias = Mapping[Workload, Choice]
+
+
+class Output(NamedTuple):
+    """What a convolution computes: channel blocks, vectors in a block, rows and columns."""
+
+    blocks: int
+    vectors: int
+    height: int
+    width: int
+
+
+def output_of(workload: Workload, lanes: int) -> Output:
+    """Return what a workload computes on a core with vectors of so many float32."""
+    _, data, kernel, strides, padding, dilation, *_ = workload
+    channels = kernel[1][0]
+    block = channel_block(channels, lanes)
+    height, width = (
+        (data[1][2 + axis] + padding[axis] + padding[2 + axis] - (kernel[1][2 + axis] - 1) * dilation[axis] - 1)
+        // strides[axis]
+        + 1
+        for axis in (0, 1)
+    )
+    return Output(channels // block, -(-block // lanes), height, width)
+
+
+def possible_choices(workload: Workload, lanes: int) -> list[Choice]:
+    """Return all choices of a workload: first that of the static rule, then by their estimates."""
+    blocks, vectors, height, width = output_of(workload, lanes)
+    if height < 1 or width < 1:
+        return []
+    if workload[0] == CONV2D:
+        return [tuple(tile) for _, tile in sorted(tiles(blocks, vectors, height, width, REGISTERS[lanes]))]
+    rule = band_rule(height, width)
+    others = [band for _, band in sorted(bands(height, width, REGISTERS[lanes])) if band != rule]
+    return [tuple(rule), *map(tuple, others)]
+
+
+def chosen(config: Any, template: str) -> Choice | None:
+    """Return the choice in a config of TOPI; None where it has none."""
+    names = KNOBS[template]
+    return tuple(config[name].val for name in names) if all(name in config for name in names) else None
+
+
+class _Chosen(autotvm.task.DispatchContext):
+    """Answers TOPI's question for the config of a workload: the default with the choice beside it.
+
+    TOPI asks one object for all threads, so this one knows which thread has which choices.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._builds = 0
+        self._of_thread = threading.local()
+
+    @contextmanager
+    def active(self, choices: Choices) -> Iterator[None]:
+        """Have what this thread builds follow the choices until the block ends."""
+        if not choices:
+            yield
+            return
+        with self._lock:
+            self._builds += 1
+            if self._builds == 1:
+                self.__enter__()
+        self._of_thread.configs = {workload: _config(workload, choice) for workload, choice in choices.items()}
+        try:
+            yield
+        finally:
+            self._of_thread.configs = {}
+            with self._lock:
+                self._builds -= 1
+                if self._builds == 0:
+                    self.__exit__(None, None, None)
+
+    def _query_inside(self, target: Any, workload: Any) -> Any:
+        return getattr(self._of_thread, "configs", {}).get(_unpacked(workload))
+
+    def update(self, target: Any, workload: Any, config: Any) -> None:
+        """Note the config of a workload in blocked layout, where it is none of ours."""
+        if self._query_inside(target, workload) is None:
+            self._old_ctx.update(target, workload, config)
+
+
+def _config(workload: Workload, choice: Choice) -> FallbackConfigEntity:
+    config = FallbackConfigEntity()  # TOPI fills in its own entities by its rules, as without a choice
+    for name, value in zip(KNOBS[workload[0]], choice, strict=True):
+        config[name] = OtherOptionEntity(value)
+    return config
+
+
+def _unpacked(workload: Any) -> Any:
+    """Return the workload of a convolution before its tensors were blocked; others as they are."""
+    template, *arguments = workload
+    if template not in KNOBS or len(arguments[0][1]) != 5:
+        return workload
+    data, kernel, strides, padding, dilation, _, _, dtype = arguments
+    return plain_workload((template, data[1], kernel[1], strides, padding, dilation, dtype))
+
+
+def plain_workload(blocked: Any) -> Any:
+    """Return the workload of a convolution in blocked layout.
+
+    Args:
+        blocked: template, shape of the data (NCHWc), shape of the kernel (OIHWio), strides, padding, dilation, dtype.
+    """
+    template, data, kernel, strides, padding, dilation, dtype = blocked
+    n, inputs, height, width, input_block = data
+    outputs, kernel_inputs, rows, columns, kernel_block, output_block = kernel
+    return (
+        template,
+        ("TENSOR", (n, inputs * input_block, height, width), "float32"),
+        ("TENSOR", (outputs * output_block, kernel_inputs * kernel_block, rows, columns), "float32"),
+        tuple(strides),
+        tuple(padding),
+        tuple(dilation),
+        "NCHW",
+        "NCHW",
+        dtype,
+    )
+
+
+_chosen = _Chosen()
+following = _chosen.active
