@@ -3,7 +3,8 @@
 contract.py          the protocols of a backend; read it first
 optional.py          what a backend may have beside the contract
 ports.py             how tensors lie in host memory where they enter or leave a stage
-cores.py             the check of a device's CPU cores
+tuning.py            what a backend has as well if it can make its kernels faster by measuring
+cores.py             the name of the processor, and the check of a device's CPU cores
 registry.py          installed backends, the devices they find, and which of them compiles for a platform
 sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
 operator_timing.py   seconds of operators that run as stages of their own

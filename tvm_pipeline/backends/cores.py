@@ -1,8 +1,10 @@
-"""Check the CPU cores of a device, for `Backend.settle`. Next: `contract.py`."""
+"""The CPU cores of this machine: which processor they are, and whether a device may use them. Next: `contract.py`."""
 
 from __future__ import annotations
 
 import os
+import platform
+from pathlib import Path
 
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
@@ -16,3 +18,13 @@ def check_cores(device: Device) -> None:
             f"device {device.name} names cores {list(device.cores)}; this process may use "
             f"{', '.join(map(str, available))}. Mend `cores` in the platform file, or see `tvm-pipeline devices`"
         )
+
+
+def processor() -> str:
+    """Return the name of the processor, or its architecture where the system does not tell it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.machine()

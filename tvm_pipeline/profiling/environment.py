@@ -10,13 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
+from tvm_pipeline.backends.cores import processor
+
 
 def environment(versions: Mapping[str, str]) -> dict[str, str]:
     """Return a description to store beside measured figures."""
     load, *_ = os.getloadavg()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(os.cpu_count()),
         "governor": _governor(),
         "load": f"{load:.2f}",
@@ -25,15 +27,6 @@ def environment(versions: Mapping[str, str]) -> dict[str, str]:
         "numpy": np.__version__,
         **versions,
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return name or platform.machine()
 
 
 def _governor() -> str:

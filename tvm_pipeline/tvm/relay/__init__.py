@@ -5,6 +5,9 @@ Relay's IR and its passes:
 importer.py            a Model becomes a Relay module
 fold.py                constants are folded in numpy, which makes building several times faster
 child.py               a compile in a process of its own, which TVM or LLVM may end
+topi.py                functions of ours in the place of TOPI's while a build runs
+schedules/             schedules of our own for x86, and what tuning may choose of them
+pad_channels.py        convolutions get as many channels as fill vectors
 int8.py                products of int8 that build and are exact on every x86
 splits.py              splits that may stand between blocked layouts
 kernel_walkers.py      two walkers: the kernels of a library, and those of a fused module
@@ -20,6 +23,7 @@ build.py               a module becomes a Library for one target, kept in a cach
 slicing.py             some operators of a library become a slice of its graph JSON
 executor.py            a slice that runs on CPU cores
 device_executor.py     a slice that runs on a device with memory of its own
+tuning/                the search for faster tiles of a library's convolutions
 agreement.py           the libraries of one model compute the same, which is checked when it is compiled
 compiled.py            one library for each target under one operator graph
 
