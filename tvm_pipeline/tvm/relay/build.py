@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -32,8 +34,34 @@ from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
+from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload
+from tvm_pipeline.tvm.relay.tuning.tasks import workload_of
+from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of, recorded_choices
 
-FORMAT = 6  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+TUNING = "tuning.json"  # of a library: its Tuning
+FORMAT = 7  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """What can be tuned in a library, and what was.
+
+    Attributes:
+        workloads: of each function that holds a convolution of ours.
+        choices: of tuning, for workloads of this library.
+    """
+
+    workloads: dict[str, Workload] = msgspec.field(default_factory=dict)
+    choices: tuple[tuple[Workload, Choice], ...] = ()
+
+    @property
+    def tuned(self) -> int:
+        """How many distinct convolutions have a tile of tuning."""
+        return len(self.choices)
+
+    @property
+    def convolutions(self) -> int:
+        """How many distinct convolutions can have one."""
+        return len(set(self.workloads.values()))
 
 
 @dataclass(slots=True)
@@ -56,6 +84,7 @@ class Library:
     module: tvm.runtime.Module
     params: dict[str, Any]
     folder: Path | None = None
+    tuning: Tuning = field(default_factory=Tuning)
     entry_of_node: dict[tuple[int, int], tuple[int, int]] = field(init=False)
     heads: list[tuple[int, int]] = field(init=False)
 
@@ -98,7 +127,11 @@ class Library:
 
 
 def build_library(
-    model: Model, target: str, progress: Callable[[str], None] = lambda _: None, host: str = ""
+    model: Model,
+    target: str,
+    progress: Callable[[str], None] = lambda _: None,
+    host: str = "",
+    choices: Choices | None = None,
 ) -> Library:
     """Compiles `model` for `target`, or takes it from the cache.
 
@@ -107,6 +140,7 @@ def build_library(
 
     Args:
         host: the target of the code that launches kernels, where `target` is that of a device with memory of its own.
+        choices: tiles of convolutions, by workload; without them, those that tuning recorded on this machine.
 
     Raises:
         ModelError: TVM cannot import or compile it.
@@ -114,23 +148,62 @@ def build_library(
     """
     host = host if has_own_memory(target) else ""
     described = "|".join((model.digest, target, host, tvm.__version__, str(FORMAT)))
-    folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+    plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+    if choices is None:
+        choices = recorded_choices(target)
+    known = _known_workloads(plain) if choices else None
+    if known is not None:
+        choices = {workload: choice for workload, choice in choices.items() if workload in known}
+    is_sorted = known is not None or not choices
+    folder = _tuned_folder(plain, choices) if is_sorted else plain.with_name(f"new-{secrets.token_hex(8)}")
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             with replacing(folder) as temporary:
                 temporary.mkdir()
-                _compile_where_it_is_safe(model, target, host, temporary, progress)
+                _compile_where_it_is_safe(model, target, host, temporary, progress, choices)
         except ModelError:
             raise
         except PipelineError:
             if not folder.exists():  # where it does, another process has compiled the same in the meantime
                 raise
+        tuning = _read_tuning(folder)
+        write_bytes(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
+        if not is_sorted:
+            folder = _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
     return load_library(folder)
 
 
+def _tuned_folder(plain: Path, choices: Choices) -> Path:
+    """Return where a library lies: others' tuning does not move it, since `choices` are those of its own workloads."""
+    return plain.with_name(f"{plain.name}-{digest_of(choices)[:16]}") if choices else plain
+
+
+def _moved(folder: Path, target: Path) -> Path:
+    """Move a library to its place, unless one is there already."""
+    try:
+        os.replace(folder, target)
+    except OSError:
+        if not target.exists():
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+    return target
+
+
+def _workloads_file(plain: Path) -> Path:
+    return plain.with_suffix(".workloads.json")
+
+
+def _known_workloads(plain: Path) -> set[Workload] | None:
+    """Return the workloads of a model that was compiled before; None where they are not known."""
+    try:
+        return msgspec.json.decode(_workloads_file(plain).read_bytes(), type=set[Workload])
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
 def _compile_where_it_is_safe(
-    model: Model, target: str, host: str, folder: Path, progress: Callable[[str], None]
+    model: Model, target: str, host: str, folder: Path, progress: Callable[[str], None], choices: Choices
 ) -> None:
     ready_to_compile(target, progress)
     described = "|".join((target, host, tvm.__version__, str(FORMAT)))
@@ -142,11 +215,11 @@ def _compile_where_it_is_safe(
         progress(f"importing {model.name}")
         mod, params = import_model(model)
         if element_types(mod) <= proven:
-            compile_module(model.name, mod, params, target, folder, progress, host)
+            compile_module(model.name, mod, params, target, folder, progress, host, choices)
             return
     else:  # the child imports it
         progress(f"importing {model.name}")
-    met = compile_in_child(model, target, folder, progress, host)
+    met = compile_in_child(model, target, folder, progress, host, choices)
     record.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(record, msgspec.json.encode(sorted(proven | met)))
 
@@ -178,38 +251,46 @@ def compile_module(
     folder: Path,
     progress: Callable[[str], None],
     host: str = "",
+    choices: Choices | None = None,
 ) -> None:
-    """Compiles an imported module and writes the library into `folder`; `host` is as in `build_library`."""
+    """Compiles an imported module and writes the library into `folder`; `host` is as in `build_library`.
+
+    Choices are taken as they are: none are read.
+    """
     ready_to_compile(target, progress)
     progress(f"compiling {name} for {target}")
     wanted = tvm.target.Target(target, host) if host else target
     mod = pad_channels(mod, params)
     try:
         try:
-            factory = _compile(mod, wanted, params)
+            factory = _compile(mod, wanted, params, choices)
         except Exception as error:
             plain = plain_target(target)
             if plain == target:
                 raise
             progress(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
-            factory = _compile(mod, tvm.target.Target(plain, host), params)
+            factory = _compile(mod, tvm.target.Target(plain, host), params, choices)
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
-    _write(folder, factory, mod, params, target)
+    _write(folder, factory, mod, params, target, choices or {})
 
 
-def _compile(mod: tvm.IRModule, target: str | tvm.target.Target, params: dict[str, Any]) -> Any:
+def _compile(
+    mod: tvm.IRModule, target: str | tvm.target.Target, params: dict[str, Any], choices: Choices | None
+) -> Any:
     try:
-        return fast_build(mod, target, params)
+        return fast_build(mod, target, params, choices)
     except tvm.TVMError as error:
         if "#dbg_declare" not in str(error):
             raise
     # TVM 0.19 writes debug information for a vector that its elimination of common subexpressions has named, and
     # LLVM 22 refuses it: space_to_depth and group_norm meet that. Without the elimination they compile.
-    return fast_build(mod, target, params, config={"tir.disable_cse_tir": True})
+    return fast_build(mod, target, params, choices, config={"tir.disable_cse_tir": True})
 
 
-def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any], target: str) -> None:
+def _write(
+    folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any], target: str, choices: Choices
+) -> None:
     inputs = tuple(
         Tensor(p.name_hint, tuple(int(extent) for extent in p.checked_type.shape), p.checked_type.dtype)
         for p in mod["main"].params
@@ -234,6 +315,12 @@ def _write(folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any]
             f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
         ) from error
     (folder / "graph.json").write_text(graph_json)
+    found = {name: workload_of(function) for name, function in functions.items()}
+    workloads = {name: workload for name, workload in found.items() if workload is not None}
+    applied = tuple(
+        (workload, choices[workload]) for workload in sorted(set(workloads.values())) if workload in choices
+    )
+    (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(workloads, applied)))
     (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     (folder / "kernels.json").write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
@@ -257,9 +344,16 @@ def load_library(folder: Path) -> Library:
         ready_to_run(kind_of(target))
         params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
         module = _load_kernels(folder / "kernels.so", has_own_memory(target))
+        tuning = _read_tuning(folder)
     except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
-    return Library(target, inputs, graph, kernels, module, params, folder)
+    return Library(target, inputs, graph, kernels, module, params, folder, tuning)
+
+
+def _read_tuning(folder: Path) -> Tuning:
+    """Read what was tuned in a library; bundles of earlier versions do not tell."""
+    file = folder / TUNING
+    return msgspec.json.decode(file.read_bytes(), type=Tuning) if file.exists() else Tuning()
 
 
 def _load_kernels(path: Path, alone: bool) -> tvm.runtime.Module:

@@ -27,6 +27,7 @@ import msgspec
 
 from tvm_pipeline import errors
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload
 
 # How the child gets this module: a fresh interpreter with the parent's own path.
 CHILD = (
@@ -45,6 +46,7 @@ class Order(msgspec.Struct, frozen=True):
         library: the folder that it writes the library into.
         host: the target of the code that launches kernels on a device with memory of its own; empty for CPU cores.
         log_level: the least level of a record of the log that is sent.
+        choices: of tuning, by workload.
         one_by_one: have LLVM make the code of one operator after the other, to find the one that it cannot make.
     """
 
@@ -53,6 +55,7 @@ class Order(msgspec.Struct, frozen=True):
     library: str
     log_level: int
     host: str = ""
+    choices: tuple[tuple[Workload, Choice], ...] = ()
     one_by_one: bool = False
 
 
@@ -75,14 +78,20 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def compile_in_child(
-    model: Model, target: str, library: Path, progress: Callable[[str], None], host: str = ""
+    model: Model,
+    target: str,
+    library: Path,
+    progress: Callable[[str], None],
+    host: str = "",
+    choices: Choices | None = None,
 ) -> set[str]:
     """Compile `model` for `target` into the folder `library`, which is empty; return the dtypes of its tensors.
 
     Raises:
         ModelError: TVM cannot import or compile it, or the child died of it.
     """
-    order = Order(model, target, str(library.absolute()), logging.getLogger().getEffectiveLevel(), host)
+    level, chosen = logging.getLogger().getEffectiveLevel(), tuple((choices or {}).items())
+    order = Order(model, target, str(library.absolute()), level, host, chosen)
     ended = _run(order, progress)
     if isinstance(ended, set):
         return ended
@@ -201,9 +210,15 @@ def serve(descriptor: int, folder: str) -> None:
             mod, params = import_model(order.model)
             report(doing=("preparing the operators", ""))
             with _told(report, order.one_by_one):
-                folder_ = Path(order.library)
                 compile_module(
-                    order.model.name, mod, params, order.target, folder_, lambda line: report(progress=line), order.host
+                    order.model.name,
+                    mod,
+                    params,
+                    order.target,
+                    Path(order.library),
+                    lambda line: report(progress=line),
+                    order.host,
+                    dict(order.choices),
                 )
             report(done=sorted(element_types(mod)))
         except errors.PipelineError as error:

@@ -18,6 +18,7 @@ import tvm
 
 from tvm_pipeline.backends.contract import Array, Order, Seconds
 from tvm_pipeline.backends.ports import aligned_empty, input_for_timing
+from tvm_pipeline.backends.tuning import TunedKernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
@@ -196,6 +197,11 @@ class RelayModel:
                     there.sync()
                     seconds[direction, row, column] = time.perf_counter() - begin
         return seconds[0], seconds[1]
+
+    def tuned(self) -> list[TunedKernels]:
+        """Return what is tuned, for each target where anything is."""
+        found = [(target, library.tuning) for target, library in self.libraries.items()]
+        return [TunedKernels(target, tuning.tuned, tuning.convolutions) for target, tuning in found if tuning.tuned]
 
     def slicer(self) -> None:
         """Return None: compiled code is cut here, not the model's file."""

@@ -1,0 +1,77 @@
+"""What a backend has as well if it can make its kernels faster by measuring: `tune`, and what that reports.
+
+Next: `contract.py`; `tvm_pipeline/tvm/relay/tuning/` for CPU cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from tvm_pipeline.backends.contract import CompiledModel, Progress
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+
+__all__ = ["TunedKernels", "Tuner", "TuningReport", "tuned_kernels"]
+
+
+@dataclass(frozen=True, slots=True)
+class TuningReport:
+    """What a run of `tune` did for one target.
+
+    Attributes:
+        kernels: distinct kernels of the model that can be tuned.
+        tuned: those of them that now run otherwise than without tuning.
+        measured: those that this run searched.
+        candidates: compiled and timed in this run.
+        seconds: that it took.
+        default_s, tuned_s: processor time of the model without and with what is tuned, side by side; None where
+            nothing new was to be compared.
+        ratio: default over tuned, the median of several comparisons; `spread` is the least and the largest of them.
+        stopped: why the search ended.
+    """
+
+    model: str
+    target: str
+    kernels: int
+    tuned: int
+    measured: int
+    candidates: int
+    seconds: float
+    stopped: str
+    default_s: float | None = None
+    tuned_s: float | None = None
+    ratio: float | None = None
+    spread: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TunedKernels:
+    """How many distinct kernels of a model are tuned for a target, of those that can be."""
+
+    target: str
+    tuned: int
+    kernels: int
+
+    def __str__(self) -> str:
+        return f"tuned for {self.target}: {self.tuned} of {self.kernels} distinct convolutions"
+
+
+@runtime_checkable
+class Tuner(Protocol):
+    """What a Backend has as well if it can tune."""
+
+    def tune(self, model: Model, device: Device, seconds: float, progress: Progress) -> TuningReport:
+        """Search for faster kernels of the model for the target of a device, on its first core.
+
+        What is found is kept for later compilations on this machine. What was measured before is not measured again.
+
+        Args:
+            seconds: that the search may take, with the comparison at its end, after the model was compiled once.
+        """
+
+
+def tuned_kernels(compiled: CompiledModel) -> list[TunedKernels]:
+    """Return what is tuned in a model, for each target where anything is; a backend need not tell (`tuned`)."""
+    tell = getattr(compiled, "tuned", None)
+    return list(tell()) if tell else []
