@@ -6,18 +6,22 @@ Next: `detection.py`, then `tvm_pipeline/tvm/relay/compiled.py`.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.tuning import TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.errors import PlatformError, RunError
 from tvm_pipeline.tvm.relay.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.tuning.tuner import tune
 from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features
 
 
@@ -54,6 +58,25 @@ class HostBackend:
         compiled = RelayModel.compile(model, [device.target for device in devices], bind, progress, order)
         check_agreement(compiled, devices, progress)
         return compiled
+
+    def tune(self, model: Model, device: Device, seconds: float, progress: Progress) -> TuningReport:
+        """Search for faster kernels on the first core of a device; see `backends.tuning.Tuner`."""
+        stopped = threading.Event()
+
+        def tell(line: str) -> None:
+            if stopped.is_set():
+                raise RunError(f"tuning {model.name} was stopped")
+            progress(line)
+
+        def search() -> TuningReport:
+            bind(replace(device, cores=device.cores[:1]))
+            return tune(model, device.target, seconds, tell)
+
+        with ThreadPoolExecutor(1) as pool:  # a thread of its own, which is bound to the core
+            try:
+                return pool.submit(search).result()
+            finally:
+                stopped.set()  # the user may have stopped it, and the pool waits for its thread
 
     def bind(self, device: Device) -> None:
         """Bind the calling thread to the device's cores: for a backend that serves this one's devices."""

@@ -1,0 +1,134 @@
+"""The search for tiles: what it finds runs faster and has the same bits; what does not win leaves no trace."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from tests.support.networks import as_model, model_outputs, random_frame, relay_module, run_stages
+from tests.tvm.targets import runs_here
+from tests.tvm.test_build import text_model
+from tvm_pipeline.backends.registry import find_backend
+from tvm_pipeline.backends.tuning import Tuner, TuningReport
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm import tiles
+from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.schedules.choices import possible_choices
+from tvm_pipeline.tvm.relay.tuning.tuning_records import (
+    Record,
+    append_record,
+    read_records,
+    recorded_choices,
+    records_file,
+)
+
+TARGET = "llvm -mcpu=x86-64-v3"
+LANES = 8
+SECONDS = 100.0  # more than any of these needs: a search ends when nothing is left
+
+pytestmark = pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 processor with AVX2")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def network(name: str = "branching") -> Model:
+    return as_model(name, *relay_module(name))
+
+
+def tuned(model: Model, seconds: float = SECONDS) -> TuningReport:
+    backend = find_backend("host")
+    assert isinstance(backend, Tuner)
+    return backend.tune(model, Device("cpu0", "host", (min(os.sched_getaffinity(0)),), TARGET), seconds, lambda _: None)
+
+
+def outputs(model: Model) -> list[np.ndarray]:
+    compiled = RelayModel.compile(model, [TARGET], lambda _: None, lambda _: None)
+    stages = [([operator.name for operator in compiled.graph.operators], Device("cpu0", "host", (0,), TARGET))]
+    return model_outputs(compiled, run_stages(compiled, stages, random_frame(compiled.graph.inputs)))
+
+
+@pytest.fixture
+def poor_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the static rule prefer tiles of one sum, which are several times slower than others."""
+    build_library(text_model("tanh(%x)"), TARGET)  # so that what follows is compiled in this process
+    monkeypatch.setattr(tiles, "SUMS_TO_HIDE_LATENCY", 0)
+    monkeypatch.setattr(tiles, "CYCLES_PER_LOAD", -0.3)
+
+
+@pytest.mark.usefixtures("poor_rule")
+def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used() -> None:
+    model = network()
+    expected = outputs(model)
+    report = tuned(model)
+    assert 0 < report.tuned <= report.measured <= report.kernels == 5
+    assert report.candidates > report.measured
+    assert report.ratio is not None
+    assert report.ratio > 1
+    choices = recorded_choices(TARGET)
+    assert len(choices) == report.tuned
+    assert all(np.prod(choice) > 1 for choice in choices.values())
+    library = build_library(model, TARGET)
+    assert (library.tuning.tuned, dict(library.tuning.choices)) == (report.tuned, choices)
+    for found, output in zip(outputs(model), expected, strict=True):
+        np.testing.assert_array_equal(found, output)
+
+    before = records_file(TARGET).read_bytes()
+    again = tuned(model)
+    assert (again.measured, again.candidates, again.ratio) == (0, 0, None)
+    assert again.tuned == report.tuned
+    assert records_file(TARGET).read_bytes() == before
+
+
+def test_what_was_searched_is_not_searched_again_and_what_does_not_win_is_dropped() -> None:
+    """A search that was killed has left records that no race has proven; here large kernels have the slowest tiles."""
+    model = network()
+    library = build_library(model, TARGET)
+    for workload in set(library.tuning.workloads.values()):
+        choices = possible_choices(workload, LANES)
+        is_large = workload[2][1][1:] == (16, 3, 3)  # of a small one, a tile of one sum may be the best
+        slowest = min(choices, key=np.prod) if is_large else choices[0]
+        append_record(TARGET, Record(workload, slowest, 1e-9, proven=False))
+    report = tuned(model)
+    assert (report.measured, report.candidates, report.tuned, report.ratio) == (0, 0, 0, None)
+    assert "measured before" in report.stopped
+    proven = [record for record in read_records(TARGET) if record.proven]
+    assert {record.workload for record in proven} == set(library.tuning.workloads.values())
+    assert all(record.choice == possible_choices(record.workload, LANES)[0] for record in proven)
+    assert build_library(model, TARGET).folder == library.folder
+
+
+def test_without_time_nothing_is_measured(cache: Path) -> None:
+    report = tuned(network(), 0)
+    assert (report.kernels, report.tuned, report.measured, report.candidates) == (5, 0, 0, 0)
+    assert "no time" in report.stopped
+    assert not (cache / "tuning").exists()
+
+
+def test_too_little_time_to_compare_searches_nothing(cache: Path) -> None:
+    report = tuned(network(), 1e-3)
+    assert (report.measured, report.candidates) == (0, 0)
+    assert "the time was over" in report.stopped
+    assert not (cache / "tuning").exists()
+
+
+def test_a_model_without_convolutions_has_nothing_to_tune() -> None:
+    report = tuned(text_model("tanh(%x)"))
+    assert (report.kernels, report.measured, report.ratio) == (0, 0, None)
+    assert "no convolution" in report.stopped
+
+
+def test_the_core_of_the_caller_stays_as_it_was() -> None:
+    before = os.sched_getaffinity(0)
+    tuned(text_model("tanh(%x)"))
+    assert os.sched_getaffinity(0) == before

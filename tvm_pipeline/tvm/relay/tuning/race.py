@@ -1,0 +1,100 @@
+"""Two libraries of one network side by side: passes in turns, and each kernel timed where it runs in the network.
+
+Other programs make kernels slower and never faster. So the passes are dealt out to a few comparisons, and each takes
+the fastest run of every kernel. What differs between the comparisons is the noise.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_pipeline.backends.ports import input_for_timing
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm.relay.build import Library
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.executor import Slice
+from tvm_pipeline.tvm.relay.schedules.choices import Workload
+
+COMPARISONS = 4
+ROUNDS = 5 * COMPARISONS  # passes of each library
+LEAST_GAIN = 1.01  # what a kernel must win in every comparison, so that noise is no gain
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Processor time of a network, in each comparison.
+
+    Attributes:
+        whole: seconds of a pass.
+        workloads: seconds of a pass in the kernels of a workload, and how many these are.
+    """
+
+    whole: Seconds
+    workloads: Mapping[Workload, tuple[Seconds, int]]
+
+
+def race(name: str, default: Library, tuned: Library) -> tuple[Times, Times]:
+    """Return the times of both libraries, whose passes take turns on the core that the thread is bound to."""
+    runners = [_Runner(name, library) for library in (default, tuned)]
+    for runner in runners:
+        runner.run()
+    samples: list[list[Seconds]] = [[], []]
+    for _ in range(ROUNDS):
+        for taken, runner in zip(samples, runners, strict=True):
+            taken.append(runner.run())
+    first, second = (runner.times(np.array(taken)) for runner, taken in zip(runners, samples, strict=True))
+    return first, second
+
+
+def winners(default: Times, tuned: Times, workloads: Iterable[Workload]) -> set[Workload]:
+    """Return the workloads that the second library computes faster, by more than the noise."""
+    return {
+        workload
+        for workload in workloads
+        if np.min(default.workloads[workload][0] / tuned.workloads[workload][0]) > LEAST_GAIN
+    }
+
+
+class _Runner:
+    """A whole network in one slice, run node by node."""
+
+    def __init__(self, name: str, library: Library) -> None:
+        device = Device("tuned", "host", target=library.target)
+        model = RelayModel(name, [library], lambda _: None)
+        part = model.cut([operator.name for operator in model.graph.operators], device)
+        self._slice = Slice(library, part, debug=True)
+        inputs = [input_for_timing(model.graph, port) for port in part.inputs]
+        self._buffers = inputs, [port.buffer() for port in part.outputs]
+        self._slice.set_buffers(*self._buffers)
+        self._execute = self._slice.execute()
+        nodes: list[dict[str, Any]] = json.loads(part.graph_json)["nodes"]
+        self._workloads = [library.tuning.workloads.get(node.get("attrs", {}).get("func_name", "")) for node in nodes]
+
+    def run(self) -> Seconds:
+        """Run a pass; return the seconds of each node."""
+        seconds, now = np.zeros(len(self._workloads)), time.thread_time_ns
+        self._execute(0)  # the debug executor begins anew
+        for node in range(1, len(seconds)):
+            begin = now()
+            self._execute(node)
+            seconds[node] = (now() - begin) / 1e9
+        return seconds
+
+    def times(self, seconds: Seconds) -> Times:
+        """Sum up the seconds of passes (passes x nodes)."""
+        columns: dict[Workload, list[int]] = {}
+        for node, workload in enumerate(self._workloads):
+            if workload is not None:
+                columns.setdefault(workload, []).append(node)
+        fastest = np.array([seconds[first::COMPARISONS].min(axis=0) for first in range(COMPARISONS)])
+        by_workload = {workload: (fastest[:, own].sum(axis=1), len(own)) for workload, own in columns.items()}
+        return Times(fastest.sum(axis=1), by_workload)

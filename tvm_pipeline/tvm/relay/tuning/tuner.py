@@ -1,0 +1,225 @@
+"""Tune a model for one target: search where it is worth it, race what was found in the whole network, keep what wins.
+
+1. Compile the network as the static rule has it, and time each of its convolutions alone, with what is fused to it.
+2. Take the convolution that loses most against the core's peak, try its candidates, and note the best. Go on until the
+   budget is used up, or until less than 1 % is left to gain.
+3. Compile the network with all that was found and run both in turns. Each choice that does not win is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relay
+from tvm.target.x86 import get_simd_32bit_lanes
+
+from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.tvm.relay.build import Library, build_library
+from tvm_pipeline.tvm.relay.importer import import_model, reason
+from tvm_pipeline.tvm.relay.pad_channels import pad_channels
+from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, possible_choices
+from tvm_pipeline.tvm.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
+from tvm_pipeline.tvm.relay.tuning.race import ROUNDS, Times, race, winners
+from tvm_pipeline.tvm.relay.tuning.tasks import Task, optimized, tasks_of
+from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record, best_of, read_records, recorded_choices
+
+CANDIDATES = 10  # of a workload, the choice of the static rule among them
+WARM_RUNS = 20  # of the kernel that tells the core's peak
+WORTHWHILE = 0.01  # of the seconds of all convolutions: less is not searched for
+
+Tell = Callable[[str], None]
+_log = logging.getLogger(__name__)
+
+
+def tune(model: Model, target: str, seconds: float, tell: Tell) -> TuningReport:
+    """Tune a model on the core that the thread is bound to; see `TuningReport` and `backends.tuning.Tuner`.
+
+    Raises:
+        ModelError: TVM cannot import or compile the model.
+        PipelineError: a record cannot be written.
+    """
+    default = build_library(model, target, tell, choices={})
+    begin = time.monotonic()
+    workloads = set(default.tuning.workloads.values())
+    records = [record for record in read_records(target) if record.workload in workloads]
+    proven = best_of(record for record in records if record.proven)
+    found = {workload: record for workload, record in best_of(records).items() if workload not in proven}
+    wanted = workloads - proven.keys() - found.keys()
+    search = _Search(model, target, begin + seconds, tell)
+    if wanted and seconds > 0:
+        search.run(wanted)
+        found.update(search.found)
+    elif wanted:
+        search.stopped = "there was no time for it"
+    elif workloads:
+        search.stopped = "all of it was measured before"
+    else:
+        search.stopped = "the model has no convolution of float32 that a schedule of ours computes"
+    times = _proven(model, default, found, tell) if found and seconds > 0 else None
+    return TuningReport(
+        model.name,
+        target,
+        len(workloads),
+        len(workloads & recorded_choices(target).keys()),
+        len(search.found),
+        search.candidates,
+        time.monotonic() - begin,
+        search.stopped,
+        **(_figures(*times) if times else {}),
+    )
+
+
+class _Search:
+    """The search for the best choice of each convolution, until a deadline.
+
+    Attributes:
+        found: the best of each workload that was searched; each is recorded at once.
+        candidates: how many were compiled and timed.
+        stopped: why the search ended.
+    """
+
+    def __init__(self, model: Model, target: str, deadline: float, tell: Tell) -> None:
+        self.found: dict[Workload, Record] = {}
+        self.candidates = 0
+        self.stopped = ""
+        self._model, self._target, self._deadline, self._tell = model, target, deadline, tell
+        self._parsed = tvm.target.Target(target)
+        self._watch = Stopwatch()
+
+    def run(self, wanted: Collection[Workload]) -> None:
+        """Search these workloads of the model, the largest loss first."""
+        begin = time.monotonic()
+        self._tell(f"looking for what to tune in {self._model.name}")
+        mod, params = import_model(self._model)
+        tasks = tasks_of(optimized(pad_channels(mod, params), self._parsed, params))
+        defaults = {task.workload: self._candidates(task)[0] for task in tasks}
+        peak = self._time_defaults(list(defaults.values()))
+        total = sum(default.seconds for default in defaults.values())
+        each = (time.monotonic() - begin) / len(defaults)  # also an estimate of what a candidate takes
+        # The network is compiled once more for the comparison, which takes about as long as what has just been done.
+        deadline = self._deadline - (time.monotonic() - begin + 2 * ROUNDS * total)
+        waiting = [task for task in tasks if task.workload in wanted]
+        self.stopped = "all was searched"
+        while waiting:
+            peak = max(peak, *(_speed(task, defaults[task.workload].seconds) for task in tasks))
+            losses = [max(0.0, defaults[t.workload].seconds - t.macs * t.calls / peak) for t in waiting]
+            if sum(losses) < WORTHWHILE * total:
+                self.stopped = f"less than {WORTHWHILE:.0%} is left to gain"
+                break
+            task = waiting.pop(int(np.argmax(losses)))
+            candidates = self._candidates(task)
+            kernels = len(candidates) * len(task.functions)
+            now = time.monotonic()
+            if now + kernels * each > deadline:
+                self.stopped = "the time was over"
+                break
+            self._tell(
+                f"tuning {self._model.name}: {len(self.found)} convolutions searched, {len(waiting) + 1} to go; "
+                f"at most {max(0.0, self._deadline - now):.0f} s left"
+            )
+            self._search(task, [defaults[task.workload], *candidates[1:]])
+            each = 0.5 * each + 0.5 * (time.monotonic() - now) / kernels
+
+    def _time_defaults(self, defaults: Sequence[Candidate]) -> float:
+        """Time what the static rule chooses; return the core's peak, in multiply-accumulates a second."""
+        reference = max(tasks_of(optimized(_reference(), self._parsed)), key=lambda task: task.macs)
+        warm = self._candidates(reference)[0]
+        compile_candidates([*defaults, warm], self._parsed)
+        for _ in range(WARM_RUNS):
+            self._watch.time(warm, evicts=False)
+        for default in defaults:
+            self._watch.halve([default])
+        return _speed(reference, warm.seconds)
+
+    def _candidates(self, task: Task) -> list[Candidate]:
+        """Return candidates in the order of their estimates, the static rule's first, spread over chunks."""
+        with self._parsed:
+            choices = possible_choices(task.workload, get_simd_32bit_lanes())
+        taken: Counter[int] = Counter()
+        spread: list[Choice] = []
+        for choice in choices:
+            if taken[choice[0]] <= CANDIDATES // 3 and len(spread) < CANDIDATES:
+                taken[choice[0]] += 1
+                spread.append(choice)
+        return [Candidate(task.workload, choice, task.functions) for choice in spread]
+
+    def _search(self, task: Task, candidates: Sequence[Candidate]) -> None:
+        """Measure the candidates of a task, of which the first is compiled already, and record the best."""
+        try:
+            if candidates[1:]:
+                compile_candidates(candidates[1:], self._parsed)
+        except RuntimeError as error:  # TVM's errors are RuntimeErrors
+            _log.warning("%s of %s is not tuned: %s", task.workload[:3], self._model.name, reason(error))
+            return
+        self.candidates += len(candidates)
+        best = self._watch.halve(candidates)
+        record = Record(task.workload, best.choice, best.seconds / task.calls, proven=False)
+        append_record(self._target, record)
+        self.found[task.workload] = record
+
+
+def _reference() -> tvm.IRModule:
+    """Return a convolution whose numbers stay in the near caches, so that it runs almost at the core's peak."""
+    body = relay.var("data", shape=(1, 64, 14, 14))
+    for kernel in (3, 1):  # the second reads blocks, so that the first stores them
+        weights = relay.const(np.ones((64, 64, kernel, kernel), "float32"))
+        body = relay.nn.conv2d(body, weights, padding=[kernel // 2] * 2, channels=64, kernel_size=[kernel] * 2)
+    function = relay.Function(relay.analysis.free_vars(body), body)
+    return relay.transform.InferType()(tvm.IRModule.from_expr(function))
+
+
+def _speed(task: Task, seconds: float) -> float:
+    """Return multiply-accumulates a second."""
+    return task.macs * task.calls / seconds
+
+
+def _proven(model: Model, default: Library, found: Mapping[Workload, Record], tell: Tell) -> tuple[Times, Times] | None:
+    """Race what was found against the static rule, and record as proven what wins.
+
+    Returns:
+        The times without and with all that is tuned now; None where nothing new is.
+    """
+    target = default.target
+    with tvm.target.Target(target):
+        rule = {workload: possible_choices(workload, get_simd_32bit_lanes())[0] for workload in found}
+    before = recorded_choices(target)
+
+    def raced(choices: Choices) -> tuple[Times, Times]:
+        tuned = build_library(model, target, tell, choices={**before, **choices})
+        tell(f"comparing {model.name} with and without {len(choices)} tuned convolutions")
+        return race(model.name, default, tuned)
+
+    tried = {workload: record.choice for workload, record in found.items() if record.choice != rule[workload]}
+    times = raced(tried) if tried else None
+    kept: dict[Workload, Choice] = {}
+    if times:
+        left = winners(*times, tried)
+        kept = {workload: tried[workload] for workload in left}
+        if kept and len(kept) < len(tried):
+            times = raced(kept)
+        if np.median(times[0].whole / times[1].whole) <= 1:
+            kept = {}
+    for workload, record in found.items():
+        seconds = record.seconds
+        if times:
+            taken, kernels = times[workload in kept].workloads[workload]
+            seconds = float(np.median(taken)) / kernels
+        append_record(target, Record(workload, kept.get(workload, rule[workload]), seconds, proven=True))
+    return times if kept else None
+
+
+def _figures(default: Times, tuned: Times) -> dict[str, Any]:
+    ratios = default.whole / tuned.whole
+    return {
+        "default_s": float(np.median(default.whole)),
+        "tuned_s": float(np.median(tuned.whole)),
+        "ratio": float(np.median(ratios)),
+        "spread": (float(ratios.min()), float(ratios.max())),
+    }
