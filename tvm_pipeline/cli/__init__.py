@@ -15,7 +15,21 @@ import sys
 import typer
 
 from tvm_pipeline import __version__
-from tvm_pipeline.cli import bench, compile, deploy, devices, memory, plan, profile, run, show, simulate, slice, top
+from tvm_pipeline.cli import (
+    bench,
+    compile,
+    deploy,
+    devices,
+    memory,
+    plan,
+    profile,
+    run,
+    show,
+    simulate,
+    slice,
+    top,
+    tune,
+)
 from tvm_pipeline.cli.output import logged, print_error, say
 
 app = typer.Typer(
@@ -26,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (devices, profile, plan, simulate, deploy, compile, run, bench, top, show, slice, memory):
+for command in (devices, tune, profile, plan, simulate, deploy, compile, run, bench, top, show, slice, memory):
     app.command(command.__name__.rpartition(".")[2])(command.command)
 
 

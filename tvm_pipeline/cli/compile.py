@@ -10,6 +10,7 @@ import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Order
+from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.cli.options import (
     JsonOption,
     ObjectiveOption,
@@ -103,10 +104,13 @@ def command(
         bundle = Bundle(graph, made.platform, measured, decision.plan, made.compiled, prepared, decision, application)
         write_bundle(output, bundle)
     if json:
-        listed = {"activations": activations} if memory_order else {}
+        listed: dict[str, Any] = {"tuned": [asdict(found) for found in tuned_kernels(made.compiled)]}
+        listed |= {"activations": activations} if memory_order else {}
         print_json({"output": str(output), **decision_json(decision, made.platform), **listed})
     else:
         show(candidates_table(decision), json)
+        for found in tuned_kernels(made.compiled):
+            show(str(found), json)
         if memory_order:
             show(_activations_table(activations), json)
         show(f"{with_options(decision.why)}\nwritten: {output}", json)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.cli.options import JsonOption
 from tvm_pipeline.cli.output import choice_json, print_json, warn, with_options
 from tvm_pipeline.cli.output import show as show_table
@@ -43,6 +45,7 @@ def command(
     with opened_bundle(bundle, warn) as opened:
         problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
+        tuned = tuned_kernels(opened.compiled)
     memories = stage_memories(problem.graph, problem.platform, chosen)
     output.mkdir(parents=True, exist_ok=True)
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]
@@ -56,11 +59,21 @@ def command(
     if json:
         drawn = [str(picture) for picture in pictures]
         choice = choice_json(decision) if decision else {}
-        print_json({**plan_json(chosen, opened.platform), **choice, "memory": memories, "pictures": drawn})
+        print_json(
+            {
+                **plan_json(chosen, opened.platform),
+                **choice,
+                "memory": memories,
+                "tuned": [asdict(found) for found in tuned],
+                "pictures": drawn,
+            }
+        )
     else:
         if decision:
             show_table(candidates_table(decision), json)
             show_table(with_options(decision.why), json)
         show_table(stages_table(evaluation, chosen), json)
         show_table(stages_memory_table(memories), json)
+        for found in tuned:
+            show_table(str(found), json)
         show_table(f"written: {', '.join(map(str, pictures))}", json)

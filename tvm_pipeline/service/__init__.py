@@ -1,6 +1,7 @@
 """The application that runs bundles on sources of frames, for weeks if need be; and the steps to a bundle's plan.
 
 workflow.py       from a model file to a plan, as one call each
+tune_targets.py   faster kernels of a model for each target of a platform
 settings.py       the options of a run
 option_names.py   their names on the command line and in files
 file.py           the options of a run, from a TOML file

@@ -51,6 +51,7 @@ SAME_NAMES = frozenset(
         "results",
         "segment",
         "scheduler",
+        "seconds",
         "source",
         "stages",
         "stall",

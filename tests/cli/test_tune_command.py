@@ -1,0 +1,78 @@
+"""`tune` on the command line: what it prints, what it refuses, and that later commands say what is tuned."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+from tvm_pipeline_host.detection import host_target
+
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.testing import FakeBackend, installed
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")
+
+
+@pytest.fixture
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    reported = cli("tune", model, "--json")
+    assert reported.code == 0, reported.err
+    [target] = reported.json["targets"]
+    assert target["target"] == host_target()
+    assert target["kernels"] == 3
+    assert target["measured"] > 0
+
+    _tune_by_hand(model)
+    again = cli("tune", model)
+    assert again.code == 0, again.err
+    assert "3 of 3" in again.out
+    assert "nothing new; the search ended: all of it was measured before" in " ".join(again.out.split())
+
+    bundle = tmp_path / "net.tar"
+    compiled = cli("compile", model, "-o", bundle, "--verify", 0)
+    assert f"tuned for {host_target()}: 3 of 3 distinct convolutions" in compiled.out
+    shown = cli("show", bundle, "-o", tmp_path, "--format", "svg", "--json").json
+    assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3}]
+    assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
+
+
+def _tune_by_hand(model):
+    """Record other tiles than the rule's, and faster than any that was measured."""
+    from tvm_pipeline.frontends import load
+    from tvm_pipeline.tvm.relay.build import build_library
+    from tvm_pipeline.tvm.relay.schedules.choices import possible_choices
+    from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record
+
+    import tvm  # isort: skip
+    from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
+
+    with tvm.target.Target(host_target()):
+        lanes = get_simd_32bit_lanes()
+    for workload in set(build_library(load(model), host_target()).tuning.workloads.values()):
+        append_record(host_target(), Record(workload, possible_choices(workload, lanes)[2], 1e-9, proven=True))
+
+
+def test_what_compiles_untuned_says_nothing_of_it(cli, bundle, tmp_path):
+    shown = cli("show", bundle, "-o", tmp_path, "--format", "svg")
+    assert "tuned for" not in shown.out
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan", "inf"])
+def test_a_time_that_is_none_is_refused(cli, model, seconds):
+    outcome = cli("tune", model, "--seconds", seconds)
+    assert outcome.code == 2
+    assert f"--seconds {seconds}: give the time of the search, 0 or more" in outcome.err
+
+
+def test_devices_that_cannot_be_tuned_are_refused(cli, model):
+    with installed(FakeBackend([Device("gpu0", "fake")])):
+        outcome = cli("tune", model)
+    assert outcome.code == 1
+    assert "gpu0 (backend fake) cannot be tuned: `tune` measures CPU cores (backend host) only" in outcome.err
+    assert "leave --platform out" in outcome.err

@@ -1,0 +1,77 @@
+"""`tvm-pipeline tune`: search for faster kernels of a model by measuring, and keep what wins."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, shapes_of
+from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.report import TextTable
+from tvm_pipeline.service.tune_targets import SECONDS, tune_source
+
+
+def command(
+    model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
+    seconds: Annotated[
+        float,
+        typer.Option(
+            "--seconds", help="Seconds of the search, for each target; 0 says what is tuned and measures nothing."
+        ),
+    ] = SECONDS,
+    platform: PlatformOption = None,
+    input_shapes: ShapesOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Search for faster kernels of a model by measuring; later compilations of it on this machine use them.
+
+    Results stay the same, bit for bit. A search that was stopped goes on where it ended when the command is repeated.
+
+    Example: tvm-pipeline tune model.onnx --seconds 60
+    """
+    with spinner() as tell:
+        reports = tune_source(model, seconds, shapes_of(input_shapes), platform, tell, warn)
+    if json:
+        print_json({"targets": [asdict(report) for report in reports]})
+        return
+    show(_table(reports), json)
+    for report in reports:
+        show(f"{report.target}: {_verdict(report)}", json)
+
+
+def _table(reports: list[TuningReport]) -> TextTable:
+    rows = tuple(
+        (
+            report.target,
+            f"{report.tuned} of {report.kernels}",
+            f"{report.measured}",
+            f"{report.candidates}",
+            f"{report.seconds:.0f}",
+            _milliseconds(report.default_s),
+            _milliseconds(report.tuned_s),
+        )
+        for report in reports
+    )
+    columns = ("target", "tuned convolutions", "searched now", "candidates", "seconds", "default ms", "tuned ms")
+    return TextTable("Tuning on one core, in processor time", columns, rows)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1e3:.3g}"
+
+
+def _verdict(report: TuningReport) -> str:
+    """Return what was gained, and why the search ended."""
+    if report.ratio is not None and report.spread is not None:
+        lower, upper = report.spread
+        gained = (
+            f"{report.ratio:.3f} times as fast as without tuning ({lower:.3f} to {upper:.3f} in repeated comparisons)"
+        )
+    elif report.measured:
+        gained = "nothing that is faster in the whole network, so its kernels stay as they are"
+    else:
+        gained = "nothing new"
+    return f"{gained}; the search ended: {report.stopped}"

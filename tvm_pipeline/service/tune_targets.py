@@ -1,0 +1,69 @@
+"""Tune a model for the targets of a platform: the step behind `tvm-pipeline tune`.
+
+    from tvm_pipeline.service.tune_targets import tune_source
+
+    for report in tune_source("model.onnx", seconds=60):
+        print(report.target, report.ratio)
+
+What is found is kept on this machine, and every later compilation of the model uses it. Next: `backends/tuning.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
+from tvm_pipeline.backends.tuning import Tuner, TuningReport
+from tvm_pipeline.core.platform import Device, read_platform
+from tvm_pipeline.errors import OptionError, PlatformError
+from tvm_pipeline.frontends import Shapes, load
+from tvm_pipeline.service.workflow import Say, silent
+
+SECONDS = 120.0  # for each target
+
+_log = logging.getLogger(__name__)
+
+
+def tune_source(
+    source: str | Path,
+    seconds: float = SECONDS,
+    shapes: Shapes | None = None,
+    platform: Path | None = None,
+    tell: Say = silent,
+    warn: Say = _log.warning,
+) -> list[TuningReport]:
+    """Search for faster kernels of a model for each target of a platform, or of this machine without one.
+
+    Args:
+        source: what `load` takes.
+        seconds: that the search may take for each target, after the model was compiled once.
+
+    Raises:
+        OptionError: `seconds` is no time.
+        PlatformError: no device of the platform can be tuned for.
+    """
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise OptionError(
+            f"`seconds` {seconds:g}: give the time of the search, 0 or more", option="seconds", value=seconds
+        )
+    model = load(source, shapes)
+    _, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
+    tuners: dict[str, tuple[Device, Tuner]] = {}
+    others: list[Device] = []
+    for device in settled.devices:
+        backend = find_backend(device.backend)
+        if isinstance(backend, Tuner):
+            tuners.setdefault(device.target, (device, backend))
+        else:
+            others.append(device)
+    if others:
+        listed = ", ".join(f"{device.name} (backend {device.backend})" for device in others)
+        if not tuners:
+            raise PlatformError(
+                f"{listed} cannot be tuned: `tune` measures CPU cores (backend host) only; leave `platform` out, or "
+                "give one with CPU cores"
+            )
+        warn(f"not tuned: {listed}. `tune` measures CPU cores (backend host) only")
+    return [backend.tune(model, device, seconds, tell) for device, backend in tuners.values()]
