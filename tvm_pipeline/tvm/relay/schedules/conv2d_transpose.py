@@ -29,7 +29,7 @@ from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple, traverse_inline
 from tvm.topi.x86.injective import schedule_injective_from_existing
 
-from tvm_pipeline.tvm.relay.schedules.conv2d import REGISTERS
+from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
 from tvm_pipeline.tvm.tiles import channel_block, register_tile
 
 TAG = "conv2d_transpose_by_phases"
