@@ -83,11 +83,14 @@ def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used() -> None:
     for found, output in zip(outputs(model), expected, strict=True):
         np.testing.assert_array_equal(found, output)
 
+    searched = {record.workload for record in read_records(TARGET)}
     before = records_file(TARGET).read_bytes()
-    again = tuned(model)
-    assert (again.measured, again.candidates, again.ratio) == (0, 0, None)
-    assert again.tuned == report.tuned
-    assert records_file(TARGET).read_bytes() == before
+    again = tuned(model)  # it may search the rest, where the first run left what seemed not worth it
+    assert len(searched) == report.measured
+    assert again.measured <= report.kernels - report.measured
+    after = records_file(TARGET).read_bytes()
+    assert after.startswith(before)
+    assert not searched & {record.workload for record in read_records(TARGET)[2 * report.measured :]}
 
 
 def test_what_was_searched_is_not_searched_again_and_what_does_not_win_is_dropped() -> None:
