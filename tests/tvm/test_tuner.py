@@ -21,6 +21,7 @@ from tvm_pipeline.tvm import tiles
 from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.schedules.choices import possible_choices
+from tvm_pipeline.tvm.relay.tuning.race import Times, winners
 from tvm_pipeline.tvm.relay.tuning.tuning_records import (
     Record,
     append_record,
@@ -109,6 +110,15 @@ def test_what_was_searched_is_not_searched_again_and_what_does_not_win_is_droppe
     assert {record.workload for record in proven} == set(library.tuning.workloads.values())
     assert all(record.choice == possible_choices(record.workload, LANES)[0] for record in proven)
     assert build_library(model, TARGET).folder == library.folder
+
+
+def test_a_kernel_wins_if_it_is_faster_in_every_comparison() -> None:
+    steady, noisy, slower, equal = workloads = [("conv2d_NCHWc.x86", index) for index in range(4)]
+    seconds = {steady: [1.0, 1.0], noisy: [0.5, 1.1], slower: [1.2, 1.3], equal: [1.1, 1.1]}
+    default = Times(np.full(2, 4.0), {workload: (np.full(2, 1.1), 1) for workload in workloads})
+    tuned_ = Times(np.full(2, 4.0), {workload: (np.array(seconds[workload]), 1) for workload in workloads})
+    assert winners(default, tuned_, workloads) == {steady}
+    assert winners(default, tuned_, [noisy, equal]) == set()
 
 
 def test_without_time_nothing_is_measured(cache: Path) -> None:
