@@ -59,9 +59,11 @@ def transposed(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
 def pooled(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
     """Return a pooling in blocked layout: of windows, of parts, or of all; of averages or the largest."""
     y = weights.conv(x, random.choice([16, 48, 80]), 1)
-    if random.random() < 0.3:
-        part = random.choice([(1, 1), (1, 1), (2, 3)])
-        return random.choice([relay.nn.adaptive_avg_pool2d, relay.nn.adaptive_max_pool2d])(y, part)
+    kind = random.choice(["window", "window", "part", "all", "all"])
+    if kind == "part":
+        return random.choice([relay.nn.adaptive_avg_pool2d, relay.nn.adaptive_max_pool2d])(y, (2, 3))
+    if kind == "all":
+        return random.choice([relay.nn.global_avg_pool2d, relay.nn.global_avg_pool2d, relay.nn.global_max_pool2d])(y)
     window = random.choice([(2, 2), (3, 3), (3, 2), (6, 6)])
     options: dict[str, Any] = {
         "strides": (random.choice([1, 2]), random.choice([1, 2])),
@@ -77,7 +79,7 @@ def pooled(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
 def concatenated(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
     """Return a concatenation in NCHW or in blocked layout, with what may be fused before and behind."""
     if random.random() < 0.5:
-        parts = [weights.conv(x, random.choice([16, 32]), 1) for _ in range(random.randint(2, 5))]
+        parts = [weights.conv(x, random.choice([16, 32]), 1) for _ in range(random.randint(2, 3))]
     else:
         parts = [x, relay.tanh(x), relay.nn.relu(x)][: random.randint(2, 3)]
     y = relay.concatenate(parts, axis=1)
@@ -158,19 +160,6 @@ def test_a_transposed_convolution_is_what_its_definition_says(
     (own,) = run(fold.fast_build(module, target, weights.params), frame)
     expected = spread(frame["data"], weights.params["w0"].numpy(), stride, padding)
     np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_transposed_convolution_that_is_broadcast() -> None:
-    """What follows may have another shape than the convolution."""
-    weights = Weights()
-    x, kernel = relay.var("data", shape=(1, 6, 5, 11)), weights(6, 3, 2, 2)
-    y = relay.nn.conv2d_transpose(x, kernel, channels=3, kernel_size=(2, 2), strides=(2, 2))
-    y = relay.multiply(y, relay.const(np.arange(2, dtype="float32").reshape(2, 1, 1, 1)))
-    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x, kernel], y)))
-    frame = random_frame([Tensor("data", (1, 6, 5, 11))])
-    (own,) = run(fold.fast_build(module, "llvm -mcpu=x86-64-v3", weights.params), frame)
-    expected = spread(frame["data"], weights.params["w0"].numpy(), 2, 0)
-    np.testing.assert_allclose(own, np.concatenate([expected * 0, expected]), rtol=1e-4, atol=1e-5)
 
 
 def test_scale_and_shift_behind_a_concatenation_round_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ _CALLED_BY_RELAY: dict[str, Callable[..., Any]] = {
     "schedule_adaptive_pool": pooling.schedule,
     "concatenate": concatenate.compute,
     "schedule_concatenate_cpu": concatenate.schedule,
+    "schedule_injective": concatenate.schedule,  # what Relay calls where a change of layout follows
 }
 _own = Replacement(
     {

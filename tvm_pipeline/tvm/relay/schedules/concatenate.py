@@ -1,6 +1,6 @@
 """A concatenation of channels in one pass over memory, together with what is fused to it.
 
-    for images, channels (or blocks of them and rows):      in parallel
+    for images, channels or blocks of them, rows:           in parallel
       for columns:                                          all of them from one and the same input
         what follows: scale, shift, activation; store
 
@@ -10,12 +10,9 @@ no bit changes.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import te, topi
-from tvm.target.x86 import get_simd_32bit_lanes
+from tvm.topi.generic.injective import schedule_injective_from_existing
 from tvm.topi.utils import get_const_tuple
-from tvm.topi.x86.injective import schedule_injective_from_existing
 
 NAME = "T_concat"  # as TOPI names the stage
 
@@ -36,24 +33,14 @@ def schedule(outs: list[te.Tensor]) -> te.Schedule | None:
     if len(joined) != 1 or len(outs) != 1:
         return None
     (tensor,), output = joined, outs[0]
+    are_stored = all(isinstance(part.op, te.PlaceholderOp) for part in tensor.op.input_tensors)
     if get_const_tuple(tensor.shape) == get_const_tuple(output.shape):
         tensor = output
     else:  # what follows changes the layout, and would ask at each number which input it comes from
         s[tensor].compute_root()
         schedule_injective_from_existing(s, output)
-    _schedule(s[tensor], get_const_tuple(tensor.shape))
+    image, channel, row, _, *lanes = tensor.op.axis
+    s[tensor].parallel(s[tensor].fuse(image, channel, row))
+    if lanes and are_stored:  # else inputs may change their layout on the way, and LLVM 22 refuses vectors of indices
+        s[tensor].vectorize(*lanes)
     return s
-
-
-def _schedule(stage: Any, shape: tuple[int, ...]) -> None:
-    image, channel, row, column, *lane = stage.op.axis
-    if lane:
-        stage.parallel(stage.fuse(image, channel, row))
-        stage.vectorize(*lane)
-        return
-    stage.parallel(stage.fuse(image, channel))
-    pixel = stage.fuse(row, column)
-    lanes = get_simd_32bit_lanes()
-    if shape[2] * shape[3] % lanes == 0:
-        _, lane = stage.split(pixel, factor=lanes)
-        stage.vectorize(lane)

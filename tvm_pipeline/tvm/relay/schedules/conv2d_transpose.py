@@ -27,7 +27,6 @@ from tvm import te, topi
 from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.nn.utils import get_pad_tuple
 from tvm.topi.utils import get_const_tuple, traverse_inline
-from tvm.topi.x86.injective import schedule_injective_from_existing
 
 from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
 from tvm_pipeline.tvm.tiles import channel_block, register_tile
@@ -141,15 +140,12 @@ def schedule(outs: list[te.Tensor]) -> te.Schedule | None:
     traverse_inline(s, outs[0].op, remember)
     if not found:
         return None
-    (convolution,), output = found, outs[0]
-    if get_const_tuple(convolution.shape) != get_const_tuple(output.shape):  # what follows broadcasts it
-        schedule_injective_from_existing(s, output)
-        output = convolution
-    _schedule(s, convolution, output)
+    _schedule(s, found[0], outs[0])
     return s
 
 
 def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None:
+    """Schedule the loops of `output`, of the same shape: Relay fuses nothing else to a convolution."""
     (by_phases,) = convolution.op.input_tensors
     data, kernel = by_phases.op.input_tensors
     _, channels, _, stride, vectors, _ = (int(extent) for extent in by_phases.shape)
