@@ -181,7 +181,10 @@ def test_scale_and_shift_behind_a_concatenation_round_once(monkeypatch: pytest.M
     [
         (lambda w, x: relay.nn.avg_pool2d(w.conv(x, 16, 1), (3, 3), padding=(1, 1)), "vdivps"),
         (lambda w, x: relay.nn.global_avg_pool2d(w.conv(x, 16, 1)), "vaddps"),
-        (lambda w, x: relay.sqrt(relay.concatenate([w.conv(x, 16, 1), w.conv(x, 32, 1)], axis=1)), "vsqrtps"),
+        (
+            lambda w, x: w.conv(relay.sqrt(relay.concatenate([w.conv(x, 16, 1), w.conv(x, 32, 1)], axis=1)), 16),
+            "vsqrtps",
+        ),
         (
             lambda w, x: relay.nn.conv2d_transpose(x, w(8, 8, 2, 2), channels=8, kernel_size=(2, 2), strides=(2, 2)),
             "vfmadd",
