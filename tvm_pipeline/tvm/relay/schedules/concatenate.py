@@ -4,8 +4,9 @@
       for columns:                                          all of them from one and the same input
         what follows: scale, shift, activation; store
 
-TOPI copies the inputs first, and computes what follows in a second pass, one number at a time. Nothing is added up, so
-no bit changes.
+TOPI copies the inputs first, and computes what follows in further passes, one number at a time. Values are TOPI's but
+for one case: LLVM turns a product and the addition that follows it into one instruction, which rounds once, where TOPI
+stores the product between two passes.
 """
 
 from __future__ import annotations
