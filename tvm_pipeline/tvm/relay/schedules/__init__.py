@@ -8,7 +8,7 @@ concatenate.py       concatenations of channels: one pass, with what is fused to
 choices.py           what tuning may choose of convolutions
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
-TOPI's order, so values are TOPI's bit for bit, but for one case: see `concatenate.py`.
+TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@
           store
 
 Unlike TOPI's, a tile takes several blocks of output channels and several rows, and it need not divide the image. The
-order of the reduction is TOPI's, so every bit of the result is, too. In the innermost loops the blocks come last: then
-one broadcast of the input serves them all before the next is loaded. The other way round LLVM loads all broadcasts
-first and spills the sums.
+order of the reduction is TOPI's, so every bit of the result is, too, where the blocks of the input are the same: TOPI
+never makes them larger than those of the output. In the innermost loops the blocks come last: then one broadcast of
+the input serves them all before the next is loaded. The other way round LLVM loads all broadcasts first and spills the
+sums.
 """
 
 from __future__ import annotations
