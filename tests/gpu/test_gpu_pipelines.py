@@ -195,6 +195,8 @@ def test_garbage_of_a_gpu_that_hangs_keeps_no_other_thread(
     inputs, outputs = [p.buffer() for p in stages[0].inputs], [p.buffer() for p in stages[0].outputs]
     for stage in stages:
         stage.run(inputs, outputs)
+    gc.collect()  # what earlier tests left, some of it raw arrays of TVM's
+    assert wait_until_released(tvm.device("cuda", 0))
     garbage: list[object] = [stages.pop()]
     garbage.append(garbage)  # a cycle, as exceptions make them
     software_cuda.hang_launch()
