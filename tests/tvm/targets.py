@@ -26,6 +26,9 @@ TARGETS = [
     "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a78 -mattr=+dotprod",
 ]
 
+# One for each width of vectors, on which alone schedules of ours depend.
+LEVELS = [f"llvm -mcpu={cpu}" for cpu in ("x86-64-v2", "x86-64-v3", "x86-64-v4")]
+
 
 def runs_here(target: str) -> bool:
     return platform.machine() == "x86_64" and "aarch64" not in target and not missing_features(target)

@@ -1,4 +1,4 @@
-"""Schedules of our own compute what TOPI's compute, bit for bit, for every x86 target that this machine can run."""
+"""Schedules of our own compute what TOPI's compute, bit for bit, for vectors of each width that this machine has."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.networks import Weights, random_frame
-from tests.tvm.targets import TARGETS, built, run, runs_here
+from tests.tvm.targets import LEVELS, TARGETS, built, run, runs_here
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.tvm.relay import fold, schedules
 from tvm_pipeline.tvm.relay.topi import Replacement
@@ -53,7 +53,7 @@ def layer(random: Random) -> tuple[tvm.IRModule, dict[str, Any], Tensor]:
     return module, weights.params, Tensor("data", (1, channels, height, width))
 
 
-@pytest.mark.parametrize("target", [target for target in TARGETS if "aarch64" not in target and runs_here(target)])
+@pytest.mark.parametrize("target", list(filter(runs_here, LEVELS)))
 def test_random_convolutions_have_the_bits_of_topi(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(target)
     for _ in range(LAYERS):

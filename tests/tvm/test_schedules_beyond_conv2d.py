@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.networks import Weights, random_frame
-from tests.tvm.targets import TARGETS, built, run, runs_here
+from tests.tvm.targets import LEVELS, TARGETS, built, run, runs_here
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.tvm.relay import fold
@@ -19,7 +19,7 @@ from tvm_pipeline.tvm.relay import fold
 import tvm  # isort: skip
 from tvm import relay  # isort: skip
 
-X86 = [target for target in TARGETS if "aarch64" not in target and runs_here(target)]
+X86 = list(filter(runs_here, LEVELS))
 LAYERS = 2  # of each kind with random shapes, for each target
 WIDE = "llvm -mcpu=x86-64-v4"
 

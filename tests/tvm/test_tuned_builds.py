@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from tests.support.networks import as_model, model_outputs, random_frame, relay_module, run_stages
-from tests.tvm.targets import TARGETS, run, runs_here
+from tests.tvm.targets import LEVELS, run, runs_here
 from tests.tvm.test_schedules import layer
 from tvm_pipeline.backends.tuning import TunedKernels, tuned_kernels
 from tvm_pipeline.core.platform import Device
@@ -30,7 +30,7 @@ from tvm import relay  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
 
 TARGET = "llvm -mcpu=x86-64-v3"
-HERE = [target for target in TARGETS if "aarch64" not in target and runs_here(target)]
+HERE = list(filter(runs_here, LEVELS))
 LAYERS = 3  # of random shapes, for each target
 
 pytestmark = pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 processor with AVX2")
