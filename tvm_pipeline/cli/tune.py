@@ -55,8 +55,8 @@ def _table(reports: list[TuningReport]) -> TextTable:
         )
         for report in reports
     )
-    columns = ("target", "tuned convolutions", "searched now", "candidates", "seconds", "default ms", "tuned ms")
-    return TextTable("Tuning on one core, in processor time", columns, rows)
+    columns = ("target", "tuned", "searched", "tiles", "s", "default ms", "tuned ms")
+    return TextTable("Convolutions tuned on one core, in processor time", columns, rows)
 
 
 def _milliseconds(seconds: float | None) -> str:
