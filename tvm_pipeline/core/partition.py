@@ -75,24 +75,17 @@ def check_stage(graph: OperatorGraph, operators: Iterable[str]) -> None:
             ...
         tvm_pipeline.errors.PlanError: no stage of net: a path leaves it and comes back at c
     """
-    edges, names = graph.edges, set(operators)
+    names = set(operators)
     if not names:
         raise PlanError(f"a stage of {graph.name} holds no operators")
-    unknown = names.difference(edges.index)
+    unknown = names.difference(graph.edges.index)
     if unknown:
         raise PlanError(
             f"the model {graph.name} has no operator {min(unknown)}; the plan is of another model or target"
         )
-    inside = {edges.index[name] for name in names}
-    behind: set[int] = set()  # operators outside the stage to which a path from it leads
-    for index in range(min(inside), max(inside) + 1):
-        sources = edges.before[index]
-        if index in inside:
-            if not behind.isdisjoint(sources):
-                name = graph.operators[index].name
-                raise PlanError(f"no stage of {graph.name}: a path leaves it and comes back at {name}")
-        elif not (behind.isdisjoint(sources) and inside.isdisjoint(sources)):
-            behind.add(index)
+    _, *others = longest_stages(graph, names)
+    if others:
+        raise PlanError(f"no stage of {graph.name}: a path leaves it and comes back at {others[0][0]}")
 
 
 def longest_stages(graph: OperatorGraph, operators: Collection[str]) -> list[list[str]]:
