@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import tvm
@@ -38,6 +38,7 @@ from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload
 from tvm_pipeline.tvm.relay.tuning.tasks import workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of, recorded_choices
 
+T = TypeVar("T")
 TUNING = "tuning.json"  # of a library: its Tuning
 FORMAT = 7  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
@@ -278,14 +279,21 @@ def compile_module(
 def _compile(
     mod: tvm.IRModule, target: str | tvm.target.Target, params: dict[str, Any], choices: Choices | None
 ) -> Any:
+    return as_llvm_takes_it(lambda config: fast_build(mod, target, params, choices, config=config))
+
+
+def as_llvm_takes_it(compile_: Callable[[dict[str, bool]], T]) -> T:
+    """Compile with a config for TVM's `PassContext`: an empty one, or one for what LLVM refuses otherwise.
+
+    TVM 0.19 writes debug information for a vector that its elimination of common subexpressions has named, and LLVM 22
+    refuses it: space_to_depth and group_norm meet that. Without the elimination they compile.
+    """
     try:
-        return fast_build(mod, target, params, choices)
+        return compile_({})
     except tvm.TVMError as error:
         if "#dbg_declare" not in str(error):
             raise
-    # TVM 0.19 writes debug information for a vector that its elimination of common subexpressions has named, and
-    # LLVM 22 refuses it: space_to_depth and group_norm meet that. Without the elimination they compile.
-    return fast_build(mod, target, params, choices, config={"tir.disable_cse_tir": True})
+    return compile_({"tir.disable_cse_tir": True})
 
 
 def _write(

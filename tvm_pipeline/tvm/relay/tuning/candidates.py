@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tvm import relay
 from tvm.relay.backend import te_compiler
 
 from tvm_pipeline.tvm.kernels import tensor_bytes
+from tvm_pipeline.tvm.relay.build import as_llvm_takes_it
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.schedules.choices import Choice, Workload
 
@@ -69,15 +71,10 @@ def compile_candidates(candidates: Sequence[Candidate], target: tvm.target.Targe
     Raises:
         tvm.TVMError: TVM or LLVM cannot compile one of them.
     """
-    try:
-        _compile(candidates, target, {})
-    except tvm.TVMError as error:
-        if "#dbg_declare" not in str(error):  # see `build.py`, which does the same
-            raise
-        _compile(candidates, target, {"tir.disable_cse_tir": True})
+    as_llvm_takes_it(partial(_compile, candidates, target))
 
 
-def _compile(candidates: Sequence[Candidate], target: tvm.target.Target, config: dict[str, Any]) -> None:
+def _compile(candidates: Sequence[Candidate], target: tvm.target.Target, config: dict[str, bool]) -> None:
     functions: dict[tvm.ir.GlobalVar, tvm.tir.PrimFunc] = {}
     names: list[list[str]] = []
     for candidate in candidates:
@@ -95,7 +92,7 @@ def _compile(candidates: Sequence[Candidate], target: tvm.target.Target, config:
 
 
 def _lowered(
-    function: relay.Function, choices: dict[Workload, Choice], target: tvm.target.Target, config: dict[str, Any]
+    function: relay.Function, choices: dict[Workload, Choice], target: tvm.target.Target, config: dict[str, bool]
 ) -> tvm.tir.PrimFunc:
     compiler = te_compiler.get()
     compiler.clear()  # it knows functions, and not under which choice
