@@ -187,9 +187,7 @@ class RelayModel:
         seconds = np.zeros((2, repeats, len(sizes_bytes)))
         for column, size in enumerate(sizes_bytes):
             array = aligned_empty((size,), "uint8")
-            mirror = mirrors.shared(array, kept=False)
-            if mirror is None:
-                mirror = mirrors.copied(array, tvm.nd.empty((size,), "uint8", there))
+            mirror = mirrors.shared(array, kept=False) or mirrors.copied(array, tvm.nd.empty((size,), "uint8", there))
             for row in range(repeats):
                 for direction, move in enumerate((mirror.begin, mirror.end)):
                     begin = time.perf_counter()

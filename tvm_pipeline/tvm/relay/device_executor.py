@@ -36,7 +36,10 @@ class Crossing:
     Attributes:
         kept: whether the tensor stays on the device, for another stage there.
         copied: whether its values are brought to the device before a run, or back after it.
+        mirror: of the array that was used last.
     """
+
+    mirror: Mirror
 
     def __init__(
         self, shape: Sequence[int], dtype: str, mirrors: Mirrors, tie: Callable[[Any], object] | None, own: Any = None
@@ -53,18 +56,17 @@ class Crossing:
             self._known = {id(array): self._stand_in(array) for array in arrays}
         return self.kept
 
-    def use(self, array: Array) -> Mirror:
-        """Make the executor use what stands for an array of the host, and return that."""
+    def use(self, array: Array) -> None:
+        """Make the executor use the mirror of an array of the host."""
         known = self._known.get(id(array))
         if known is None:
             if len(self._known) > MOST_KNOWN and not self.kept:
                 self._known.clear()
             known = self._known[id(array)] = self._stand_in(array)
-        _, mirror, view = known
+        _, self.mirror, view = known
         if self._tie is not None and view is not self._tied:
             self._tie(view)
             self._tied = view
-        return mirror
 
     def _stand_in(self, array: Array) -> tuple[Array, Mirror, Any]:
         """Return the array, its mirror, and what the executor is to use."""
@@ -137,19 +139,23 @@ class DeviceSlice:
 
     def set_buffers(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Have the executor use these arrays, and give them to the device."""
-        crossings = zip((*self._received, *self._sent), (*inputs, *outputs), strict=True)
-        self._used = [crossing.use(array) for crossing, array in crossings]
+        for crossing, array in zip((*self._received, *self._sent), (*inputs, *outputs), strict=True):
+            crossing.use(array)
         self.give_to_device()
 
     def give_to_device(self) -> None:
         """Give the arrays of `set_buffers` to the device, the inputs with their values."""
-        for index, (crossing, mirror) in enumerate(zip((*self._received, *self._sent), self._used, strict=True)):
-            mirror.begin(copied=crossing.copied and index < len(self.inputs))
+        for received in self._received:
+            received.mirror.begin(copied=received.copied)
+        for sent in self._sent:
+            sent.mirror.begin(copied=False)
 
     def give_to_host(self) -> None:
         """Wait until the run has ended, and the host has the outputs."""
-        for index, (crossing, mirror) in enumerate(zip((*self._received, *self._sent), self._used, strict=True)):
-            mirror.end(copied=crossing.copied and index >= len(self.inputs))
+        for received in self._received:
+            received.mirror.end(copied=False)
+        for sent in self._sent:
+            sent.mirror.end(copied=sent.copied)
         self._device.sync()
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
