@@ -97,3 +97,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...,
 def mixed(compiled: Callable[..., RelayModel], cpu: Device, gpu: Device) -> Callable[[str], RelayModel]:
     """`mixed(name)`: one of the small networks, compiled for the CPU and the GPU when it is first asked for."""
     return lambda name: compiled(name, cpu.target, cpu.target, gpu.target)
+
+
+@pytest.fixture
+def model(mixed: Callable[[str], RelayModel]) -> RelayModel:
+    """Provide a network with branches, whose tensors skip operators."""
+    return mixed("branching")

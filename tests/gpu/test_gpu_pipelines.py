@@ -6,7 +6,7 @@ import gc
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,11 +31,6 @@ from tvm_pipeline.tvm.relay.compiled import RelayModel
 import tvm  # isort: skip
 
 FRAMES = 30
-
-
-@pytest.fixture
-def model(mixed: Callable[[str], RelayModel]) -> RelayModel:
-    return mixed("branching")
 
 
 @pytest.fixture

@@ -28,11 +28,6 @@ FRAMES = 6
 
 
 @pytest.fixture
-def model(mixed: Callable[[str], RelayModel]) -> RelayModel:
-    return mixed("branching")
-
-
-@pytest.fixture
 def names(model: RelayModel) -> list[str]:
     return [operator.name for operator in model.graph.operators]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
+import pytest
 from tvm_pipeline_host.detection import missing_features
 
 import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay import fold
 
 import tvm  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip
@@ -30,6 +32,14 @@ TARGETS = [
 LEVELS = [f"llvm -mcpu={cpu}" for cpu in ("x86-64-v2", "x86-64-v3", "x86-64-v4")]
 
 
+@contextmanager
+def by_topi() -> Iterator[None]:
+    """Have builds take TOPI's own schedules until the block ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fold, "own_schedules", nullcontext)
+        yield
+
+
 def runs_here(target: str) -> bool:
     return platform.machine() == "x86_64" and "aarch64" not in target and not missing_features(target)
 
@@ -43,5 +53,5 @@ def run(library: object, frame: Mapping[str, Array]) -> list[Array]:
 
 def built(mod: tvm.IRModule, target: str, params: dict[str, object], frame: Mapping[str, Array]) -> list[Array] | None:
     """What the module computes, built for the target; None where this machine cannot run it."""
-    library = fast_build(mod, target, params)
+    library = fold.fast_build(mod, target, params)
     return run(library, frame) if runs_here(target) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.networks import Weights, random_frame
-from tests.tvm.targets import LEVELS, TARGETS, built, run, runs_here
+from tests.tvm.targets import LEVELS, TARGETS, built, by_topi, run, runs_here
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.tvm.relay import fold, schedules
 from tvm_pipeline.tvm.relay.topi import Replacement
@@ -54,14 +53,13 @@ def layer(random: Random) -> tuple[tvm.IRModule, dict[str, Any], Tensor]:
 
 
 @pytest.mark.parametrize("target", list(filter(runs_here, LEVELS)))
-def test_random_convolutions_have_the_bits_of_topi(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_convolutions_have_the_bits_of_topi(target: str) -> None:
     random = Random(target)
     for _ in range(LAYERS):
         module, params, tensor = layer(random)
         frame = random_frame([tensor])
         (own,) = run(fold.fast_build(module, target, params), frame)
-        with monkeypatch.context() as patch:
-            patch.setattr(fold, "own_schedules", nullcontext)
+        with by_topi():
             (expected,) = run(fold.fast_build(module, target, params), frame)
         np.testing.assert_array_equal(own, expected, err_msg=str(module))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from random import Random
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.networks import Weights, random_frame
-from tests.tvm.targets import LEVELS, TARGETS, built, run, runs_here
+from tests.tvm.targets import LEVELS, TARGETS, built, by_topi, run, runs_here
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.tvm.relay import fold
@@ -102,21 +101,16 @@ def network(layer: Layer, random: Random) -> Network:
     return module, weights.params, Tensor("data", shape)
 
 
-def by_topi(monkeypatch: pytest.MonkeyPatch, build: Callable[[], Any]) -> Any:
-    with monkeypatch.context() as patch:
-        patch.setattr(fold, "own_schedules", nullcontext)
-        return build()
-
-
 @pytest.mark.parametrize("target", X86)
 @pytest.mark.parametrize("layer", [transposed, pooled, concatenated])
-def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str) -> None:
     random = Random(target)
     for _ in range(LAYERS):
         module, params, tensor = network(layer, random)
         frame = random_frame([tensor])
         (own,) = run(fold.fast_build(module, target, params), frame)
-        library = by_topi(monkeypatch, lambda: fold.fast_build(module, target, params))  # noqa: B023
+        with by_topi():
+            library = fold.fast_build(module, target, params)
         np.testing.assert_array_equal(own, run(library, frame)[0], err_msg=str(module))
 
 
@@ -162,7 +156,7 @@ def test_a_transposed_convolution_is_what_its_definition_says(
     np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_scale_and_shift_behind_a_concatenation_round_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
     """In one pass LLVM multiplies and adds by one instruction, so values are nearer to the true ones than TOPI's."""
     weights = Weights()
     x = relay.var("data", shape=(1, 16, 9, 8))
@@ -172,7 +166,8 @@ def test_scale_and_shift_behind_a_concatenation_round_once(monkeypatch: pytest.M
     frame = random_frame([Tensor("data", (1, 16, 9, 8))])
     for target in filter(runs_here, ("llvm -mcpu=x86-64-v3", WIDE)):
         (own,) = run(fold.fast_build(module, target, weights.params), frame)
-        library = by_topi(monkeypatch, lambda: fold.fast_build(module, target, weights.params))  # noqa: B023
+        with by_topi():
+            library = fold.fast_build(module, target, weights.params)
         np.testing.assert_allclose(own, run(library, frame)[0], rtol=1e-5, atol=1e-6)
 
 
@@ -193,7 +188,7 @@ def test_scale_and_shift_behind_a_concatenation_round_once(monkeypatch: pytest.M
     ids=["average", "global", "concatenation", "transposed"],
 )
 def test_loops_that_topi_leaves_to_single_numbers_are_of_vectors(
-    layer: Callable[[Weights, relay.Expr], relay.Expr], instruction: str, monkeypatch: pytest.MonkeyPatch
+    layer: Callable[[Weights, relay.Expr], relay.Expr], instruction: str
 ) -> None:
     weights = Weights()
     y = layer(weights, relay.var("data", shape=(1, 8, 13, 16)))
@@ -203,4 +198,6 @@ def test_loops_that_topi_leaves_to_single_numbers_are_of_vectors(
         assembly = fold.fast_build(module, WIDE, weights.params).get_lib().get_source("asm")
         return sum(instruction in line and "zmm" in line for line in assembly.splitlines())
 
-    assert wide() > by_topi(monkeypatch, wide)
+    with by_topi():
+        stock = wide()
+    assert wide() > stock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -161,7 +161,7 @@ def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path
 @pytest.mark.usefixtures("cache")
 def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) -> None:
     model, device = as_model("mobile", *relay_module("mobile")), Device("cpu0", "host", (0,), TARGET)
-    compile_: Callable[[], RelayModel] = lambda: RelayModel.compile(model, [TARGET], lambda _: None, print)  # noqa: E731
+    compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None, print)
     plain = compile_()
     assert tuned_kernels(plain) == []
     choose(plain.libraries[TARGET], 9)
