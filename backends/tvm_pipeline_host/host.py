@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
-from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -59,7 +59,9 @@ class HostBackend:
         check_agreement(compiled, devices, progress)
         return compiled
 
-    def tune(self, model: Model, device: Device, seconds: float, progress: Progress) -> TuningReport:
+    def tune(
+        self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
+    ) -> TuningReport:
         """Search for faster kernels on the first core of a device; see `backends.tuning.Tuner`."""
         stopped = threading.Event()
 
@@ -70,7 +72,7 @@ class HostBackend:
 
         def search() -> TuningReport:
             bind(replace(device, cores=device.cores[:1]))
-            return tune(model, device.target, seconds, tell)
+            return tune(model, device.target, seconds, tell, guide)
 
         with ThreadPoolExecutor(1) as pool:  # a thread of its own, which is bound to the core
             try:

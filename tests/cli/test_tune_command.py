@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 
 import pytest
 from tvm_pipeline_host.detection import host_target
@@ -40,6 +41,19 @@ def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     shown = cli("show", bundle, "-o", tmp_path, "--format", "svg", "--json").json
     assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3}]
     assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
+
+
+def test_tune_for_an_objective_says_how_the_plan_moved(cli, model):
+    reported = cli("tune", model, "--objective", "throughput", "--seconds", 0)
+    assert reported.code == 0, reported.err
+    assert "there was no time for it" in " ".join(reported.out.split())
+    assert re.search(r"throughput of the best plan, as predicted after each batch: \d+ frames", reported.out)
+
+
+def test_objectives_of_bytes_are_refused(cli, model):
+    outcome = cli("tune", model, "--objective", "memory,communication")
+    assert outcome.code == 2
+    assert "--objective memory,communication: it counts bytes, and tuning changes none" in outcome.err
 
 
 def _tune_by_hand(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ from tests.support.networks import as_model, model_outputs, random_frame, relay_
 from tests.tvm.targets import runs_here
 from tests.tvm.test_build import text_model
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.backends.tuning import Tuner, TuningReport
+from tvm_pipeline.backends.tuning import Guide, Tuner, TuningReport, kernels_to_tune
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm import tiles
 from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.schedules.choices import possible_choices
+from tvm_pipeline.tvm.relay.tuning import tuner
 from tvm_pipeline.tvm.relay.tuning.race import Times, winners
 from tvm_pipeline.tvm.relay.tuning.tuning_records import (
     Record,
@@ -47,10 +49,11 @@ def network(name: str = "branching") -> Model:
     return as_model(name, *relay_module(name))
 
 
-def tuned(model: Model, seconds: float = SECONDS) -> TuningReport:
+def tuned(model: Model, seconds: float = SECONDS, guide: Guide | None = None) -> TuningReport:
     backend = find_backend("host")
     assert isinstance(backend, Tuner)
-    return backend.tune(model, Device("cpu0", "host", (min(os.sched_getaffinity(0)),), TARGET), seconds, lambda _: None)
+    device = Device("cpu0", "host", (min(os.sched_getaffinity(0)),), TARGET)
+    return backend.tune(model, device, seconds, lambda _: None, guide)
 
 
 def outputs(model: Model) -> list[np.ndarray]:
@@ -92,6 +95,30 @@ def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used() -> None:
     after = records_file(TARGET).read_bytes()
     assert after.startswith(before)
     assert not searched & {record.workload for record in read_records(TARGET)[2 * report.measured :]}
+
+
+@pytest.mark.usefixtures("poor_rule")
+def test_a_guide_hears_what_was_gained_and_says_what_is_searched_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "WORTHWHILE", 0.0)
+    model = network()
+    compiled = RelayModel.compile(model, [TARGET], lambda _: None, lambda _: None)
+    kernels = kernels_to_tune(compiled, Device("cpu0", "host", (0,), TARGET))
+    assert kernels.keys() < {operator.name for operator in compiled.graph.operators}
+    assert {kernel for own in kernels.values() for kernel in own} == set(
+        compiled.libraries[TARGET].tuning.workloads.values()
+    )
+    first, second = sorted({kernel for own in kernels.values() for kernel in own}, key=str)[:2]
+    heard: list[dict[Hashable, float]] = []
+
+    def guide(gains: Mapping[Hashable, float]) -> Collection[Hashable]:
+        heard.append(dict(gains))
+        return [[first], [second], []][len(heard) - 1]
+
+    report = tuned(model, guide=guide)
+    assert [set(gains) for gains in heard] == [set(), {first}, {first, second}]
+    assert all(gain >= 1 for gain in heard[-1].values())
+    assert report.measured == 2
+    assert {record.workload for record in read_records(TARGET)} == {first, second}
 
 
 def test_what_was_searched_is_not_searched_again_and_what_does_not_win_is_dropped() -> None:

@@ -11,7 +11,7 @@ Read `SlicedModel.stage` first. `registry.py` says which backends come together 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,7 @@ import numpy as np
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Progress, Seconds, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.backends.optional import computed_by
+from tvm_pipeline.backends.tuning import TunedKernels, kernels_to_tune, tuned_kernels
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
@@ -207,6 +208,12 @@ class SlicedModel:
 
     def computes(self, device: Device) -> list[str]:
         return computed_by(self._whole, device) if device.backend == self._lead else _operators(self)
+
+    def tuned(self) -> list[TunedKernels]:
+        return tuned_kernels(self._whole)
+
+    def kernels_to_tune(self, device: Device) -> Mapping[str, Sequence[Hashable]]:
+        return kernels_to_tune(self._whole, device) if device.backend == self._lead else {}
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make one stage of the operators on `device`.

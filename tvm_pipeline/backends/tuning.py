@@ -5,14 +5,19 @@ Next: `contract.py`; `tvm_pipeline/tvm/relay/tuning/` for CPU cores.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from tvm_pipeline.backends.contract import CompiledModel, Progress
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 
-__all__ = ["TunedKernels", "Tuner", "TuningReport", "tuned_kernels"]
+__all__ = ["Guide", "TunedKernels", "Tuner", "TuningReport", "kernels_to_tune", "tuned_kernels"]
+
+# Says which kernels a search takes next. Told how many times faster each of those before has become, it returns some of
+# `kernels_to_tune` that it has not returned before, or none, which ends the search. It is told at the end, too.
+Guide: TypeAlias = Callable[[Mapping[Any, float]], Collection[Hashable]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +66,16 @@ class TunedKernels:
 class Tuner(Protocol):
     """What a Backend has as well if it can tune."""
 
-    def tune(self, model: Model, device: Device, seconds: float, progress: Progress) -> TuningReport:
+    def tune(
+        self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
+    ) -> TuningReport:
         """Search for faster kernels of the model for the target of a device, on its first core.
 
         What is found is kept for later compilations on this machine. What was measured before is not measured again.
 
         Args:
             seconds: that the search may take, with the comparison at its end, after the model was compiled once.
+            guide: which kernels are searched; all of them without one.
         """
 
 
@@ -75,3 +83,9 @@ def tuned_kernels(compiled: CompiledModel) -> list[TunedKernels]:
     """Return what is tuned in a model, for each target where anything is; a backend need not tell (`tuned`)."""
     tell = getattr(compiled, "tuned", None)
     return list(tell()) if tell else []
+
+
+def kernels_to_tune(compiled: CompiledModel, device: Device) -> Mapping[str, Sequence[Hashable]]:
+    """Return the kernels of each operator that tuning can make faster on a device; equal ones are tuned together."""
+    tell = getattr(compiled, "kernels_to_tune", None)
+    return dict(tell(device)) if tell else {}

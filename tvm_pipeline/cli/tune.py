@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tvm_pipeline.backends.tuning import TuningReport
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, shapes_of
-from tvm_pipeline.cli.output import print_json, show, spinner, warn
-from tvm_pipeline.report import TextTable
+from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
+from tvm_pipeline.report import TextTable, comparison_table, in_units_of
+from tvm_pipeline.service.tune_plan import PlanTuning, tune_plan
 from tvm_pipeline.service.tune_targets import SECONDS, tune_source
+from tvm_pipeline.service.workflow import checked_objective
 
 
 def command(
@@ -22,6 +24,13 @@ def command(
             "--seconds", help="Seconds of the search, for each target; 0 says what is tuned and measures nothing."
         ),
     ] = SECONDS,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            help="Tune only what bounds the best plan for throughput, latency or energy, and plan again meanwhile.",
+        ),
+    ] = None,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
@@ -32,14 +41,31 @@ def command(
 
     Example: tvm-pipeline tune model.onnx --seconds 60
     """
+    shapes = shapes_of(input_shapes)
     with spinner() as tell:
-        reports = tune_source(model, seconds, shapes_of(input_shapes), platform, tell, warn)
+        if objective:
+            found = tune_plan(model, checked_objective(objective), seconds, shapes, platform, tell, warn)
+            reports = list(found.reports)
+        else:
+            found = None
+            reports = tune_source(model, seconds, shapes, platform, tell, warn)
     if json:
-        print_json({"targets": [asdict(report) for report in reports]})
+        print_json({"targets": [asdict(report) for report in reports], **({"plan": _json(found)} if found else {})})
         return
     show(_table(reports), json)
     for report in reports:
         show(f"{report.target}: {_verdict(report)}", json)
+    if found:
+        unit = " frames a second" if found.objective == "throughput" else ""
+        figures = in_units_of(found.objective, found.predicted)
+        show(f"{found.objective} of the best plan, as predicted after each batch: {figures}{unit}", json)
+    if found and found.measured:
+        show(comparison_table(found.measured, ("before", "tuned")), json)
+
+
+def _json(found: PlanTuning) -> dict[str, Any]:
+    measured = {name: measured_json(result) for name, result in zip(("before", "tuned"), found.measured, strict=False)}
+    return {"objective": found.objective, "predicted": found.predicted, **measured}
 
 
 def _table(reports: list[TuningReport]) -> TextTable:

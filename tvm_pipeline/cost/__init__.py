@@ -6,5 +6,6 @@ stage_costs.py   the seconds of stages on their devices
 shares.py        how replicas share the frames of a stage
 uncertainty.py   how far a prediction may be off
 frame_time.py    where the time of a frame goes on each device
+scaling.py       a profile as it would be if operators took another part of their seconds
 simulate.py      a plan run as discrete events
 """

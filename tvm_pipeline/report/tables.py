@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tvm_pipeline.core.plan import Decision, Measured, Plan, Prediction, describe, margin
 from tvm_pipeline.core.platform import Platform, Transfer, core_ranges
-from tvm_pipeline.core.problem import counts_edges
+from tvm_pipeline.core.problem import Objective, counts_edges
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
@@ -84,8 +84,8 @@ def candidates_table(decision: Decision) -> TextTable:
         row = [describe(plan), *(show(plan.predicted) for show in known.values())]
         measured = found.get(plan.stages)
         if found:
-            row.append(_in_units_of(plan, measured.value if measured else None))
-        row += [_in_units_of(plan, plan.bound), percent(plan.gap), plan.status]
+            row.append(in_units_of(plan.objective, measured.value if measured else None))
+        row += [in_units_of(plan.objective, plan.bound), percent(plan.gap), plan.status]
         lead = margin(found[decision.plan.stages], measured) if measured else margin(decision.plan, plan)
         rows.append((*row, "chosen" if chosen else percent(lead, signed=True)))
     objective = decision.plan.objective
@@ -168,11 +168,15 @@ def statistics_table(predicted: Prediction, statistics: RunStatistics) -> TextTa
     return TextTable("Predicted and measured", ("", "predicted", "measured", "error"), tuple(rows))
 
 
-def comparison_table(results: Sequence[Measured]) -> TextTable:
-    """Return the predicted and measured figures of plans that ran side by side; the fastest is marked."""
+def comparison_table(results: Sequence[Measured], notes: Sequence[str] = ()) -> TextTable:
+    """Return the predicted and measured figures of plans that ran side by side; the fastest is marked.
+
+    Args:
+        notes: what stands behind the name of each plan; nothing without them.
+    """
     rows = [
         (
-            describe(result.plan),
+            f"{describe(result.plan)} {note}".strip(),
             fps(result.plan.predicted.throughput_fps),
             fps(result.throughput_fps),
             relative_error(result.plan.predicted.throughput_fps, result.throughput_fps),
@@ -181,7 +185,7 @@ def comparison_table(results: Sequence[Measured]) -> TextTable:
             duration(result.latency_s),
             duration(result.statistics.latency_p99_s),
         )
-        for result in results
+        for result, note in zip(results, notes or ("",) * len(results), strict=True)
     ]
     fastest = max(range(len(results)), key=lambda index: results[index].throughput_fps)
     columns = ("plan", "fps predicted", "measured", "error", "spread", "latency predicted", "measured", "full, 99 %")
@@ -241,11 +245,11 @@ def _three_figures(figure: float) -> str:
     return f"{figure:.{decimals}f}"
 
 
-def _in_units_of(plan: Plan, figures: tuple[float, ...] | None) -> str:
-    """Return figures of the plan's objective, in its unit."""
+def in_units_of(objective: Objective, figures: tuple[float, ...] | None) -> str:
+    """Return figures of an objective, in its unit; frames a second stand without one."""
     if figures is None:
         return UNKNOWN
-    show = {"throughput": fps, "latency": duration, "energy": joules}.get(plan.objective, size)
+    show = {"throughput": fps, "latency": duration, "energy": joules}.get(objective, size)
     return ", ".join(map(show, figures))
 
 

@@ -92,12 +92,24 @@ def compare(
     Each round begins with another plan.
     """
     run = run or runner(compiled, platform)
-    turns: list[list[Turn]] = [[] for _ in plans]
+    return side_by_side([(plan, run) for plan in plans], seconds=seconds, rounds=rounds, progress=progress)
+
+
+def side_by_side(
+    runs: Sequence[tuple[Plan, Run]],
+    *,
+    seconds: float,
+    rounds: int,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Measured]:
+    """Run every plan by what runs it, as `compare` does: for plans of several builds of one model."""
+    turns: list[list[Turn]] = [[] for _ in runs]
     for round_ in range(rounds):
-        for index in in_turn(range(len(plans)), round_):
-            progress(f"{plans[index].scheduler} on {', '.join(plans[index].devices)}, round {round_ + 1} of {rounds}")
-            turns[index].append(run(plans[index], seconds))
-    return [measured(plan, found) for plan, found in zip(plans, turns, strict=True)]
+        for index in in_turn(range(len(runs)), round_):
+            plan, run = runs[index]
+            progress(f"{plan.scheduler} on {', '.join(plan.devices)}, round {round_ + 1} of {rounds}")
+            turns[index].append(run(plan, seconds))
+    return [measured(plan, found) for (plan, _), found in zip(runs, turns, strict=True)]
 
 
 def in_turn(items: Sequence[T], round_: int) -> list[T]:

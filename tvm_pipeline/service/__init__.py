@@ -2,6 +2,7 @@
 
 workflow.py       from a model file to a plan, as one call each
 tune_targets.py   faster kernels of a model for each target of a platform
+tune_plan.py      faster kernels for what bounds the best plan, while it is planned anew
 settings.py       the options of a run
 option_names.py   their names on the command line and in files
 file.py           the options of a run, from a TOML file

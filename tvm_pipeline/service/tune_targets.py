@@ -5,7 +5,8 @@
     for report in tune_source("model.onnx", seconds=60):
         print(report.target, report.ratio)
 
-What is found is kept on this machine, and every later compilation of the model uses it. Next: `backends/tuning.py`.
+What is found is kept on this machine, and every later compilation of the model uses it. Next: `tune_plan.py`, which
+plans beside it; `backends/tuning.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
 from tvm_pipeline.backends.tuning import Tuner, TuningReport
-from tvm_pipeline.core.platform import Device, read_platform
+from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.errors import OptionError, PlatformError
 from tvm_pipeline.frontends import Shapes, load
 from tvm_pipeline.service.workflow import Say, silent
@@ -44,15 +45,29 @@ def tune_source(
         OptionError: `seconds` is no time.
         PlatformError: no device of the platform can be tuned for.
     """
+    check_seconds(seconds)
+    model = load(source, shapes)
+    _, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
+    return [tuner.tune(model, device, seconds, tell) for device, tuner in tuners_of(settled, warn)]
+
+
+def check_seconds(seconds: float) -> None:
+    """Raise OptionError where a search cannot take so many seconds."""
     if not (math.isfinite(seconds) and seconds >= 0):
         raise OptionError(
             f"`seconds` {seconds:g}: give the time of the search, 0 or more", option="seconds", value=seconds
         )
-    model = load(source, shapes)
-    _, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
+
+
+def tuners_of(platform: Platform, warn: Say) -> list[tuple[Device, Tuner]]:
+    """Return a device of each target that can be tuned for, with its backend; warn of the others.
+
+    Raises:
+        PlatformError: there is none.
+    """
     tuners: dict[str, tuple[Device, Tuner]] = {}
     others: list[Device] = []
-    for device in settled.devices:
+    for device in platform.devices:
         backend = find_backend(device.backend)
         if isinstance(backend, Tuner):
             tuners.setdefault(device.target, (device, backend))
@@ -66,4 +81,4 @@ def tune_source(
                 "give one with CPU cores"
             )
         warn(f"not tuned: {listed}. `tune` measures CPU cores (backend host) only")
-    return [backend.tune(model, device, seconds, tell) for device, backend in tuners.values()]
+    return list(tuners.values())

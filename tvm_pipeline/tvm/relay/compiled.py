@@ -5,6 +5,7 @@ Next: `build.py`, which compiles, and `slicing.py`, which cuts.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -36,6 +37,7 @@ from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.importer import reason
+from tvm_pipeline.tvm.relay.schedules.choices import Workload
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
 
 Bind = Callable[[Device], None]
@@ -200,6 +202,18 @@ class RelayModel:
         """Return what is tuned, for each target where anything is."""
         found = [(target, library.tuning) for target, library in self.libraries.items()]
         return [TunedKernels(target, tuning.tuned, tuning.convolutions) for target, tuning in found if tuning.tuned]
+
+    def kernels_to_tune(self, device: Device) -> dict[str, list[Workload]]:
+        """Return the workloads of the operators that hold convolutions of ours."""
+        library, _ = self._library(device)
+        part = self.cut([operator.name for operator in self.graph.operators], device)
+        nodes = json.loads(part.graph_json)["nodes"]
+        found: dict[str, list[Workload]] = {}
+        for node, operator in part.operator_nodes:
+            workload = library.tuning.workloads.get(nodes[node]["attrs"]["func_name"])
+            if workload is not None:
+                found.setdefault(operator, []).append(workload)
+        return found
 
     def slicer(self) -> None:
         """Return None: compiled code is cut here, not the model's file."""

@@ -2,7 +2,8 @@
 
 1. Compile the network as the static rule has it, and time each of its convolutions alone, with what is fused to it.
 2. Take the convolution that loses most against the core's peak, try its candidates, and note the best. Go on until the
-   budget is used up, or until less than 1 % is left to gain.
+   budget is used up, or until less than 1 % is left to gain. Where a guide says which of them to search, ask it anew
+   when these are done.
 3. Compile the network with all that was found and run both in turns. Each choice that does not win is dropped.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import tvm
 from tvm import relay
 from tvm.target.x86 import get_simd_32bit_lanes
 
-from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.tvm.relay.build import Library, build_library
 from tvm_pipeline.tvm.relay.importer import import_model, reason
@@ -38,7 +39,7 @@ Tell = Callable[[str], None]
 _log = logging.getLogger(__name__)
 
 
-def tune(model: Model, target: str, seconds: float, tell: Tell) -> TuningReport:
+def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | None = None) -> TuningReport:
     """Tune a model on the core that the thread is bound to; see `TuningReport` and `backends.tuning.Tuner`.
 
     Raises:
@@ -54,7 +55,7 @@ def tune(model: Model, target: str, seconds: float, tell: Tell) -> TuningReport:
     wanted = workloads - proven.keys() - found.keys()
     search = _Search(model, target, begin + seconds, tell)
     if wanted and seconds > 0:
-        search.run(wanted)
+        search.run(wanted, guide or _everything(wanted))
         found.update(search.found)
     elif wanted:
         search.stopped = "there was no time for it"
@@ -92,40 +93,50 @@ class _Search:
         self._model, self._target, self._deadline, self._tell = model, target, deadline, tell
         self._parsed = tvm.target.Target(target)
         self._watch = Stopwatch()
+        self._defaults: dict[Workload, Candidate] = {}
 
-    def run(self, wanted: Collection[Workload]) -> None:
-        """Search these workloads of the model, the largest loss first."""
+    def run(self, wanted: Set[Workload], guide: Guide) -> None:
+        """Search those of the wanted workloads that the guide asks for."""
         begin = time.monotonic()
         self._tell(f"looking for what to tune in {self._model.name}")
         mod, params = import_model(self._model)
         tasks = tasks_of(optimized(pad_channels(mod, params), self._parsed, params))
-        defaults = {task.workload: self._candidates(task)[0] for task in tasks}
-        peak = self._time_defaults(list(defaults.values()))
-        total = sum(default.seconds for default in defaults.values())
-        each = (time.monotonic() - begin) / len(defaults)  # also an estimate of what a candidate takes
+        self._defaults = {task.workload: self._candidates(task)[0] for task in tasks}
+        peak = self._time_defaults(list(self._defaults.values()))
+        self._peak = max(peak, *(_speed(task, self._defaults[task.workload].seconds) for task in tasks))
+        self._total = sum(default.seconds for default in self._defaults.values())
+        took = time.monotonic() - begin
+        self._kernel_s = took / len(tasks)  # what a candidate takes, at first by a guess
         # The network is compiled once more for the comparison, which takes about as long as what has just been done.
-        deadline = self._deadline - (time.monotonic() - begin + 2 * ROUNDS * total)
-        waiting = [task for task in tasks if task.workload in wanted]
+        self._last_start = self._deadline - (took + 2 * ROUNDS * self._total)
+        gains: dict[Workload, float] = {}
+        is_over = False
+        while (asked := guide(gains)) and not is_over:
+            waiting = [task for task in tasks if task.workload in asked and task.workload in wanted - gains.keys()]
+            is_over = self._search_all(waiting, gains)
+
+    def _search_all(self, waiting: list[Task], gains: dict[Workload, float]) -> bool:
+        """Search tasks, the largest loss first, and note what each gained; return whether the time is over."""
         self.stopped = "all was searched"
         while waiting:
-            peak = max(peak, *(_speed(task, defaults[task.workload].seconds) for task in tasks))
-            losses = [max(0.0, defaults[t.workload].seconds - t.macs * t.calls / peak) for t in waiting]
-            if sum(losses) < WORTHWHILE * total:
+            losses = [max(0.0, self._defaults[t.workload].seconds - t.macs * t.calls / self._peak) for t in waiting]
+            if sum(losses) < WORTHWHILE * self._total:
                 self.stopped = f"less than {WORTHWHILE:.0%} is left to gain"
                 break
             task = waiting.pop(int(np.argmax(losses)))
             candidates = self._candidates(task)
             kernels = len(candidates) * len(task.functions)
             now = time.monotonic()
-            if now + kernels * each > deadline:
+            if now + kernels * self._kernel_s > self._last_start:
                 self.stopped = "the time was over"
-                break
+                return True
             self._tell(
                 f"tuning {self._model.name}: {len(self.found)} convolutions searched, {len(waiting) + 1} to go; "
                 f"at most {max(0.0, self._deadline - now):.0f} s left"
             )
-            self._search(task, [defaults[task.workload], *candidates[1:]])
-            each = 0.5 * each + 0.5 * (time.monotonic() - now) / kernels
+            gains[task.workload] = self._search(task, [self._defaults[task.workload], *candidates[1:]])
+            self._kernel_s = 0.5 * self._kernel_s + 0.5 * (time.monotonic() - now) / kernels
+        return False
 
     def _time_defaults(self, defaults: Sequence[Candidate]) -> float:
         """Time what the static rule chooses; return the core's peak, in multiply-accumulates a second."""
@@ -150,19 +161,30 @@ class _Search:
                 spread.append(choice)
         return [Candidate(task.workload, choice, task.functions) for choice in spread]
 
-    def _search(self, task: Task, candidates: Sequence[Candidate]) -> None:
-        """Measure the candidates of a task, of which the first is compiled already, and record the best."""
+    def _search(self, task: Task, candidates: Sequence[Candidate]) -> float:
+        """Measure the candidates of a task, of which the first is compiled already, and record the best.
+
+        Returns:
+            How many times faster than the first the best is.
+        """
         try:
             if candidates[1:]:
                 compile_candidates(candidates[1:], self._parsed)
         except RuntimeError as error:  # TVM's errors are RuntimeErrors
             _log.warning("%s of %s is not tuned: %s", task.workload[:3], self._model.name, reason(error))
-            return
+            return 1.0
         self.candidates += len(candidates)
         best = self._watch.halve(candidates)
         record = Record(task.workload, best.choice, best.seconds / task.calls, proven=False)
         append_record(self._target, record)
         self.found[task.workload] = record
+        return candidates[0].seconds / best.seconds
+
+
+def _everything(wanted: Set[Workload]) -> Guide:
+    """Return the guide that asks for all, once."""
+    left: list[Set[Workload]] = [wanted]
+    return lambda _: left.pop() if left else ()
 
 
 def _reference() -> tvm.IRModule:
