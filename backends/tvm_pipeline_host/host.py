@@ -21,6 +21,7 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError, RunError
 from tvm_pipeline.tvm.relay.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.schedules.choices import Choices
 from tvm_pipeline.tvm.relay.tuning.tuner import tune
 from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features
 
@@ -55,9 +56,12 @@ class HostBackend:
     def compile(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> RelayModel:
-        compiled = RelayModel.compile(model, [device.target for device in devices], bind, progress, order)
-        check_agreement(compiled, devices, progress)
-        return compiled
+        return _compiled(model, devices, progress, order, None)
+
+    def compile_untuned(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> RelayModel:
+        return _compiled(model, devices, progress, order, {})
 
     def tune(
         self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
@@ -97,6 +101,15 @@ class HostBackend:
 
     def close(self) -> None:
         """Do nothing: TVM keeps its resources until the process ends."""
+
+
+def _compiled(
+    model: Model, devices: Sequence[Device], progress: Progress, order: Order, choices: Choices | None
+) -> RelayModel:
+    targets = [device.target for device in devices]
+    compiled = RelayModel.compile(model, targets, bind, progress, order, choices=choices)
+    check_agreement(compiled, devices, progress)
+    return compiled
 
 
 def bind(device: Device) -> None:

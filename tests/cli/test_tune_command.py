@@ -35,6 +35,13 @@ def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     assert "3 of 3" in again.out
     assert "nothing new; the search ended: all of it was measured before" in " ".join(again.out.split())
 
+    benched = cli("bench", model, "--rounds", 1, "--seconds", 0.05, "--json").json["candidates"]
+    *tuned, untuned = benched
+    assert [plan["note"] for plan in benched] == [*[""] * len(tuned), "not tuned"]
+    assert untuned["stages"] == tuned[0]["stages"]
+    assert untuned["measured"]["throughput_fps"] > 0
+    assert untuned["predicted"]["throughput_fps"] is None
+
     bundle = tmp_path / "net.tar"
     compiled = cli("compile", model, "-o", bundle, "--verify", 0)
     assert f"tuned for {host_target()}: 3 of 3 distinct convolutions" in compiled.out

@@ -72,6 +72,7 @@ class TuningBackend(FakeBackend):
     def __init__(self, machine: Machine) -> None:
         model = TunableModel(GRAPH, {operator.name: lambda x: [x + 1] for operator in GRAPH.operators})
         super().__init__([CPU, GPU], [model])
+        self.compile_untuned = self.compile
         self.machine = machine
         self.batches: list[set[Hashable]] = []
 

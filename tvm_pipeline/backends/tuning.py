@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from tvm_pipeline.backends.contract import CompiledModel, Progress
+from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 
@@ -77,6 +77,11 @@ class Tuner(Protocol):
             seconds: that the search may take, with the comparison at its end, after the model was compiled once.
             guide: which kernels are searched; all of them without one.
         """
+
+    def compile_untuned(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> CompiledModel:
+        """Compile as `Backend.compile` does, without what tuning has found."""
 
 
 def tuned_kernels(compiled: CompiledModel) -> list[TunedKernels]:

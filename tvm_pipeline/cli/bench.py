@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tvm_pipeline.backends.bundle import Bundle
+from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.cli.options import JsonOption, ObjectiveOption, PlatformOption, ShapesOption, shapes_of
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
+from tvm_pipeline.core.plan import Prediction
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import comparison_table
-from tvm_pipeline.runtime.comparison import Run, compare
-from tvm_pipeline.service.workflow import checked_objective, decide, opened_bundle, planned
+from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
+from tvm_pipeline.service.workflow import checked_objective, compile_source, decide, opened_bundle, planned, silent
 
 
 def command(
@@ -29,7 +32,8 @@ def command(
 ) -> None:
     """Run every candidate on this machine, interleaved, and print predicted against measured.
 
-    A model runs on noise. The bundle of an application runs on the source that it was compiled with.
+    A model runs on noise. The bundle of an application runs on the source that it was compiled with. The best plan of a
+    model that was tuned also runs without what tuning found.
 
     Example: tvm-pipeline bench model.tar --seconds 5
     """
@@ -51,14 +55,20 @@ def command(
                 raise OptionError(subject.not_here)
             problem, compiled, run = subject.problem(chosen), subject.compiled, None
         decision, _ = decide(problem, "best", None, tell, verify_s=0.0)
-        results = compare(
-            compiled, problem.platform, decision.candidates, seconds=seconds, rounds=rounds, run=run, progress=tell
-        )
+        run = run or runner(compiled, problem.platform)
+        runs = [(plan, run) for plan in decision.candidates]
+        if tuned_kernels(compiled) and not model.endswith(".tar"):
+            untuned = compile_source(model, shapes_of(input_shapes), platform, tell, silent, tuned=False)
+            plan = replace(decision.plan, predicted=Prediction())
+            runs.append((plan, runner(untuned.compiled, untuned.platform)))
+        results = side_by_side(runs, seconds=seconds, rounds=rounds, progress=tell)
+    notes = [""] * len(decision.candidates) + ["not tuned"] * (len(results) - len(decision.candidates))
     if json:
         stand_ins = problem.platform.stand_ins
-        print_json({"candidates": [measured_json(result) for result in results], "stand_ins": stand_ins})
+        candidates = [{**measured_json(result), "note": note} for result, note in zip(results, notes, strict=True)]
+        print_json({"candidates": candidates, "stand_ins": stand_ins})
     else:
-        show(comparison_table(results), json)
+        show(comparison_table(results, notes), json)
 
 
 def _application_run(bundle: Bundle) -> Run | None:

@@ -23,6 +23,7 @@ from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.registry import description, detect_platform, served_devices, settle_platform
+from tvm_pipeline.backends.tuning import Tuner
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.model import Model
@@ -159,6 +160,8 @@ def compile_source(
     tell: Say = silent,
     warn: Say = _log.warning,
     order: Order | None = "listed",
+    *,
+    tuned: bool = True,
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
@@ -169,13 +172,14 @@ def compile_source(
         shapes: of the inputs, where the file leaves them open.
         order: the order in which stages run their operators. None is that of least memory where a device states its
             memory, because a plan counts what its stages take in their best order.
+        tuned: False leaves out what tuning has found.
     """
     model = load(source, shapes)
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     for line in stand_in_warnings(settled):
         warn(line)
     try:
-        return _compiled(model, backend, settled, tell, order)
+        return _compiled(model, backend, settled, tell, order, tuned)
     except (ModelError, PlatformError) as error:
         others = served_devices(backend, settled)
         if platform or not others:
@@ -184,14 +188,17 @@ def compile_source(
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
         warn(f"{left_out} left out of {model.name}: {error}")
     backend, settled = settle_platform(replace(settled, devices=others))
-    return _compiled(model, backend, settled, tell, order)
+    return _compiled(model, backend, settled, tell, order, tuned)
 
 
-def _compiled(model: Model, backend: Backend, settled: Platform, tell: Say, order: Order | None) -> Compiled:
+def _compiled(
+    model: Model, backend: Backend, settled: Platform, tell: Say, order: Order | None, tuned: bool
+) -> Compiled:
     if order is None:
         states_memory = any(device.memory_bytes is not None for device in settled.devices)
         order = "memory" if states_memory else "listed"
-    return Compiled(backend, backend.compile(model, settled.devices, tell, order), settled)
+    compile_ = backend.compile_untuned if isinstance(backend, Tuner) and not tuned else backend.compile
+    return Compiled(backend, compile_(model, settled.devices, tell, order), settled)
 
 
 def measured_profile(

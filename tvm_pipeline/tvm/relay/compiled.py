@@ -37,7 +37,7 @@ from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.importer import reason
-from tvm_pipeline.tvm.relay.schedules.choices import Workload
+from tvm_pipeline.tvm.relay.schedules.choices import Choices, Workload
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
 
 Bind = Callable[[Device], None]
@@ -260,14 +260,16 @@ class RelayModel:
         progress: Callable[[str], None],
         order: Order = "listed",
         host: str = "",
+        choices: Choices | None = None,
     ) -> RelayModel:
         """Compile once for each distinct target, in the sequence given.
 
         Args:
             host: the target of the code that launches the kernels of devices with memory of their own.
+            choices: of tuning; None takes those that are recorded for each target.
         """
         wanted = dict.fromkeys(map(compiler_target, targets))
-        libraries = [build_library(model, target, progress, host) for target in wanted]
+        libraries = [build_library(model, target, progress, host, choices) for target in wanted]
         compiled = cls(model.name, libraries, bind, order)
         if len(libraries) == 1:
             for target in targets:
