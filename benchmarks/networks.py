@@ -41,14 +41,15 @@ def load(name: str) -> Model:
 
 
 def load_lively(described: str) -> Model:
-    """Load what `load` knows, a built-in network with its side (`squeezenet@64`), or a small one of the tests.
+    """Load what `load` knows, also with its side (`squeezenet@64`) or shapes (`net.onnx@x:[1,3,320,320]`), or of the tests.
 
     Built-in networks get weights under which outputs differ: as they come, all classes are about equally likely.
     """
     if described in NETWORKS:
         return as_model(described, *relay_module(described))
     name, _, side = described.partition("@")
-    model = frontends.load(name, {"data": (1, 3, int(side), int(side))}) if side else load(name)
+    shapes = frontends.parse_shapes(side if ":" in side else f"data:[1,3,{side},{side}]") if side else None
+    model = frontends.load(name, shapes) if shapes else load(name)
     return lively(model) if model.format == "relay.testing" else model
 
 
