@@ -41,7 +41,7 @@ def load(name: str) -> Model:
 
 
 def load_lively(described: str) -> Model:
-    """Load what `load` knows, also with its side (`squeezenet@64`) or shapes (`net.onnx@x:[1,3,320,320]`), or of the tests.
+    """Load what `load` knows, `squeezenet@64` for its side, `net.onnx@x:[1,3,320,320]` for shapes, or one of the tests.
 
     Built-in networks get weights under which outputs differ: as they come, all classes are about equally likely.
     """
