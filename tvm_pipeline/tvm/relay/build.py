@@ -29,6 +29,7 @@ from tvm_pipeline.files import cache_folder, replacing, write_bytes
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_target
 from tvm_pipeline.tvm.kernels import Kernel
+from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
@@ -40,7 +41,7 @@ from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of, recorded_cho
 
 T = TypeVar("T")
 TUNING = "tuning.json"  # of a library: its Tuning
-FORMAT = 7  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 8  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -261,7 +262,7 @@ def compile_module(
     ready_to_compile(target, progress)
     progress(f"compiling {name} for {target}")
     wanted = tvm.target.Target(target, host) if host else target
-    mod = pad_channels(mod, params)
+    mod = pad_channels(channels_first(mod, params), params)
     try:
         try:
             factory = _compile(mod, wanted, params, choices)

@@ -27,6 +27,7 @@ import tvm
 from tvm import autotvm, relay
 
 from tvm_pipeline.tvm.relay.int8 import exact_int8
+from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.schedules import own_schedules
 from tvm_pipeline.tvm.relay.schedules.choices import Choices, following
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
@@ -65,7 +66,7 @@ def fast_build(
 ) -> Any:
     """``relay.build`` as :func:`building` has it; `config` is the ``PassContext``'s."""
     with building(choices, options.pop("config", None)):
-        return relay.build(SplitByIndices()(mod), target, params=params, **options)
+        return relay.build(lowered_int8(SplitByIndices()(mod), target, params), target, params=params, **options)
 
 
 @contextmanager

@@ -35,12 +35,8 @@ _USERS_OF_AMX = ("dense", "batch_matmul", "dense_alter_op")
 
 _PRODUCTS = 4  # products of bytes that one lane of int32 adds up
 
-# By the lanes of int32 in a vector: bytes times bytes, added by two in int16; int16 times int16, added by two in int32.
-_PAIRS = {
-    4: ("llvm.x86.ssse3.pmadd.ub.sw.128", "llvm.x86.sse2.pmadd.wd"),
-    8: ("llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd"),
-    16: ("llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512"),
-}
+# By the lanes of int32 in a vector: int16 times int16, added by two in int32.
+_ADD_PAIRS = {4: "llvm.x86.sse2.pmadd.wd", 8: "llvm.x86.avx2.pmadd.wd", 16: "llvm.x86.avx512.pmaddw.d.512"}
 
 # Add to sums (one a lane) the products of four bytes of data and the kernel's four of each lane.
 _Add: TypeAlias = Callable[[tvm.tir.PrimExpr, tvm.tir.PrimExpr, tvm.tir.PrimExpr, int], tvm.tir.PrimExpr]
@@ -72,12 +68,21 @@ def _has_features_but_amx(features: Any, target: Any = None) -> bool:
     return bool(target_has_features(features, target))
 
 
+def has_vnni(lanes: int) -> bool:
+    """Return whether the current target multiplies and adds four bytes at once, in vectors of so many int32."""
+    features = {16: ("avx512vnni",), 8: ("avxvnni", "avx512vnni")}.get(lanes, ())
+    return any(target_has_features(feature) for feature in features)
+
+
+def dot_product(lanes: int) -> te.TensorIntrin:
+    """Return the intrinsic for the current target that adds to sums; many of them must be in flight."""
+    return _intrinsic(lanes, _add_by_vnni if has_vnni(lanes) else _add_by_pairs)
+
+
 def _dot_product() -> te.TensorIntrin:
-    """Return the intrinsic for the current target: VNNI's where it has it as wide as its other vectors."""
+    """Return the intrinsic for TOPI's loops, which have few sums in flight."""
     lanes = get_simd_32bit_lanes()
-    feature = {16: "avx512vnni", 8: "avxvnni"}.get(lanes)
-    vnni = feature is not None and target_has_features(feature)
-    return _intrinsic(lanes, _add_by_vnni if vnni else _add_by_pairs)
+    return _intrinsic(lanes, _add_apart_by_vnni if has_vnni(lanes) else _add_by_pairs)
 
 
 _ours = Replacement(
@@ -123,24 +128,41 @@ def _intrinsic(lanes: int, add: _Add) -> te.TensorIntrin:
 
 
 def _add_by_vnni(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr, lanes: int) -> Any:
-    # AVX-VNNI's instruction has the same name in LLVM, in 256 bits.
-    # The products are added apart, since a chain of additions waits one cycle each and one of VNNI four or five.
-    zeros = tvm.tir.const(0, f"int32x{lanes}")
-    name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
-    data = tvm.tir.call_intrin(kernel.dtype, "tir.reinterpret", tvm.tir.Broadcast(four, lanes))
-    return sums + _llvm(name, f"int32x{lanes}", zeros, data, kernel)
+    return add_fours(sums, tvm.tir.call_intrin(kernel.dtype, "tir.reinterpret", tvm.tir.Broadcast(four, lanes)), kernel)
+
+
+def _add_apart_by_vnni(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr, lanes: int) -> Any:
+    # A chain of additions waits one cycle each, and one of VNNI four or five.
+    return sums + _add_by_vnni(tvm.tir.const(0, sums.dtype), four, kernel, lanes)
 
 
 def _add_by_pairs(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr, lanes: int) -> Any:
-    bytes_, int16s, int32s = kernel.dtype, f"int16x{2 * lanes}", f"int32x{lanes}"
-    by_bytes, by_words = _PAIRS[lanes]
-    ones = tvm.tir.const(1, int16s)
-    # The sum of two products of neighbours may not fit into 16 bits, so one of them is made zero each time.
-    for mask in (0x00FF00FF, 0xFF00FF00 - (1 << 32)):
-        data = tvm.tir.bitwise_and(tvm.tir.Broadcast(four, lanes), tvm.tir.const(mask, int32s))
-        data = tvm.tir.call_intrin(bytes_, "tir.reinterpret", data)
-        sums += _llvm(by_words, int32s, _llvm(by_bytes, int16s, data, kernel), ones)
+    # The sum of two products of bytes may not fit into 16 bits, so they are multiplied as words: the first and third
+    # of the four, then the second and fourth.
+    words = f"int16x{2 * lanes}"
+    data = tvm.tir.call_intrin(f"u{words}", "tir.reinterpret", tvm.tir.Broadcast(four, lanes))
+    kernel = tvm.tir.call_intrin(words, "tir.reinterpret", kernel)
+    eight = tvm.tir.const(8, words)
+    evens = tvm.tir.bitwise_and(data, tvm.tir.const(0xFF, f"u{words}")), (kernel << eight) >> eight
+    odds = data >> tvm.tir.const(8, f"u{words}"), kernel >> eight
+    for of_data, of_kernel in (evens, odds):
+        sums = add_pairs(sums, of_data.astype(words), of_kernel)
     return sums
+
+
+def add_fours(sums: tvm.tir.PrimExpr, data: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr) -> tvm.tir.PrimExpr:
+    """Add to each lane of sums four products of bytes, those of data without a sign; with VNNI alone."""
+    # AVX-VNNI's instruction has the same name in LLVM, in 256 bits.
+    return _llvm(f"llvm.x86.avx512.vpdpbusd.{32 * lanes_of(sums)}", sums.dtype, sums, data, kernel)
+
+
+def add_pairs(sums: tvm.tir.PrimExpr, data: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr) -> tvm.tir.PrimExpr:
+    """Add to each lane of sums two products of int16."""
+    return sums + _llvm(_ADD_PAIRS[lanes_of(sums)], sums.dtype, data, kernel)
+
+
+def lanes_of(vector: tvm.tir.PrimExpr) -> int:
+    return tvm.DataType(vector.dtype).lanes
 
 
 def _llvm(name: str, dtype: str, *operands: tvm.tir.PrimExpr) -> tvm.tir.PrimExpr:

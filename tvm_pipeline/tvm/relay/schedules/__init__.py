@@ -1,8 +1,10 @@
 """Schedules of our own for x86, in place of TOPI's while `fast_build` runs.
 
 conv2d.py            convolutions in blocked layout: register tiles by `tvm/tiles.py`
+conv2d_int8.py       the same of uint8 by int8, four products at a time
 conv2d_transpose.py  transposed convolutions: a convolution for each phase of the stride
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
+depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 pooling.py           average pooling in blocked layout: the division in the loop of the sum
 concatenate.py       concatenations of channels: one pass, with what is fused to them
 choices.py           what tuning may choose of convolutions
@@ -16,7 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm_pipeline.tvm.relay.schedules import concatenate, conv2d, conv2d_transpose, depthwise, pooling
+from tvm_pipeline.tvm.relay.schedules import (
+    concatenate,
+    conv2d,
+    conv2d_int8,
+    conv2d_transpose,
+    depthwise,
+    depthwise_int8,
+    pooling,
+)
 from tvm_pipeline.tvm.relay.topi import Replacement
 
 __all__ = ["own_schedules"]
@@ -56,6 +66,9 @@ def _unless_none(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
 _CALLED_BY_RELAY: dict[str, Callable[..., Any]] = {
     "conv2d_transpose_nchw": conv2d_transpose.compute,
     "schedule_conv2d_transpose_nchw": conv2d_transpose.schedule,
+    "conv2d_nchw_int8": conv2d_int8.settle_blocks,
+    "depthwise_conv2d_NCHWc": depthwise_int8.compute,
+    "schedule_depthwise_conv2d_NCHWc": depthwise_int8.schedule,
     "schedule_pool": pooling.schedule,
     "schedule_adaptive_pool": pooling.schedule,
     "concatenate": concatenate.compute,
@@ -75,6 +88,13 @@ _own = Replacement(
             (module, "_fallback_schedule"): _in_blocks(module)
             for module in ("conv2d_avx_1x1", "conv2d_avx_common", "depthwise_conv2d")
         },
+        **{
+            (module, "_schedule_conv_NCHWc_int8"): _or_topi(module, "_schedule_conv_NCHWc_int8", conv2d_int8.schedule)
+            for module in ("conv2d_avx_1x1", "conv2d_avx_common")
+        },
+        ("conv2d_int8", "_get_default_config_int8"): conv2d_int8.set_channel_blocks,
+        ("conv2d_alter_op", "_get_default_config_int8"): conv2d_int8.set_channel_blocks,
+        ("conv2d_alter_op", "conv2d_alter_int8_common"): conv2d_int8.legalized,
         **{("", name): _unless_none(name, ours) for name, ours in _CALLED_BY_RELAY.items()},
     }
 )

@@ -24,14 +24,15 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, REGISTERS, chosen
-from tvm_pipeline.tvm.tiles import Tile, channel_block, register_tile
+from tvm_pipeline.tvm.tiles import Tile, byte_block, channel_block, register_tile
 
 
 def set_channel_blocks(config: Any, workload: Any) -> None:
     """Set the channels in a block of the input and of the output, by one rule for both."""
     lanes = get_simd_32bit_lanes()
     for name, channels in (("tile_ic", int(workload.in_filter)), ("tile_oc", int(workload.out_filter))):
-        block = channel_block(channels, lanes)
+        of_bytes = byte_block(channels) if workload.in_dtype == "uint8" else 0
+        block = of_bytes or channel_block(channels, lanes)
         config[name] = SplitEntity([channels // block, block])
 
 

@@ -1,0 +1,120 @@
+"""A convolution of uint8 by int8 in blocked layout, as loops over register tiles.
+
+    for chunks of blocks, tiles of rows:                       in parallel
+      for tiles of columns:
+        for input blocks, kernel rows, kernel columns, fours of channels:         the reduction
+          for rows, columns, blocks of the tile:               unrolled, four products of bytes a lane each
+        for rows, columns, blocks of the tile:                 what follows: requantisation, addition
+          store
+
+The loops are those of `conv2d.py`. A lane of a sum is an int32, and the intrinsic of `int8.py` adds four products to it
+at a time: one instruction with VNNI, four without. Sums of integers are exact in any order.
+
+Channels stand in blocks of 16, or of 8 where 16 does not divide their number: 24 channels are 3 blocks, and need no
+padding, which would keep what follows out of this kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import autotvm, te
+from tvm.autotvm.task.space import OtherOptionEntity, SplitEntity
+from tvm.target.x86 import get_simd_32bit_lanes
+from tvm.topi.generic.conv2d import conv2d_alter_int8_common
+from tvm.topi.utils import get_const_tuple
+
+from tvm_pipeline.tvm.relay.int8 import dot_product, has_vnni
+from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
+from tvm_pipeline.tvm.tiles import byte_block, register_tile
+
+BLOCKS = (16, 8)  # channels of a block
+FOUR = 4  # channels that one instruction multiplies
+FOR_PAIRS = 4  # registers that multiplications by pairs need beside
+
+
+def legalized(
+    data: Any, data_tensor: Any, kernel: Any, kernel_tensor: Any, output_tensor: Any, attrs: Any, dtype: str, *_: int
+) -> Any:
+    """Return a convolution in Relay as `conv2d_alter_int8_common` does, but with less padding."""
+    layout = str(attrs["data_layout"])
+    channels = int(output_tensor.shape[layout.index("C")])
+    length = next((block for block in BLOCKS if channels % block == 0), BLOCKS[0])
+    return conv2d_alter_int8_common(data, data_tensor, kernel, kernel_tensor, output_tensor, attrs, dtype, FOUR, length)
+
+
+def set_channel_blocks(config: Any, data: te.Tensor, kernel: te.Tensor, *_: Any, **__: Any) -> None:
+    """Set the channels in a block of the input and of the output of a convolution in NCHW."""
+    outputs, inputs = get_const_tuple(kernel.shape)[:2]
+    for name, channels in (("tile_ic", inputs), ("tile_oc", outputs)):
+        block = byte_block(channels)
+        config[name] = SplitEntity([channels // block, block])
+    # TOPI's schedule asks for these where ours does not apply.
+    config["tile_ow"] = SplitEntity([-1, 1])
+    config["tile_oh"] = OtherOptionEntity(1)
+    config["unroll_kw"] = OtherOptionEntity(False)
+
+
+def settle_blocks(
+    data: te.Tensor, kernel: te.Tensor, strides: Any, padding: Any, dilation: Any, out_dtype: str
+) -> None:
+    """Set the channel blocks of a convolution in NCHW before TOPI looks for them: it knows blocks of 16 alone."""
+    arguments = [data, kernel, strides, padding, dilation, "NCHW", "NCHW", out_dtype]
+    workload = autotvm.task.args_to_workload(arguments, "conv2d_NCHWc_int8.x86")
+    config = autotvm.task.DispatchContext.current.query(tvm.target.Target.current(), workload)
+    if config.is_fallback:
+        set_channel_blocks(config, data, kernel)
+
+
+def applies(convolution: te.Tensor, output: te.Tensor) -> bool:
+    """Return whether ours serves: a known shape, stored in the blocks that are computed."""
+    shapes = [get_const_tuple(tensor.shape) for tensor in (convolution, output)]
+    return all(isinstance(extent, int) for extent in shapes[0]) and shapes[0] == shapes[1] and len(shapes[0]) == 5
+
+
+def schedule(
+    s: te.Schedule, config: Any, data: te.Tensor, kernel: te.Tensor, convolution: te.Tensor, output: te.Tensor
+) -> bool:
+    """Schedule a convolution and what is fused to it; return whether it was ours to schedule.
+
+    Args:
+        config: TOPI's, not used.
+        data: (n, blocks, height, width, channels of a block), or that padded.
+        kernel: (blocks, input blocks, height, width, fours, channels of a block, 4).
+        convolution: (n, blocks, height, width, channels of a block).
+        output: what the last of the fused operators gives.
+    """
+    if not applies(convolution, output):
+        return False
+    _, blocks, height, width, block = (int(extent) for extent in convolution.shape)
+    lanes = min(get_simd_32bit_lanes(), block)
+    registers = REGISTERS[get_simd_32bit_lanes()] - (0 if has_vnni(lanes) else FOR_PAIRS)
+    tile = register_tile(blocks, block // lanes, height, width, registers)
+    if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
+        n, chunk, row, _, channel = s[data].op.axis
+        s[data].vectorize(channel)
+        s[data].parallel(s[data].fuse(n, chunk, row))
+    sums = s.cache_write(convolution, "global")
+    if convolution.op != output.op:
+        s[convolution].compute_inline()
+
+    n, chunk, row, column, channel = s[output].op.axis
+    chunk_outer, chunk = s[output].split(chunk, factor=tile.chunks)
+    row_outer, row = s[output].split(row, factor=tile.rows)
+    column_outer, column = s[output].split(column, factor=tile.columns)
+    s[output].reorder(n, chunk_outer, row_outer, column_outer, chunk, row, column, channel)
+    s[output].vectorize(channel)
+    for axis in (chunk, row, column):
+        s[output].unroll(axis)
+    s[output].parallel(s[output].fuse(n, chunk_outer, row_outer))
+
+    s[sums].compute_at(s[output], column_outer)
+    n, chunk, row, column, channel = s[sums].op.axis
+    vector, lane = s[sums].split(channel, factor=lanes)
+    kernel_row, kernel_column, term_outer, term, four = s[sums].op.reduce_axis
+    s[sums].reorder(n, term_outer, kernel_row, kernel_column, term, row, column, chunk, vector, lane, four)
+    for axis in (term, row, column, chunk, vector):
+        s[sums].unroll(axis)
+    s[sums].tensorize(lane, dot_product(lanes))
+    return True
