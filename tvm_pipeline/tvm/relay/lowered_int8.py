@@ -35,12 +35,12 @@ def lowered_int8(mod: tvm.IRModule, target: Any, params: Mapping[str, Any] | Non
             relay.qnn.transform.Legalize(),
             relay.qnn.transform.CanonicalizeOps(),
             relay.transform.InferType(),
-            relay.transform.Legalize(),
-            relay.transform.InferType(),
             relay.transform.FoldConstant(),
             tvm.transform.module_pass(_with_less_between, opt_level=0),
             relay.transform.InferType(),
             relay.transform.FoldExplicitPadding(),
+            relay.transform.InferType(),
+            relay.transform.Legalize(),
             relay.transform.InferType(),
             relay.transform.FoldConstant(),
         ]
@@ -81,7 +81,13 @@ class _Rewriting:
         if not isinstance(expr, relay.Call):
             return expr
         arguments = [new[argument] for argument in expr.args]
-        rules = {"add": self._add, "cast": self._cast, "clip": self._clip}
+        rules = {
+            "add": self._add,
+            "cast": self._cast,
+            "clip": self._clip,
+            "layout_transform": self._layout_transform,
+            "nn.dense": _convolution_of_a_pixel,
+        }
         rule = rules.get(expr.op.name) if isinstance(expr.op, tvm.ir.Op) else None
         replaced = rule(expr, arguments) if rule else None
         if replaced is None:
@@ -127,11 +133,32 @@ class _Rewriting:
             return None
         return self._signed(relay.clip(rounded.args[0], max(low, call.attrs.a_min), min(high, call.attrs.a_max)))
 
+    def _layout_transform(self, call: relay.Call, arguments: Sequence[relay.Expr]) -> relay.Expr | None:
+        """Compute bytes in the order in which they are read, and move them as they are stored."""
+        stored = self._stored.get(arguments[0])
+        if stored is None:
+            return None
+        moved = relay.Call(call.op, [relay.annotation.stop_fusion(stored)], call.attrs)
+        signed = _without_shift(moved)
+        self._stored[signed] = moved
+        return signed
+
     def _signed(self, value: relay.Expr) -> relay.Expr:
         stored = relay.cast(relay.add(value, relay.const(SHIFT)), "uint8")
-        signed = relay.cast(relay.subtract(relay.cast(stored, "int32"), relay.const(SHIFT)), "int8")
+        signed = _without_shift(stored)
         self._rounded[signed], self._stored[signed] = value, stored
         return signed
+
+
+def _convolution_of_a_pixel(call: relay.Call, arguments: Sequence[relay.Expr]) -> relay.Expr | None:
+    """Multiply a vector and a matrix as a convolution of one pixel does, whose loops are the faster ones."""
+    (rows, terms), (outputs, _) = (each.checked_type.concrete_shape for each in call.args)
+    if rows != 1 or [_dtype(each) for each in (*call.args, call)] != ["uint8", "int8", "int32"]:
+        return None
+    pixel = relay.reshape(arguments[0], (1, terms, 1, 1))
+    kernel = relay.reshape(arguments[1], (outputs, terms, 1, 1))
+    sums = relay.nn.conv2d(pixel, kernel, channels=outputs, kernel_size=(1, 1), out_dtype="int32")
+    return relay.reshape(sums, (1, outputs))
 
 
 def _is_call(expr: relay.Expr, name: str) -> bool:
@@ -144,6 +171,10 @@ def _dtype(expr: relay.Expr) -> str:
 
 def _shifted(signed: relay.Expr) -> relay.Expr:
     return relay.cast(relay.add(relay.cast(signed, "int32"), relay.const(SHIFT)), "uint8")
+
+
+def _without_shift(stored: relay.Expr) -> relay.Expr:
+    return relay.cast(relay.subtract(relay.cast(stored, "int32"), relay.const(SHIFT)), "int8")
 
 
 def _what_is_shifted(value: relay.Expr) -> relay.Expr | None:

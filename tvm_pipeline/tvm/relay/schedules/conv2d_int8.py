@@ -26,6 +26,7 @@ from tvm.topi.generic.conv2d import conv2d_alter_int8_common
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline.tvm.relay.int8 import dot_product, has_vnni
+from tvm_pipeline.tvm.relay.pad_channels import LEAST_CHANNELS
 from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
 from tvm_pipeline.tvm.tiles import byte_block, register_tile
 
@@ -39,8 +40,10 @@ def legalized(
 ) -> Any:
     """Return a convolution in Relay as `conv2d_alter_int8_common` does, but with less padding."""
     layout = str(attrs["data_layout"])
-    channels = int(output_tensor.shape[layout.index("C")])
-    length = next((block for block in BLOCKS if channels % block == 0), BLOCKS[0])
+    extent = {axis: int(output_tensor.shape[layout.index(axis)]) for axis in "CHW"}
+    # What follows a pixel is cheap, even as a kernel of its own.
+    is_large_pixel = extent["H"] == extent["W"] == 1 and extent["C"] >= LEAST_CHANNELS
+    length = BLOCKS[1] if extent["C"] % BLOCKS[1] == 0 and not is_large_pixel else BLOCKS[0]
     return conv2d_alter_int8_common(data, data_tensor, kernel, kernel_tensor, output_tensor, attrs, dtype, FOUR, length)
 
 
