@@ -44,6 +44,9 @@ def macs(call: relay.Call) -> int:
     if name in ("conv1d_transpose", "conv2d_transpose", "conv3d_transpose"):
         channels = _extent(types[0], call.attrs.data_layout, "C")
         return elements(types[0]) * elements(types[1]) // channels
+    if "winograd" in call.op.name and call.attrs.kernel_size is not None:  # its weights are larger than they were
+        inputs = _extent(types[0], call.attrs.data_layout, "C") // call.attrs.groups
+        return result * inputs * math.prod(int(extent) for extent in call.attrs.kernel_size)
     if name in ("conv1d", "conv2d", "conv3d"):
         channels = _extent(call.checked_type, call.attrs.out_layout or call.attrs.data_layout, "C")
         return result * elements(types[1]) // channels

@@ -16,7 +16,7 @@ from typing import Any
 class Replacement:
     """Functions of ours by (module of `tvm.topi.x86`, name), active in the blocks of `active`.
 
-    The module "" is the package itself, where Relay looks up what it calls.
+    The module "" is the package itself, where Relay looks up what it calls, and ".nn" is `tvm.topi.nn`.
     Several threads may build at once: the last one restores TOPI.
     """
 

@@ -7,10 +7,12 @@ depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 pooling.py           average pooling in blocked layout: the division in the loop of the sum
 concatenate.py       concatenations of channels: one pass, with what is fused to them
+winograd.py          3x3 convolutions by Winograd's algorithm, where the user allows other values
 choices.py           what tuning may choose of convolutions
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
-TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`.
+TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`. Winograd's are
+others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from tvm_pipeline.tvm.relay.schedules import (
     depthwise,
     depthwise_int8,
     pooling,
+    winograd,
 )
 from tvm_pipeline.tvm.relay.topi import Replacement
 
@@ -63,6 +66,12 @@ def _unless_none(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
     return ours_or_topi
 
 
+def _alter_layout(attrs: Any, inputs: Any, types: Any, result: Any) -> Any:
+    """Return what Relay makes of a convolution when it changes layouts: ours where Winograd's algorithm was chosen."""
+    altered = winograd.alter(attrs, inputs, types)
+    return _own.stock(".nn", "conv2d_alter_layout")(attrs, inputs, types, result) if altered is None else altered
+
+
 _CALLED_BY_RELAY: dict[str, Callable[..., Any]] = {
     "conv2d_transpose_nchw": conv2d_transpose.compute,
     "schedule_conv2d_transpose_nchw": conv2d_transpose.schedule,
@@ -95,6 +104,7 @@ _own = Replacement(
         ("conv2d_int8", "_get_default_config_int8"): conv2d_int8.set_channel_blocks,
         ("conv2d_alter_op", "_get_default_config_int8"): conv2d_int8.set_channel_blocks,
         ("conv2d_alter_op", "conv2d_alter_int8_common"): conv2d_int8.legalized,
+        (".nn", "conv2d_alter_layout"): _alter_layout,
         **{("", name): _unless_none(name, ours) for name, ours in _CALLED_BY_RELAY.items()},
     }
 )

@@ -1,8 +1,11 @@
-"""What tuning may choose of a schedule of ours: its tile, and nothing that changes a value.
+"""What tuning may choose of a schedule of ours: its tile, and nothing that changes a value unless the user allows it.
 
 A convolution is known by its *workload*, AutoTVM's tuple of what TOPI is asked to compute. Its *choice* is the numbers
 of a `Tile`, or of a `Band` where it is depthwise. Schedules find the choice in the config that TOPI hands them, under
 names of ours beside TOPI's; without one, the static rule of `tvm/tiles.py` stands. Next: `tuning/tuning_records.py`.
+
+The choice may also be the numbers of a `Winograd`, another algorithm, whose values differ: then `winograd.py` puts
+another operator in the place of the convolution. Only a model with `Model.winograd` is tuned and built so.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 from tvm import autotvm
 from tvm.autotvm.task.space import FallbackConfigEntity, OtherOptionEntity
 
 from tvm_pipeline.tvm.tiles import Band, Tile, band_rule, bands, channel_block, tiles
+from tvm_pipeline.tvm.winograd import KERNEL, Winograd, winograd_forms
 
 GENERATION = 1  # raise it when a schedule of this room changes: what was measured before is void
 
@@ -25,6 +29,7 @@ KNOBS = {
     CONV2D: tuple(f"own_{name}" for name in Tile._fields),
     DEPTHWISE: tuple(f"own_{name}" for name in Band._fields),
 }
+WINOGRAD_KNOBS = tuple(f"own_{name}" for name in Winograd._fields)
 REGISTERS = {16: 32, 8: 16, 4: 16}  # of a core, by the lanes of float32 in one
 
 _Extent = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
@@ -81,6 +86,22 @@ def possible_choices(workload: Workload, lanes: int) -> list[Choice]:
     return [tuple(rule), *map(tuple, others)]
 
 
+def winograd_choices(workload: Workload, lanes: int) -> list[Choice]:
+    """Return the choices of a workload that change its values; none where Winograd's algorithm does not serve it."""
+    template, data, kernel, strides, _, dilation, *_, dtype = workload
+    is_plain = template == CONV2D and kernel[1][2:] == (KERNEL, KERNEL) and kernel[1][1] == data[1][1]
+    _, _, height, width = output_of(workload, lanes)
+    if not is_plain or strides != (1, 1) or dilation != (1, 1) or dtype != "float32" or height < 1 or width < 1:
+        return []
+    forms = winograd_forms(data[1][1], kernel[1][0], lanes, height, width, REGISTERS[lanes])
+    return [tuple(form) for form in forms]
+
+
+def is_winograd(choice: Choice | None) -> TypeGuard[Choice]:
+    """Return whether a choice is that of Winograd's algorithm."""
+    return choice is not None and len(choice) == len(Winograd._fields)
+
+
 def chosen(config: Any, template: str) -> Choice | None:
     """Return the choice in a config of TOPI; None where it has none."""
     names = KNOBS[template]
@@ -109,15 +130,22 @@ class _Chosen(autotvm.task.DispatchContext):
             self._builds += 1
             if self._builds == 1:
                 self.__enter__()
-        self._of_thread.configs = {workload: _config(workload, choice) for workload, choice in choices.items()}
+        tiles_chosen = {workload: choice for workload, choice in choices.items() if not is_winograd(choice)}
+        self._of_thread.configs = {workload: _config(workload, choice) for workload, choice in tiles_chosen.items()}
+        self._of_thread.choices = choices
         try:
             yield
         finally:
-            self._of_thread.configs = {}
+            self._of_thread.configs = self._of_thread.choices = {}
             with self._lock:
                 self._builds -= 1
                 if self._builds == 0:
                     self.__exit__(None, None, None)
+
+    def choice(self, workload: Workload) -> Choice | None:
+        """Return the choice of a workload for what this thread builds; None where there is none."""
+        choices: Choices = getattr(self._of_thread, "choices", {})
+        return choices.get(workload)
 
     def _query_inside(self, target: Any, workload: Any) -> Any:
         return getattr(self._of_thread, "configs", {}).get(_unpacked(workload))
@@ -166,5 +194,14 @@ def plain_workload(blocked: Any) -> Any:
     )
 
 
+def winograd_workload(data: Any, weights: Any, strides: Any, padding: Any, dilation: Any) -> Workload:
+    """Return the workload of a convolution by Winograd's algorithm, from shapes of blocked data and its weights."""
+    _, outputs, inputs, *block = weights
+    kernel = (outputs, inputs, KERNEL, KERNEL, *block)
+    workload: Workload = plain_workload((CONV2D, data, kernel, strides, padding, dilation, "float32"))
+    return workload
+
+
 _chosen = _Chosen()
 following = _chosen.active
+active_choice = _chosen.choice

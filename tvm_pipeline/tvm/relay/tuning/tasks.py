@@ -11,10 +11,11 @@ from tvm import relay
 
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.macs import macs
-from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, plain_workload
+from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, plain_workload, winograd_workload
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
-_TEMPLATES = {"nn.contrib_conv2d_NCHWc": CONV2D, "nn.contrib_depthwise_conv2d_NCHWc": DEPTHWISE}
+_WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
+_TEMPLATES = {_WINOGRAD: CONV2D, "nn.contrib_conv2d_NCHWc": CONV2D, "nn.contrib_depthwise_conv2d_NCHWc": DEPTHWISE}
 
 
 @dataclass(slots=True)
@@ -71,10 +72,13 @@ def workload_of(function: relay.Function) -> Workload | None:
     data, kernel = (argument.checked_type for argument in call.args)
     result, attrs = call.checked_type, call.attrs
     is_stored_as_computed = tvm.ir.structural_equal(result, function.body.checked_type)
-    if {data.dtype, kernel.dtype, result.dtype} != {"float32"} or not is_stored_as_computed:
+    is_blocked = len(data.shape) == 5
+    if {data.dtype, kernel.dtype, result.dtype} != {"float32"} or not is_blocked or not is_stored_as_computed:
         return None
     shapes = [[int(extent) for extent in type_.shape] for type_ in (data, kernel)]
     window = [[int(extent) for extent in numbers] for numbers in (attrs.strides, attrs.padding, attrs.dilation)]
+    if call.op.name == _WINOGRAD:
+        return winograd_workload(*shapes, *window)
     workload: Workload = plain_workload((_TEMPLATES[call.op.name], *shapes, *window, "float32"))
     return workload
 
