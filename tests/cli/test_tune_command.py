@@ -46,7 +46,7 @@ def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     compiled = cli("compile", model, "-o", bundle, "--verify", 0)
     assert f"tuned for {host_target()}: 3 of 3 distinct convolutions" in compiled.out
     shown = cli("show", bundle, "-o", tmp_path, "--format", "svg", "--json").json
-    assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3}]
+    assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3, "winograd": 0}]
     assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
 
 

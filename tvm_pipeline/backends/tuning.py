@@ -52,14 +52,20 @@ class TuningReport:
 
 @dataclass(frozen=True, slots=True)
 class TunedKernels:
-    """How many distinct kernels of a model are tuned for a target, of those that can be."""
+    """How many distinct kernels of a model are tuned for a target, of those that can be.
+
+    Attributes:
+        winograd: those of them that Winograd's algorithm computes.
+    """
 
     target: str
     tuned: int
     kernels: int
+    winograd: int = 0
 
     def __str__(self) -> str:
-        return f"tuned for {self.target}: {self.tuned} of {self.kernels} distinct convolutions"
+        by = f", {self.winograd} of them by Winograd's algorithm" if self.winograd else ""
+        return f"tuned for {self.target}: {self.tuned} of {self.kernels} distinct convolutions{by}"
 
 
 @runtime_checkable
@@ -72,6 +78,7 @@ class Tuner(Protocol):
         """Search for faster kernels of the model for the target of a device, on its first core.
 
         What is found is kept for later compilations on this machine. What was measured before is not measured again.
+        Results stay the same bit for bit, unless the model allows other values (`Model.winograd`).
 
         Args:
             seconds: that the search may take, with the comparison at its end, after the model was compiled once.

@@ -20,6 +20,7 @@ from tvm_pipeline.cli.options import (
     ShapesOption,
     StagesOption,
     VerifyOption,
+    WinogradOption,
     shapes_of,
     verify_seconds,
 )
@@ -65,6 +66,7 @@ def command(
             "bytes of both orders are listed. Always so where a device states its memory_bytes.",
         ),
     ] = False,
+    winograd: WinogradOption = False,
     json: JsonOption = False,
 ) -> None:
     """Compile, measure and plan a model, and write one file with all that `run` needs.
@@ -81,7 +83,7 @@ def command(
     settings = preprocessing or (beside if beside.exists() else None)
     with spinner() as tell:
         order: Order | None = "memory" if memory_order else None
-        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn, order=order)
+        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn, order, winograd=winograd)
         memory_order = made.compiled.order == "memory"
         prepared = _preprocessing(made, settings) if settings else None
         measured = measured_profile(made, profile, tell, warn)

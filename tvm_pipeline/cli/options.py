@@ -60,6 +60,14 @@ VerifyOption = Annotated[
         f"is chosen. {VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
     ),
 ]
+WinogradOption = Annotated[
+    bool,
+    typer.Option(
+        "--winograd",
+        help="Allow Winograd's algorithm for 3x3 convolutions on x86, where `tune --winograd` found it faster. Values "
+        "then differ, by up to 1e-5 of the largest value of a convolution's output.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
 ]

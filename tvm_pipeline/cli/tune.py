@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tvm_pipeline.backends.tuning import TuningReport
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, shapes_of
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, WinogradOption, shapes_of
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
 from tvm_pipeline.report import TextTable, comparison_table, in_units_of
 from tvm_pipeline.service.tune_plan import PlanTuning, tune_plan
@@ -31,24 +31,28 @@ def command(
             help="Tune only what bounds the best plan for throughput, latency or energy, and plan again meanwhile.",
         ),
     ] = None,
+    winograd: WinogradOption = False,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Search for faster kernels of a model by measuring; later compilations of it on this machine use them.
 
-    Results stay the same, bit for bit. A search that was stopped goes on where it ended when the command is repeated.
+    Results stay the same, bit for bit, unless --winograd is given here and to `compile`. A search that was stopped goes
+    on where it ended when the command is repeated.
 
     Example: tvm-pipeline tune model.onnx --seconds 60
     """
     shapes = shapes_of(input_shapes)
     with spinner() as tell:
         if objective:
-            found = tune_plan(model, checked_objective(objective), seconds, shapes, platform, tell, warn)
+            found = tune_plan(
+                model, checked_objective(objective), seconds, shapes, platform, tell, warn, winograd=winograd
+            )
             reports = list(found.reports)
         else:
             found = None
-            reports = tune_source(model, seconds, shapes, platform, tell, warn)
+            reports = tune_source(model, seconds, shapes, platform, tell, warn, winograd=winograd)
     if json:
         print_json({"targets": [asdict(report) for report in reports], **({"plan": _json(found)} if found else {})})
         return

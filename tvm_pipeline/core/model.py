@@ -26,6 +26,8 @@ class Model:
         content: the bytes of the file.
         inputs: name, shape and dtype of every input, all fixed; empty where the format's importer knows them.
         params: parameters that were saved beside a Relay file, in TVM's own format; empty where the file has them.
+        winograd: its convolutions may be computed by Winograd's algorithm, whose values differ, where tuning found it
+            faster.
 
     Examples:
         >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
@@ -38,9 +40,10 @@ class Model:
     content: bytes
     inputs: tuple[Tensor, ...] = ()
     params: bytes = b""
+    winograd: bool = False
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all that the compiled code depends on."""
+        """The SHA-256 of all that the compiled code depends on, but for the choices that tuning may make."""
         described = msgspec.json.encode((self.name if not self.content else "", self.format, self.inputs))
         return hashlib.sha256(b"\0".join((described, self.params, self.content))).hexdigest()

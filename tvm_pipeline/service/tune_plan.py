@@ -64,12 +64,15 @@ def tune_plan(
     platform: Path | None = None,
     tell: Say = silent,
     warn: Say = _log.warning,
+    *,
+    winograd: bool = False,
 ) -> PlanTuning:
     """Tune the kernels that bound the best plan of a model, until the plan does not become better.
 
     Args:
         source: what `load` takes.
         seconds: that the search may take for each target, without compiling and profiling.
+        winograd: allow other values (see `Model.winograd`).
 
     Raises:
         OptionError: `seconds` is no time, or the objective counts bytes.
@@ -82,8 +85,8 @@ def tune_plan(
             option="objective",
             value=objective,
         )
-    model = load(source, shapes)
-    made = compile_source(source, shapes, platform, tell, warn)
+    model = replace(load(source, shapes), winograd=winograd)
+    made = compile_source(source, shapes, platform, tell, warn, winograd=winograd)
     tuners = tuners_of(made.platform, warn)
     before = Problem(made.compiled.graph, made.platform, measured_profile(made, None, tell, warn), objective)
     bounds = _Bounds(before, made)
@@ -95,7 +98,7 @@ def tune_plan(
     if not any(report.ratio for report in reports):
         return found
     tell(f"measuring {model.name} as it is tuned")
-    tuned = compile_source(source, shapes, platform, tell, warn)
+    tuned = compile_source(source, shapes, platform, tell, warn, winograd=winograd)
     after = replace(before, profile=measured_profile(tuned, None, tell, warn))
     plans = planning.plan(before).plan, planning.plan(after).plan
     found = replace(found, before=plans[0], after=plans[1])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
@@ -34,19 +35,22 @@ def tune_source(
     platform: Path | None = None,
     tell: Say = silent,
     warn: Say = _log.warning,
+    *,
+    winograd: bool = False,
 ) -> list[TuningReport]:
     """Search for faster kernels of a model for each target of a platform, or of this machine without one.
 
     Args:
         source: what `load` takes.
         seconds: that the search may take for each target, after the model was compiled once.
+        winograd: try Winograd's algorithm as well; only models that are compiled with it use what is found.
 
     Raises:
         OptionError: `seconds` is no time.
         PlatformError: no device of the platform can be tuned for.
     """
     check_seconds(seconds)
-    model = load(source, shapes)
+    model = replace(load(source, shapes), winograd=winograd)
     _, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     return [tuner.tune(model, device, seconds, tell) for device, tuner in tuners_of(settled, warn)]
 

@@ -23,7 +23,7 @@ from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.registry import description, detect_platform, served_devices, settle_platform
-from tvm_pipeline.backends.tuning import Tuner
+from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.model import Model
@@ -162,6 +162,7 @@ def compile_source(
     order: Order | None = "listed",
     *,
     tuned: bool = True,
+    winograd: bool = False,
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
@@ -173,13 +174,15 @@ def compile_source(
         order: the order in which stages run their operators. None is that of least memory where a device states its
             memory, because a plan counts what its stages take in their best order.
         tuned: False leaves out what tuning has found.
+        winograd: allow other values, where tuning has found Winograd's algorithm faster (see `Model.winograd`); warn
+            where it has not.
     """
-    model = load(source, shapes)
+    model = replace(load(source, shapes), winograd=winograd)
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     for line in stand_in_warnings(settled):
         warn(line)
     try:
-        return _compiled(model, backend, settled, tell, order, tuned)
+        return _compiled(model, backend, settled, tell, warn, order, tuned)
     except (ModelError, PlatformError) as error:
         others = served_devices(backend, settled)
         if platform or not others:
@@ -188,17 +191,23 @@ def compile_source(
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
         warn(f"{left_out} left out of {model.name}: {error}")
     backend, settled = settle_platform(replace(settled, devices=others))
-    return _compiled(model, backend, settled, tell, order, tuned)
+    return _compiled(model, backend, settled, tell, warn, order, tuned)
 
 
 def _compiled(
-    model: Model, backend: Backend, settled: Platform, tell: Say, order: Order | None, tuned: bool
+    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order | None, tuned: bool
 ) -> Compiled:
     if order is None:
         states_memory = any(device.memory_bytes is not None for device in settled.devices)
         order = "memory" if states_memory else "listed"
     compile_ = backend.compile_untuned if isinstance(backend, Tuner) and not tuned else backend.compile
-    return Compiled(backend, compile_(model, settled.devices, tell, order), settled)
+    compiled = compile_(model, settled.devices, tell, order)
+    if model.winograd and tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
+        warn(
+            f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
+            "machine; run `tvm-pipeline tune` with --winograd first"
+        )
+    return Compiled(backend, compiled, settled)
 
 
 def measured_profile(

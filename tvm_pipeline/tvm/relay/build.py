@@ -35,7 +35,7 @@ from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload
+from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, is_winograd
 from tvm_pipeline.tvm.relay.tuning.tasks import workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of, recorded_choices
 
@@ -57,8 +57,13 @@ class Tuning(msgspec.Struct, frozen=True):
 
     @property
     def tuned(self) -> int:
-        """How many distinct convolutions have a tile of tuning."""
+        """How many distinct convolutions have a choice of tuning."""
         return len(self.choices)
+
+    @property
+    def winograd(self) -> int:
+        """How many of these are computed by Winograd's algorithm."""
+        return sum(is_winograd(choice) for _, choice in self.choices)
 
     @property
     def convolutions(self) -> int:
@@ -142,7 +147,7 @@ def build_library(
 
     Args:
         host: the target of the code that launches kernels, where `target` is that of a device with memory of its own.
-        choices: tiles of convolutions, by workload; without them, those that tuning recorded on this machine.
+        choices: of tuning, by workload; without them, those recorded on this machine that the model allows.
 
     Raises:
         ModelError: TVM cannot import or compile it.
@@ -152,7 +157,7 @@ def build_library(
     described = "|".join((model.digest, target, host, tvm.__version__, str(FORMAT)))
     plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
     if choices is None:
-        choices = recorded_choices(target)
+        choices = recorded_choices(target, winograd=model.winograd)
     known = _known_workloads(plain) if choices else None
     if known is not None:
         choices = {workload: choice for workload, choice in choices.items() if workload in known}

@@ -201,7 +201,11 @@ class RelayModel:
     def tuned(self) -> list[TunedKernels]:
         """Return what is tuned, for each target where anything is."""
         found = [(target, library.tuning) for target, library in self.libraries.items()]
-        return [TunedKernels(target, tuning.tuned, tuning.convolutions) for target, tuning in found if tuning.tuned]
+        return [
+            TunedKernels(target, tuning.tuned, tuning.convolutions, tuning.winograd)
+            for target, tuning in found
+            if tuning.tuned
+        ]
 
     def kernels_to_tune(self, device: Device) -> dict[str, list[Workload]]:
         """Return the workloads of the operators that hold convolutions of ours."""

@@ -20,7 +20,8 @@ from tvm.relay.backend import te_compiler
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import as_llvm_takes_it
 from tvm_pipeline.tvm.relay.fold import building
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Workload
+from tvm_pipeline.tvm.relay.schedules.choices import Choice, Workload, is_winograd
+from tvm_pipeline.tvm.relay.schedules.winograd import by_winograd
 
 _NEAR_CACHES_BYTES, _ALL_CACHES_BYTES = 3_000_000, 40_000_000
 _LARGE_BYTES = 1_000_000  # of weights: such do not stay in a cache from one frame to the next
@@ -81,6 +82,9 @@ def _compile(candidates: Sequence[Candidate], target: tvm.target.Target, config:
         names.append([])
         for function, _ in candidate.functions:
             name = f"candidate_{len(functions)}"
+            if is_winograd(candidate.choice):
+                with target:
+                    function = by_winograd(function, candidate.choice)
             lowered = _lowered(function, {candidate.workload: candidate.choice}, target, config)
             functions[tvm.ir.GlobalVar(name)] = lowered.with_attr("global_symbol", name)
             names[-1].append(name)

@@ -26,7 +26,14 @@ from tvm_pipeline.tvm.relay.build import Library, build_library
 from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, possible_choices
+from tvm_pipeline.tvm.relay.schedules.choices import (
+    Choice,
+    Choices,
+    Workload,
+    is_winograd,
+    possible_choices,
+    winograd_choices,
+)
 from tvm_pipeline.tvm.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
 from tvm_pipeline.tvm.relay.tuning.race import ROUNDS, Times, race, winners
 from tvm_pipeline.tvm.relay.tuning.tasks import Task, optimized, tasks_of
@@ -34,6 +41,7 @@ from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record, 
 
 CANDIDATES = 10  # of a workload, the choice of the static rule among them
 WARM_RUNS = 20  # of the kernel that tells the core's peak
+MOST_SAVED = 4  # of the multiply-accumulates of a convolution by Winograd's algorithm
 WORTHWHILE = 0.01  # of the seconds of all convolutions: less is not searched for
 
 Tell = Callable[[str], None]
@@ -50,7 +58,8 @@ def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | N
     default = build_library(model, target, tell, choices={})
     begin = time.monotonic()
     workloads = set(default.tuning.workloads.values())
-    records = [record for record in read_records(target) if record.workload in workloads]
+    known = (record for record in read_records(target) if record.winograd == model.winograd)
+    records = [record for record in known if record.workload in workloads]
     proven = best_of(record for record in records if record.proven)
     found = {workload: record for workload, record in best_of(records).items() if workload not in proven}
     wanted = workloads - proven.keys() - found.keys()
@@ -69,7 +78,7 @@ def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | N
         model.name,
         target,
         len(workloads),
-        len(workloads & recorded_choices(target).keys()),
+        len(workloads & recorded_choices(target, winograd=model.winograd).keys()),
         len(search.found),
         search.candidates,
         time.monotonic() - begin,
@@ -120,7 +129,7 @@ class _Search:
         """Search tasks, the largest loss first, and note what each gained; return whether the time is over."""
         self.stopped = "all was searched"
         while waiting:
-            losses = [max(0.0, self._defaults[t.workload].seconds - t.macs * t.calls / self._peak) for t in waiting]
+            losses = [max(0.0, self._defaults[t.workload].seconds - self._products(t) / self._peak) for t in waiting]
             if sum(losses) < WORTHWHILE * self._total:
                 self.stopped = f"less than {WORTHWHILE:.0%} is left to gain"
                 break
@@ -151,16 +160,27 @@ class _Search:
         return _speed(reference, warm.seconds)
 
     def _candidates(self, task: Task) -> list[Candidate]:
-        """Return candidates in the order of their estimates, the static rule's first, spread over chunks."""
+        """Return candidates in the order of their estimates, the static rule's first, spread over chunks.
+
+        Those of Winograd's algorithm follow, where the model allows it.
+        """
+        return [Candidate(task.workload, choice, task.functions) for choice in self._choices(task)]
+
+    def _choices(self, task: Task) -> list[Choice]:
         with self._parsed:
-            choices = possible_choices(task.workload, get_simd_32bit_lanes())
+            lanes = get_simd_32bit_lanes()
         taken: Counter[int] = Counter()
         spread: list[Choice] = []
-        for choice in choices:
+        for choice in possible_choices(task.workload, lanes):
             if taken[choice[0]] <= CANDIDATES // 3 and len(spread) < CANDIDATES:
                 taken[choice[0]] += 1
                 spread.append(choice)
-        return [Candidate(task.workload, choice, task.functions) for choice in spread]
+        return [*spread, *winograd_choices(task.workload, lanes)] if self._model.winograd else spread
+
+    def _products(self, task: Task) -> float:
+        """Return the multiply-accumulates of a task that no candidate can do without."""
+        products = float(task.macs * task.calls)
+        return products / MOST_SAVED if any(map(is_winograd, self._choices(task))) else products
 
     def _search(self, task: Task, candidates: Sequence[Candidate]) -> float:
         """Measure the candidates of a task, of which the first is compiled already, and record the best.
@@ -176,7 +196,7 @@ class _Search:
             return 1.0
         self.candidates += len(candidates)
         best = self._watch.halve(candidates)
-        record = Record(task.workload, best.choice, best.seconds / task.calls, proven=False)
+        record = Record(task.workload, best.choice, best.seconds / task.calls, False, self._model.winograd)
         append_record(self._target, record)
         self.found[task.workload] = record
         return candidates[0].seconds / best.seconds
@@ -212,7 +232,7 @@ def _proven(model: Model, default: Library, found: Mapping[Workload, Record], te
     target = default.target
     with tvm.target.Target(target):
         rule = {workload: possible_choices(workload, get_simd_32bit_lanes())[0] for workload in found}
-    before = recorded_choices(target)
+    before = recorded_choices(target, winograd=model.winograd)
 
     def raced(choices: Choices) -> tuple[Times, Times]:
         tuned = build_library(model, target, tell, choices={**before, **choices})
@@ -234,7 +254,7 @@ def _proven(model: Model, default: Library, found: Mapping[Workload, Record], te
         if times:
             taken, kernels = times[workload in kept].workloads[workload]
             seconds = float(np.median(taken)) / kernels
-        append_record(target, Record(workload, kept.get(workload, rule[workload]), seconds, proven=True))
+        append_record(target, Record(workload, kept.get(workload, rule[workload]), seconds, True, model.winograd))
     return times if kept else None
 
 

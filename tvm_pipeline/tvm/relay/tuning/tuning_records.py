@@ -2,7 +2,9 @@
 
 A line has AutoTVM's fields, so that AutoTVM reads it. The choice stands among the config's entities, under names of
 ours. The entity `own_proven` says whether the choice has won in a whole network, or is that of the static rule because
-no other has. Only such records apply to builds; others are results of a search that a later run need not repeat.
+no other has. Only such records apply to builds; others are results of a search that a later run need not repeat. The
+entity `own_winograd_allowed` marks what a search found that was allowed Winograd's algorithm: such records apply to
+models that allow it, before others.
 
 Lines that are broken, or are of another generation of the schedules, are skipped. The file is read as plain JSON, and a
 line in it can do no more than choose a tile.
@@ -28,7 +30,17 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm_pipeline.backends.cores import processor
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.relay.schedules.choices import GENERATION, KNOBS, Choice, Choices, Workload, possible_choices
+from tvm_pipeline.tvm.relay.schedules.choices import (
+    GENERATION,
+    KNOBS,
+    WINOGRAD_KNOBS,
+    Choice,
+    Choices,
+    Workload,
+    is_winograd,
+    possible_choices,
+    winograd_choices,
+)
 from tvm_pipeline.tvm.tiles import channel_block
 
 _VERSION = 0.2  # of AutoTVM's format
@@ -42,12 +54,14 @@ class Record:
     Attributes:
         seconds: of one call, in processor time.
         proven: the choice won in a whole network, or is that of the static rule because no other did.
+        winograd: Winograd's algorithm was allowed in the search, so the choice may be a `Winograd`.
     """
 
     workload: Workload
     choice: Choice
     seconds: float
     proven: bool
+    winograd: bool = False
 
 
 class _Config(msgspec.Struct):
@@ -91,9 +105,16 @@ def read_records(target: str) -> list[Record]:
     return found
 
 
-def recorded_choices(target: str) -> dict[Workload, Choice]:
-    """Return the best proven choice of each workload, without those that the static rule makes anyway."""
-    best = best_of(record for record in read_records(target) if record.proven)
+def recorded_choices(target: str, *, winograd: bool = False) -> dict[Workload, Choice]:
+    """Return the best proven choice of each workload, without those that the static rule makes anyway.
+
+    Args:
+        winograd: whether Winograd's algorithm is allowed; what a search with it has proven comes first.
+    """
+    proven = [record for record in read_records(target) if record.proven]
+    best = best_of(record for record in proven if not record.winograd)
+    if winograd:
+        best |= best_of(record for record in proven if record.winograd)
     if not best:
         return {}
     with tvm.target.Target(target):
@@ -143,6 +164,7 @@ def line_of(target: str, record: Record) -> bytes:
     with tvm.target.Target(target) as parsed:
         blocks = [channel_block(channels, get_simd_32bit_lanes()) for channels in (data[1][1], kernel[1][0])]
     columns = record.choice[-1]
+    knobs = WINOGRAD_KNOBS if is_winograd(record.choice) else KNOBS[template]
     entities = [
         *(
             (name, "sp", [channels // block, block])
@@ -153,8 +175,10 @@ def line_of(target: str, record: Record) -> bytes:
         ("unroll_kw", "ot", False),
         ("own_generation", "ot", GENERATION),
         ("own_proven", "ot", record.proven),
-        *((name, "ot", value) for name, value in zip(KNOBS[template], record.choice, strict=True)),
+        *((name, "ot", value) for name, value in zip(knobs, record.choice, strict=True)),
     ]
+    if record.winograd:
+        entities.append(("own_winograd_allowed", "ot", True))
     line = {
         "input": [str(parsed), template, record.workload[1:], {}],
         "config": {"index": -1, "code_hash": None, "entity": entities},
@@ -182,10 +206,14 @@ def _record(line: bytes, target: str) -> Record:
     if described != str(tvm.target.Target.current()):
         raise ValueError(f"it is for {described[:80]}, not for {target}")
     workload = msgspec.convert([template, *arguments], Workload)
-    choice = msgspec.convert([knobs.get(name) for name in KNOBS[workload[0]]], Choice)
-    if choice not in possible_choices(workload, get_simd_32bit_lanes()):
+    allowed = knobs.get("own_winograd_allowed", False) is True
+    is_other = WINOGRAD_KNOBS[0] in knobs
+    names = WINOGRAD_KNOBS if is_other else KNOBS[workload[0]]
+    choice = msgspec.convert([knobs.get(name) for name in names], Choice)
+    possible = winograd_choices if is_other and allowed else possible_choices
+    if choice not in possible(workload, get_simd_32bit_lanes()):
         raise ValueError(f"{choice} is no tile of {workload}"[:300])
     [seconds], error, _, _ = read.result
     if error:
         raise ValueError(f"its measurement failed with error {error}")
-    return Record(workload, choice, seconds, proven)
+    return Record(workload, choice, seconds, proven, allowed)
