@@ -63,11 +63,33 @@ def test_objectives_of_bytes_are_refused(cli, model):
     assert "--objective memory,communication: it counts bytes, and tuning changes none" in outcome.err
 
 
-def _tune_by_hand(model):
-    """Record other tiles than the rule's, and faster than any that was measured."""
+def test_winograd_changes_only_what_is_compiled_with_the_option(cli, model, tmp_path):
+    from tvm_pipeline.tvm.relay.tuning.tuning_records import records_file
+
+    warned = cli("profile", model, "--repeats", 2, "--winograd")
+    assert warned.code == 0, warned.err
+    assert "tuning has found none on this machine; run `tvm-pipeline tune` with --winograd first" in " ".join(
+        warned.err.split()
+    )
+    try:
+        _tune_by_hand(model, winograd=True)
+        tuned = cli("tune", model, "--winograd", "--seconds", 0, "--json").json["targets"]
+        assert [(target["kernels"], target["tuned"]) for target in tuned] == [(3, 1)]
+        assert cli("tune", model, "--seconds", 0, "--json").json["targets"][0]["tuned"] == 0
+        compile_ = "compile", model, "-o", tmp_path / "net.tar", "--verify", 0, "--json"
+        assert cli(*compile_, "--winograd").json["tuned"] == [
+            {"target": host_target(), "tuned": 1, "kernels": 3, "winograd": 1}
+        ]
+        assert cli(*compile_).json["tuned"] == []
+    finally:
+        records_file(host_target()).unlink()
+
+
+def _tune_by_hand(model, winograd=False):
+    """Record other choices than the rule's, and faster than any that was measured."""
     from tvm_pipeline.frontends import load
     from tvm_pipeline.tvm.relay.build import build_library
-    from tvm_pipeline.tvm.relay.schedules.choices import possible_choices
+    from tvm_pipeline.tvm.relay.schedules.choices import possible_choices, winograd_choices
     from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record
 
     import tvm  # isort: skip
@@ -76,7 +98,8 @@ def _tune_by_hand(model):
     with tvm.target.Target(host_target()):
         lanes = get_simd_32bit_lanes()
     for workload in set(build_library(load(model), host_target()).tuning.workloads.values()):
-        append_record(host_target(), Record(workload, possible_choices(workload, lanes)[2], 1e-9, proven=True))
+        for choice in winograd_choices(workload, lanes)[:1] if winograd else possible_choices(workload, lanes)[2:3]:
+            append_record(host_target(), Record(workload, choice, 1e-9, proven=True, winograd=winograd))
 
 
 def test_what_compiles_untuned_says_nothing_of_it(cli, bundle, tmp_path):
