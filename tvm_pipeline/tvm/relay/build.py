@@ -12,9 +12,10 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,8 +36,9 @@ from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, is_winograd
-from tvm_pipeline.tvm.relay.tuning.tasks import workload_of
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
+from tvm_pipeline.tvm.relay.tuning.device_records import recorded_device_choices
+from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of, recorded_choices
 
 T = TypeVar("T")
@@ -48,12 +50,12 @@ class Tuning(msgspec.Struct, frozen=True):
     """What can be tuned in a library, and what was.
 
     Attributes:
-        workloads: of each function that holds a convolution of ours.
+        workloads: of each function that tuning can make faster.
         choices: of tuning, for workloads of this library.
     """
 
-    workloads: dict[str, Workload] = msgspec.field(default_factory=dict)
-    choices: tuple[tuple[Workload, Choice], ...] = ()
+    workloads: dict[str, AnyWorkload] = msgspec.field(default_factory=dict)
+    choices: tuple[tuple[AnyWorkload, AnyChoice], ...] = ()
 
     @property
     def tuned(self) -> int:
@@ -138,7 +140,7 @@ def build_library(
     target: str,
     progress: Callable[[str], None] = lambda _: None,
     host: str = "",
-    choices: Choices | None = None,
+    choices: AnyChoices | None = None,
 ) -> Library:
     """Compiles `model` for `target`, or takes it from the cache.
 
@@ -147,7 +149,7 @@ def build_library(
 
     Args:
         host: the target of the code that launches kernels, where `target` is that of a device with memory of its own.
-        choices: of tuning, by workload; without them, those recorded on this machine that the model allows.
+        choices: of tuning, by workload; without them, those recorded here that the model allows (`recorded`).
 
     Raises:
         ModelError: TVM cannot import or compile it.
@@ -157,7 +159,7 @@ def build_library(
     described = "|".join((model.digest, target, host, tvm.__version__, str(FORMAT)))
     plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
     if choices is None:
-        choices = recorded_choices(target, winograd=model.winograd)
+        choices = recorded(target, winograd=model.winograd)
     known = _known_workloads(plain) if choices else None
     if known is not None:
         choices = {workload: choice for workload, choice in choices.items() if workload in known}
@@ -181,7 +183,16 @@ def build_library(
     return load_library(folder)
 
 
-def _tuned_folder(plain: Path, choices: Choices) -> Path:
+def recorded(target: str, *, winograd: bool = False) -> AnyChoices:
+    """Return what tuning recorded on this machine for a target, with the index of its device if that is a GPU.
+
+    Raises:
+        PlatformError: TVM cannot use such a GPU here.
+    """
+    return recorded_device_choices(target) if has_own_memory(target) else recorded_choices(target, winograd=winograd)
+
+
+def _tuned_folder(plain: Path, choices: AnyChoices) -> Path:
     """Return where a library lies: others' tuning does not move it, since `choices` are those of its own workloads."""
     return plain.with_name(f"{plain.name}-{digest_of(choices)[:16]}") if choices else plain
 
@@ -201,16 +212,16 @@ def _workloads_file(plain: Path) -> Path:
     return plain.with_suffix(".workloads.json")
 
 
-def _known_workloads(plain: Path) -> set[Workload] | None:
+def _known_workloads(plain: Path) -> set[AnyWorkload] | None:
     """Return the workloads of a model that was compiled before; None where they are not known."""
     try:
-        return msgspec.json.decode(_workloads_file(plain).read_bytes(), type=set[Workload])
+        return msgspec.json.decode(_workloads_file(plain).read_bytes(), type=set[AnyWorkload])
     except (OSError, msgspec.DecodeError):
         return None
 
 
 def _compile_where_it_is_safe(
-    model: Model, target: str, host: str, folder: Path, progress: Callable[[str], None], choices: Choices
+    model: Model, target: str, host: str, folder: Path, progress: Callable[[str], None], choices: AnyChoices
 ) -> None:
     ready_to_compile(target, progress)
     described = "|".join((target, host, tvm.__version__, str(FORMAT)))
@@ -258,7 +269,7 @@ def compile_module(
     folder: Path,
     progress: Callable[[str], None],
     host: str = "",
-    choices: Choices | None = None,
+    choices: AnyChoices | None = None,
 ) -> None:
     """Compiles an imported module and writes the library into `folder`; `host` is as in `build_library`.
 
@@ -266,7 +277,7 @@ def compile_module(
     """
     ready_to_compile(target, progress)
     progress(f"compiling {name} for {target}")
-    wanted = tvm.target.Target(target, host) if host else target
+    wanted, used = tvm.target.Target(target, host) if host else target, target
     mod = pad_channels(channels_first(mod, params), params)
     try:
         try:
@@ -276,14 +287,15 @@ def compile_module(
             if plain == target:
                 raise
             progress(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
-            factory = _compile(mod, tvm.target.Target(plain, host), params, choices)
+            factory, used = _compile(mod, tvm.target.Target(plain, host), params, choices), plain
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
-    _write(folder, factory, mod, params, target, choices or {})
+    workloads = _workloads(factory, tvm.target.Target(used))
+    _write(folder, factory, mod, params, target, workloads, choices or {})
 
 
 def _compile(
-    mod: tvm.IRModule, target: str | tvm.target.Target, params: dict[str, Any], choices: Choices | None
+    mod: tvm.IRModule, target: str | tvm.target.Target, params: dict[str, Any], choices: AnyChoices | None
 ) -> Any:
     return as_llvm_takes_it(lambda config: fast_build(mod, target, params, choices, config=config))
 
@@ -302,26 +314,44 @@ def as_llvm_takes_it(compile_: Callable[[dict[str, bool]], T]) -> T:
     return compile_({"tir.disable_cse_tir": True})
 
 
+def _functions(factory: Any) -> dict[str, relay.Function]:
+    """Return what each kernel computes."""
+    return {
+        str(name): next(iter(info.relay_primfuncs.values()))
+        for name, info in factory.function_metadata.items()
+        if len(info.relay_primfuncs)
+    }
+
+
+def _workloads(factory: Any, target: tvm.target.Target) -> dict[str, AnyWorkload]:
+    """Return the workload of each function that tuning can make faster."""
+    find: Callable[[relay.Function], AnyWorkload | None] = workload_of
+    if has_own_memory(target.kind.name):
+        find = partial(device_workload_of, target=target)
+    found = {name: find(function) for name, function in _functions(factory).items()}
+    return {name: workload for name, workload in found.items() if workload is not None}
+
+
 def _write(
-    folder: Path, factory: Any, mod: tvm.IRModule, params: dict[str, Any], target: str, choices: Choices
+    folder: Path,
+    factory: Any,
+    mod: tvm.IRModule,
+    params: dict[str, Any],
+    target: str,
+    workloads: Mapping[str, AnyWorkload],
+    choices: AnyChoices,
 ) -> None:
     inputs = tuple(
         Tensor(p.name_hint, tuple(int(extent) for extent in p.checked_type.shape), p.checked_type.dtype)
         for p in mod["main"].params
         if p.name_hint not in params
     )
-    metadata = factory.function_metadata
-    functions = {
-        str(name): next(iter(info.relay_primfuncs.values()))
-        for name, info in metadata.items()
-        if len(info.relay_primfuncs)
-    }
     graph_json = factory.get_graph_json()
     if "storage_scope" in json.loads(graph_json)["attrs"]:
         raise ModelError(
             f"{target} keeps tensors in textures, which cannot be cut yet; use the target `opencl` without -device"
         )
-    kernels = kernels_of_library(graph_json, functions, [tensor.name for tensor in inputs])
+    kernels = kernels_of_library(graph_json, _functions(factory), [tensor.name for tensor in inputs])
     try:
         factory.lib.export_library(str(folder / "kernels.so"))
     except (RuntimeError, OSError) as error:
@@ -329,12 +359,9 @@ def _write(
             f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
         ) from error
     (folder / "graph.json").write_text(graph_json)
-    found = {name: workload_of(function) for name, function in functions.items()}
-    workloads = {name: workload for name, workload in found.items() if workload is not None}
-    applied = tuple(
-        (workload, choices[workload]) for workload in sorted(set(workloads.values())) if workload in choices
-    )
-    (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(workloads, applied)))
+    given: Mapping[Any, AnyChoice] = choices
+    applied = tuple((workload, given[workload]) for workload in sorted(set(workloads.values())) if workload in given)
+    (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
     (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     (folder / "kernels.json").write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))

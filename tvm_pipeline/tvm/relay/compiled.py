@@ -33,11 +33,11 @@ from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
-from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
+from tvm_pipeline.tvm.relay.build import Library, build_library, load_library, recorded
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.importer import reason
-from tvm_pipeline.tvm.relay.schedules.choices import Choices, Workload
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, AnyWorkload
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
 
 Bind = Callable[[Device], None]
@@ -207,12 +207,12 @@ class RelayModel:
             if tuning.tuned
         ]
 
-    def kernels_to_tune(self, device: Device) -> dict[str, list[Workload]]:
-        """Return the workloads of the operators that hold convolutions of ours."""
+    def kernels_to_tune(self, device: Device) -> dict[str, list[AnyWorkload]]:
+        """Return the workloads of the operators that tuning can make faster."""
         library, _ = self._library(device)
         part = self.cut([operator.name for operator in self.graph.operators], device)
         nodes = json.loads(part.graph_json)["nodes"]
-        found: dict[str, list[Workload]] = {}
+        found: dict[str, list[AnyWorkload]] = {}
         for node, operator in part.operator_nodes:
             workload = library.tuning.workloads.get(nodes[node]["attrs"]["func_name"])
             if workload is not None:
@@ -264,7 +264,7 @@ class RelayModel:
         progress: Callable[[str], None],
         order: Order = "listed",
         host: str = "",
-        choices: Choices | None = None,
+        choices: AnyChoices | None = None,
     ) -> RelayModel:
         """Compile once for each distinct target, in the sequence given.
 
@@ -272,8 +272,12 @@ class RelayModel:
             host: the target of the code that launches the kernels of devices with memory of their own.
             choices: of tuning; None takes those that are recorded for each target.
         """
+        first = {compiler_target(target): target for target in reversed(targets)}
         wanted = dict.fromkeys(map(compiler_target, targets))
-        libraries = [build_library(model, target, progress, host, choices) for target in wanted]
+        libraries = []
+        for target in wanted:
+            known = recorded(first[target], winograd=model.winograd) if choices is None else choices
+            libraries.append(build_library(model, target, progress, host, known))
         compiled = cls(model.name, libraries, bind, order)
         if len(libraries) == 1:
             for target in targets:

@@ -29,7 +29,7 @@ from tvm import autotvm, relay
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.schedules import own_schedules
-from tvm_pipeline.tvm.relay.schedules.choices import Choices, following
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, following
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 __all__ = ["FoldConstantFast", "building", "fast_build", "fast_context"]
@@ -62,7 +62,7 @@ def fast_context(opt_level: int = 3, **context: Any) -> tvm.transform.PassContex
 
 
 def fast_build(
-    mod: tvm.IRModule, target: Any, params: Any = None, choices: Choices | None = None, **options: Any
+    mod: tvm.IRModule, target: Any, params: Any = None, choices: AnyChoices | None = None, **options: Any
 ) -> Any:
     """``relay.build`` as :func:`building` has it; `config` is the ``PassContext``'s."""
     with building(choices, options.pop("config", None)):
@@ -70,7 +70,7 @@ def fast_build(
 
 
 @contextmanager
-def building(choices: Choices | None = None, config: Any = None) -> Iterator[None]:
+def building(choices: AnyChoices | None = None, config: Any = None) -> Iterator[None]:
     """A :func:`fast_context` with schedules of our own, and `choices` of tuning for them.
 
     It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py` and `splits.py`.

@@ -2,7 +2,8 @@
 
 A convolution is known by its *workload*, AutoTVM's tuple of what TOPI is asked to compute. Its *choice* is the numbers
 of a `Tile`, or of a `Band` where it is depthwise. Schedules find the choice in the config that TOPI hands them, under
-names of ours beside TOPI's; without one, the static rule of `tvm/tiles.py` stands. Next: `tuning/tuning_records.py`.
+names of ours beside TOPI's; without one, the static rule of `tvm/tiles.py` stands. GPUs have TOPI's own schedules:
+`device_choices.py`. Next: `tuning/tuning_records.py`.
 
 The choice may also be the numbers of a `Winograd`, another algorithm, whose values differ: then `winograd.py` puts
 another operator in the place of the convolution. Only a model with `Model.winograd` is tuned and built so.
@@ -13,12 +14,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import starmap
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeGuard
 
 import msgspec
 from tvm import autotvm
 from tvm.autotvm.task.space import FallbackConfigEntity, OtherOptionEntity
 
+from tvm_pipeline.tvm.relay.schedules.device_choices import DeviceChoice, DeviceWorkload, config_of, workload_of_text
 from tvm_pipeline.tvm.tiles import Band, Tile, band_rule, bands, channel_block, tiles
 from tvm_pipeline.tvm.winograd import KERNEL, Winograd, winograd_forms
 
@@ -49,6 +52,10 @@ Workload: TypeAlias = tuple[
 ]
 Choice: TypeAlias = tuple[int, ...]
 Choices: TypeAlias = Mapping[Workload, Choice]
+# Of a library, whose target is one of CPU cores, or of GPUs.
+AnyWorkload: TypeAlias = Workload | DeviceWorkload
+AnyChoice: TypeAlias = Choice | DeviceChoice
+AnyChoices: TypeAlias = Mapping[Any, AnyChoice]
 
 
 class Output(NamedTuple):
@@ -97,9 +104,9 @@ def winograd_choices(workload: Workload, lanes: int) -> list[Choice]:
     return [tuple(form) for form in forms]
 
 
-def is_winograd(choice: Choice | None) -> TypeGuard[Choice]:
+def is_winograd(choice: AnyChoice | None) -> TypeGuard[Choice]:
     """Return whether a choice is that of Winograd's algorithm."""
-    return choice is not None and len(choice) == len(Winograd._fields)
+    return isinstance(choice, tuple) and len(choice) == len(Winograd._fields)
 
 
 def chosen(config: Any, template: str) -> Choice | None:
@@ -121,7 +128,7 @@ class _Chosen(autotvm.task.DispatchContext):
         self._of_thread = threading.local()
 
     @contextmanager
-    def active(self, choices: Choices) -> Iterator[None]:
+    def active(self, choices: AnyChoices) -> Iterator[None]:
         """Have what this thread builds follow the choices until the block ends."""
         if not choices:
             yield
@@ -130,8 +137,8 @@ class _Chosen(autotvm.task.DispatchContext):
             self._builds += 1
             if self._builds == 1:
                 self.__enter__()
-        tiles_chosen = {workload: choice for workload, choice in choices.items() if not is_winograd(choice)}
-        self._of_thread.configs = {workload: _config(workload, choice) for workload, choice in tiles_chosen.items()}
+        tiles_chosen = ((workload, choice) for workload, choice in choices.items() if not is_winograd(choice))
+        self._of_thread.configs = dict(starmap(_config, tiles_chosen))
         self._of_thread.choices = choices
         try:
             yield
@@ -156,11 +163,14 @@ class _Chosen(autotvm.task.DispatchContext):
             self._old_ctx.update(target, workload, config)
 
 
-def _config(workload: Workload, choice: Choice) -> FallbackConfigEntity:
+def _config(workload: AnyWorkload, choice: AnyChoice) -> tuple[Any, Any]:
+    """Return the workload as TOPI asks for it, and the config that it is to have."""
+    if isinstance(workload, str):
+        return workload_of_text(workload), config_of(workload, str(choice))
     config = FallbackConfigEntity()  # TOPI fills in its own entities by its rules, as without a choice
     for name, value in zip(KNOBS[workload[0]], choice, strict=True):
         config[name] = OtherOptionEntity(value)
-    return config
+    return workload, config
 
 
 def _unpacked(workload: Any) -> Any:

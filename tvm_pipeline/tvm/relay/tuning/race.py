@@ -91,7 +91,7 @@ class _Runner:
 
     def times(self, seconds: Seconds) -> Times:
         """Sum up the seconds of passes (passes x nodes)."""
-        columns: dict[Workload, list[int]] = {}
+        columns: dict[Any, list[int]] = {}
         for node, workload in enumerate(self._workloads):
             if workload is not None:
                 columns.setdefault(workload, []).append(node)

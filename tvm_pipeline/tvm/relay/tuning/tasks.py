@@ -1,25 +1,35 @@
-"""The fused functions of a network that hold a convolution of ours: tuning measures it with all that is fused to it."""
+"""The fused functions of a network that hold what is tuned: tuning measures it with all that is fused to it.
+
+For CPU cores these are the convolutions of our own schedules, for GPUs what TOPI has a template of AutoTVM's for.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 import tvm
-from tvm import relay
+from tvm import autotvm, relay, te
+from tvm.relay.backend import te_compiler
 
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.macs import macs
 from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, plain_workload, winograd_workload
+from tvm_pipeline.tvm.relay.schedules.device_choices import DeviceWorkload, text_of
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
+
+W = TypeVar("W", Workload, DeviceWorkload)
 
 _WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
 _TEMPLATES = {_WINOGRAD: CONV2D, "nn.contrib_conv2d_NCHWc": CONV2D, "nn.contrib_depthwise_conv2d_NCHWc": DEPTHWISE}
+_ON_DEVICES = {"nn.conv2d", "nn.conv2d_transpose", "nn.dense", "nn.batch_matmul"}
 
 
 @dataclass(slots=True)
-class Task:
+class Task(Generic[W]):
     """One workload of a network.
 
     Attributes:
@@ -27,7 +37,7 @@ class Task:
         functions: the fused functions that hold it, which differ in what follows, each with its calls in the network.
     """
 
-    workload: Workload
+    workload: W
     macs: int
     functions: list[tuple[relay.Function, int]] = field(default_factory=list)
 
@@ -42,33 +52,43 @@ def optimized(mod: tvm.IRModule, target: Any, params: dict[str, Any] | None = No
         return relay.optimize(SplitByIndices()(mod), target, params=params)[0]
 
 
-def tasks_of(mod: tvm.IRModule) -> list[Task]:
-    """Return the workloads of an optimized module (`optimized`)."""
-    functions: dict[int, relay.Function] = {}
+def tasks_of(mod: tvm.IRModule) -> list[Task[Workload]]:
+    """Return the workloads of an optimized module (`optimized`) for CPU cores."""
+    return _tasks(mod, workload_of)
+
+
+def device_tasks_of(mod: tvm.IRModule, target: tvm.target.Target) -> list[Task[DeviceWorkload]]:
+    """Return the workloads of an optimized module (`optimized`) for a GPU."""
+    return _tasks(mod, partial(device_workload_of, target=target))
+
+
+def _tasks(mod: tvm.IRModule, find: Callable[[relay.Function], W | None]) -> list[Task[W]]:
+    functions: dict[int, tuple[relay.Function, W]] = {}
     calls: Counter[int] = Counter()
 
     def visit(expr: relay.Expr) -> None:
-        if isinstance(expr, relay.Function) and workload_of(expr) is not None:
+        if isinstance(expr, relay.Function):
             key = tvm.ir.structural_hash(expr)
-            functions.setdefault(key, expr)
-            calls[key] += 1
+            workload = functions[key][1] if key in functions else find(expr)
+            if workload is not None:
+                functions[key] = expr, workload
+                calls[key] += 1
 
     relay.analysis.post_order_visit(mod["main"], visit)
-    tasks: dict[Workload, Task] = {}
-    for key, function in functions.items():
-        found = _convolution(function)
-        workload = workload_of(function)
-        if found is not None and workload is not None:
-            task = tasks.setdefault(workload, Task(workload, macs(found)))
-            task.functions.append((function, calls[key]))
+    tasks: dict[W, Task[W]] = {}
+    for key, (function, workload) in functions.items():
+        [anchor] = _anchors(function, _TEMPLATES.keys() | _ON_DEVICES)
+        task = tasks.setdefault(workload, Task(workload, macs(anchor)))
+        task.functions.append((function, calls[key]))
     return list(tasks.values())
 
 
 def workload_of(function: relay.Function) -> Workload | None:
     """Return the workload of a fused function, as TOPI asks for it; None where a schedule of ours does not serve it."""
-    call = _convolution(function)
-    if call is None:
+    anchors = _anchors(function, _TEMPLATES)
+    if len(anchors) != 1:
         return None
+    [call] = anchors
     data, kernel = (argument.checked_type for argument in call.args)
     result, attrs = call.checked_type, call.attrs
     is_stored_as_computed = tvm.ir.structural_equal(result, function.body.checked_type)
@@ -83,15 +103,28 @@ def workload_of(function: relay.Function) -> Workload | None:
     return workload
 
 
-def _convolution(function: relay.Function) -> relay.Call | None:
-    """Return the convolution in a fused function; fusion puts no two into one."""
+def device_workload_of(function: relay.Function, target: tvm.target.Target) -> DeviceWorkload | None:
+    """Return the workload of a fused function as TOPI's default for a GPU has it; None where it cannot be tuned."""
+    anchors = _anchors(function, _ON_DEVICES)
+    if len(anchors) != 1:
+        return None
+    [call] = anchors
+    types = [argument.checked_type for argument in call.args]
+    arguments = [te.placeholder([int(extent) for extent in type_.shape], type_.dtype) for type_ in types]
+    with target, building():
+        _, outputs = te_compiler.select_implementation(call.op, call.attrs, arguments, call.checked_type, target)
+    workload = autotvm.task.get_workload(outputs)
+    return text_of(workload) if workload else None
+
+
+def _anchors(function: relay.Function, names: Collection[str]) -> list[relay.Call]:
+    """Return the calls of these operators in a fused function; fusion puts no two into one."""
     found: list[relay.Call] = []
 
     def visit(expr: relay.Expr) -> None:
-        if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in _TEMPLATES:
+        if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op) and expr.op.name in names:
             found.append(expr)
 
-    if function.attrs is None or "Primitive" not in function.attrs.keys():  # noqa: SIM118 - no mapping
-        return None
-    relay.analysis.post_order_visit(function.body, visit)
-    return found[0] if len(found) == 1 else None
+    if function.attrs is not None and "Primitive" in function.attrs.keys():  # noqa: SIM118 - no mapping
+        relay.analysis.post_order_visit(function.body, visit)
+    return found

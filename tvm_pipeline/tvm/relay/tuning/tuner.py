@@ -57,7 +57,7 @@ def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | N
     """
     default = build_library(model, target, tell, choices={})
     begin = time.monotonic()
-    workloads = set(default.tuning.workloads.values())
+    workloads: set[Any] = set(default.tuning.workloads.values())
     known = (record for record in read_records(target) if record.winograd == model.winograd)
     records = [record for record in known if record.workload in workloads]
     proven = best_of(record for record in records if record.proven)
@@ -159,14 +159,14 @@ class _Search:
             self._watch.halve([default])
         return _speed(reference, warm.seconds)
 
-    def _candidates(self, task: Task) -> list[Candidate]:
+    def _candidates(self, task: Task[Workload]) -> list[Candidate]:
         """Return candidates in the order of their estimates, the static rule's first, spread over chunks.
 
         Those of Winograd's algorithm follow, where the model allows it.
         """
         return [Candidate(task.workload, choice, task.functions) for choice in self._choices(task)]
 
-    def _choices(self, task: Task) -> list[Choice]:
+    def _choices(self, task: Task[Workload]) -> list[Choice]:
         with self._parsed:
             lanes = get_simd_32bit_lanes()
         taken: Counter[int] = Counter()
@@ -177,12 +177,12 @@ class _Search:
                 spread.append(choice)
         return [*spread, *winograd_choices(task.workload, lanes)] if self._model.winograd else spread
 
-    def _products(self, task: Task) -> float:
+    def _products(self, task: Task[Workload]) -> float:
         """Return the multiply-accumulates of a task that no candidate can do without."""
         products = float(task.macs * task.calls)
         return products / MOST_SAVED if any(map(is_winograd, self._choices(task))) else products
 
-    def _search(self, task: Task, candidates: Sequence[Candidate]) -> float:
+    def _search(self, task: Task[Workload], candidates: Sequence[Candidate]) -> float:
         """Measure the candidates of a task, of which the first is compiled already, and record the best.
 
         Returns:
@@ -218,7 +218,7 @@ def _reference() -> tvm.IRModule:
     return relay.transform.InferType()(tvm.IRModule.from_expr(function))
 
 
-def _speed(task: Task, seconds: float) -> float:
+def _speed(task: Task[Workload], seconds: float) -> float:
     """Return multiply-accumulates a second."""
     return task.macs * task.calls / seconds
 

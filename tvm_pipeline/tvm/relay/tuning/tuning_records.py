@@ -18,10 +18,10 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, TypeVar
 
 import msgspec
 import tvm
@@ -34,8 +34,8 @@ from tvm_pipeline.tvm.relay.schedules.choices import (
     GENERATION,
     KNOBS,
     WINOGRAD_KNOBS,
+    AnyChoices,
     Choice,
-    Choices,
     Workload,
     is_winograd,
     possible_choices,
@@ -43,7 +43,7 @@ from tvm_pipeline.tvm.relay.schedules.choices import (
 )
 from tvm_pipeline.tvm.tiles import channel_block
 
-_VERSION = 0.2  # of AutoTVM's format
+VERSION = 0.2  # of AutoTVM's format
 _log = logging.getLogger(__name__)
 
 
@@ -64,6 +64,22 @@ class Record:
     winograd: bool = False
 
 
+class _Measured(Protocol):
+    @property
+    def workload(self) -> Any: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+
+T = TypeVar("T")
+R = TypeVar("R", bound=_Measured)
+
+
+class OtherGenerationError(Exception):
+    """The line is a record of other schedules."""
+
+
 class _Config(msgspec.Struct):
     entity: list[tuple[str, str, Any]]
 
@@ -76,14 +92,23 @@ class _Line(msgspec.Struct):
 
 def records_file(target: str) -> Path:
     """Return the file of what was measured for a target on this processor."""
-    described = f"{target} {processor()}"
+    return file_of(f"{target} {processor()}")
+
+
+def file_of(described: str) -> Path:
+    """Return the file of records for what is described: a target and the hardware."""
     readable = re.sub(r"[^\w.=+-]+", "_", described)[:80]
     return cache_folder() / "tuning" / f"{readable}-{hashlib.sha256(described.encode()).hexdigest()[:8]}.jsonl"
 
 
 def read_records(target: str) -> list[Record]:
     """Return what was measured for a target on this processor; log how many lines are skipped."""
-    file = records_file(target)
+    with tvm.target.Target(target):
+        return read_lines(records_file(target), lambda line: _record(line, target))
+
+
+def read_lines(file: Path, read: Callable[[bytes], T]) -> list[T]:
+    """Return what `read` makes of each line of a file; log how many lines are skipped because it raises ValueError."""
     try:
         lines = file.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -92,14 +117,13 @@ def read_records(target: str) -> list[Record]:
         _log.warning("%s cannot be read (%s): nothing in it is applied", file, error.strerror or error)
         return []
     found, broken = [], []
-    with tvm.target.Target(target):
-        for number, line in enumerate(lines, 1):
-            try:
-                found += [_record(line, target)] if line.strip() else []
-            except _OtherGenerationError:
-                continue
-            except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
-                broken.append(f"line {number}: {error}")
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [read(line)] if line.strip() else []
+        except OtherGenerationError:
+            continue
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            broken.append(f"line {number}: {error}")
     if broken:
         _log.warning("%s: %d lines are no records of tuning and are skipped (%s)", file, len(broken), broken[0])
     return found
@@ -125,9 +149,9 @@ def recorded_choices(target: str, *, winograd: bool = False) -> dict[Workload, C
         }
 
 
-def best_of(records: Iterable[Record]) -> dict[Workload, Record]:
+def best_of(records: Iterable[R]) -> dict[Any, R]:
     """Return the record of the least seconds of each workload."""
-    best: dict[Workload, Record] = {}
+    best: dict[Any, R] = {}
     for record in records:
         if record.workload not in best or record.seconds < best[record.workload].seconds:
             best[record.workload] = record
@@ -135,15 +159,19 @@ def best_of(records: Iterable[Record]) -> dict[Workload, Record]:
 
 
 def append_record(target: str, record: Record) -> None:
+    """Append a record to the file of its target."""
+    append_line(records_file(target), line_of(target, record))
+
+
+def append_line(file: Path, line: bytes) -> None:
     """Append one line, whole: a process that is killed leaves no more than one broken line, the last."""
-    file = records_file(target)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             size = os.fstat(descriptor).st_size
             is_broken = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            os.write(descriptor, (b"\n" if is_broken else b"") + line_of(target, record) + b"\n")
+            os.write(descriptor, (b"\n" if is_broken else b"") + line + b"\n")
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -152,7 +180,7 @@ def append_record(target: str, record: Record) -> None:
         ) from error
 
 
-def digest_of(choices: Choices) -> str:
+def digest_of(choices: AnyChoices) -> str:
     """Return a digest of choices, whatever their order is; empty for none."""
     text = "\n".join(sorted(f"{GENERATION} {workload} {choice}" for workload, choice in choices.items()))
     return hashlib.sha256(text.encode()).hexdigest() if choices else ""
@@ -183,14 +211,10 @@ def line_of(target: str, record: Record) -> bytes:
         "input": [str(parsed), template, record.workload[1:], {}],
         "config": {"index": -1, "code_hash": None, "entity": entities},
         "result": [[record.seconds], 0, 0.0, time.time()],
-        "version": _VERSION,
+        "version": VERSION,
         "tvm_version": tvm.__version__,
     }
     return json.dumps(line).encode()
-
-
-class _OtherGenerationError(Exception):
-    """The line is a record of other schedules."""
 
 
 def _record(line: bytes, target: str) -> Record:
@@ -201,7 +225,7 @@ def _record(line: bytes, target: str) -> Record:
     if generation is None or not isinstance(proven, bool):
         raise ValueError("it does not say which of the schedules it is of")
     if generation != GENERATION:
-        raise _OtherGenerationError
+        raise OtherGenerationError
     described, template, arguments, _ = read.input
     if described != str(tvm.target.Target.current()):
         raise ValueError(f"it is for {described[:80]}, not for {target}")
