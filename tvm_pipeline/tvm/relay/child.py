@@ -14,29 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
 from tvm_pipeline import errors
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload
-
-# How the child gets this module: a fresh interpreter with the parent's own path.
-CHILD = (
-    "import sys; descriptor, folder, *sys.path = sys.argv[1:]; "
-    "from tvm_pipeline.tvm.relay.child import serve; serve(int(descriptor), folder)"
-)
+from tvm_pipeline.tvm.relay.child_process import ORDER, end_with_parent, run_child
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload
 
 CODE = "making code"  # the stage of a compile in which LLVM runs
-ORDER = "order"  # the file that tells the child what to do
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -55,7 +45,7 @@ class Order(msgspec.Struct, frozen=True):
     library: str
     log_level: int
     host: str = ""
-    choices: tuple[tuple[Workload, Choice], ...] = ()
+    choices: tuple[tuple[AnyWorkload, AnyChoice], ...] = ()
     one_by_one: bool = False
 
 
@@ -83,7 +73,7 @@ def compile_in_child(
     library: Path,
     progress: Callable[[str], None],
     host: str = "",
-    choices: Choices | None = None,
+    choices: AnyChoices | None = None,
 ) -> set[str]:
     """Compile `model` for `target` into the folder `library`, which is empty; return the dtypes of its tensors.
 
@@ -124,67 +114,26 @@ class _Death(msgspec.Struct):
 
 def _run(order: Order, progress: Callable[[str], None]) -> set[str] | _Death:
     """Run a child; return the model's dtypes or how it died, and raise what it raised."""
-    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder, open(f"{folder}/stderr", "w+b") as spoken:
-        (Path(folder) / ORDER).write_bytes(msgspec.msgpack.encode(order))
-        reading, writing = os.pipe()
-        command = [sys.executable, "-c", CHILD, str(writing), folder, *sys.path]
-        with open(reading, "rb") as reports:
-            try:
-                # A session of its own: Ctrl-C comes to the parent alone, which ends the child and its linker.
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,
-                    stderr=spoken,
-                    pass_fds=[writing],
-                    start_new_session=True,
-                )
-            finally:
-                os.close(writing)
-            try:
-                stage, operator, last = _follow(reports, progress)
-                code = process.wait()
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-        spoken.seek(0)
-        words = spoken.read().decode(errors="replace")
-    if last.done and code == 0:
-        sys.stderr.write(words)
+    stage, operator, last = "starting", "", Report()
+
+    def heard(line: bytes) -> None:
+        """Pass on what the child reports, and keep its last stage, operator and report."""
+        nonlocal stage, operator, last
+        last = msgspec.json.decode(line, type=Report)
+        if last.progress:
+            progress(last.progress)
+        if last.doing[0]:
+            stage, operator = last.doing
+        if last.log[0]:
+            logging.getLogger(last.log[0]).log(last.log[1], "%s", last.log[2])
+
+    ended = run_child(__name__, msgspec.msgpack.encode(order), heard)
+    if last.done and ended.code == 0:
+        sys.stderr.write(ended.words)
         return set(last.done)
     if last.error[0]:
         raise getattr(errors, last.error[0], errors.ModelError)(last.error[1])
-    return _Death(_ending(code), stage, operator, _last_words(words))
-
-
-def _follow(reports: IO[bytes], progress: Callable[[str], None]) -> tuple[str, str, Report]:
-    """Pass on what the child reports until it ends: its last stage and operator, and its last report."""
-    stage, operator, report = "starting", "", Report()
-    for line in reports:
-        try:
-            report = msgspec.json.decode(line, type=Report)
-        except msgspec.DecodeError:  # it died in the middle of a line
-            break
-        if report.progress:
-            progress(report.progress)
-        if report.doing[0]:
-            stage, operator = report.doing
-        if report.log[0]:
-            logging.getLogger(report.log[0]).log(report.log[1], "%s", report.log[2])
-    return stage, operator, report
-
-
-def _ending(code: int) -> str:
-    names = {-number.value: number.name for number in signal.Signals}
-    return names.get(code, f"exit code {code}")
-
-
-def _last_words(words: str) -> str:
-    """The assertion that failed, or the last line, without the path of LLVM's source in front of it."""
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    told = [line for line in lines if "Assertion" in line or "LLVM ERROR" in line] or lines[-1:]
-    return told[0][-300:] if told else ""
+    return _Death(ended.how, stage, operator, ended.last_words)
 
 
 # --- The child ---
@@ -192,7 +141,7 @@ def _last_words(words: str) -> str:
 
 def serve(descriptor: int, folder: str) -> None:
     """Do the order in `folder` and report on `descriptor`."""
-    _end_with_parent()
+    end_with_parent()
     order = msgspec.msgpack.decode((Path(folder) / ORDER).read_bytes(), type=Order)
     with open(descriptor, "wb", buffering=0) as stream:
 
@@ -203,7 +152,7 @@ def serve(descriptor: int, folder: str) -> None:
         from tvm_pipeline.tvm.relay.build import compile_module, element_types
         from tvm_pipeline.tvm.relay.importer import import_model
 
-        logging.getLogger().addHandler(_Sending(report))
+        logging.getLogger().addHandler(Sending(report))
         logging.getLogger().setLevel(order.log_level)
         try:
             report(doing=("importing the model", ""))
@@ -225,15 +174,7 @@ def serve(descriptor: int, folder: str) -> None:
             report(error=(type(error).__name__, str(error)))
 
 
-def _end_with_parent() -> None:
-    """Die when the parent does, even where it was killed."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
-
-
-class _Sending(logging.Handler):
+class Sending(logging.Handler):
     """Sends records to the parent, whose handlers know what to do with them."""
 
     def __init__(self, report: Callable[..., None]) -> None:
