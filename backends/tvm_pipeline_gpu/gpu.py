@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.backends.registry import find_backend
+from tvm_pipeline.backends.tuning import TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform, core_ranges
@@ -131,6 +132,18 @@ class GpuBackend:
         compiled = RelayModel.compile(model, [device.target for device in devices], bind, progress, order, host=host)
         check_agreement(compiled, devices, progress)
         return compiled
+
+    def tune(self, model: Model, device: Device, seconds: float, progress: Progress) -> TuningReport:
+        """Search for faster kernels on a GPU; see `backends.tuning.Tuner`.
+
+        Raises:
+            RunError: the GPU does not run the model, or too many candidates end the process that tries them.
+        """
+        from tvm_pipeline.tvm.relay.tuning.device_child import tune_in_child
+
+        if device.stand_in and device.cores and kind_of(device.target) == "opencl":
+            os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(len(device.cores)))
+        return tune_in_child(model, device, _host_target([]), seconds, _meant(device).name, progress)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: stages of several models take turns in a GPU's one queue."""

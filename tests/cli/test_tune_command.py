@@ -44,7 +44,7 @@ def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
 
     bundle = tmp_path / "net.tar"
     compiled = cli("compile", model, "-o", bundle, "--verify", 0)
-    assert f"tuned for {host_target()}: 3 of 3 distinct convolutions" in compiled.out
+    assert f"tuned for {host_target()}: 3 of 3 distinct kernels" in compiled.out
     shown = cli("show", bundle, "-o", tmp_path, "--format", "svg", "--json").json
     assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3, "winograd": 0}]
     assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
@@ -118,5 +118,7 @@ def test_devices_that_cannot_be_tuned_are_refused(cli, model):
     with installed(FakeBackend([Device("gpu0", "fake")])):
         outcome = cli("tune", model)
     assert outcome.code == 1
-    assert "gpu0 (backend fake) cannot be tuned: `tune` measures CPU cores (backend host) only" in outcome.err
+    assert (
+        "gpu0 (backend fake) cannot be tuned: `tune` measures CPU cores and GPUs (backends host and gpu)" in outcome.err
+    )
     assert "leave --platform out" in outcome.err

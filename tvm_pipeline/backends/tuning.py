@@ -1,6 +1,6 @@
 """What a backend has as well if it can make its kernels faster by measuring: `tune`, and what that reports.
 
-Next: `contract.py`; `tvm_pipeline/tvm/relay/tuning/` for CPU cores.
+Next: `contract.py`; `tvm_pipeline/tvm/relay/tuning/` for CPU cores and GPUs.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class TuningReport:
         measured: those that this run searched.
         candidates: compiled and timed in this run.
         seconds: that it took.
-        default_s, tuned_s: processor time of the model without and with what is tuned, side by side; None where
-            nothing new was to be compared.
+        default_s, tuned_s: time of the model without and with what is tuned, side by side: processor time of one
+            core, or time of a GPU with its copies; None where nothing new was to be compared.
         ratio: default over tuned, the median of several comparisons; `spread` is the least and the largest of them.
         stopped: why the search ended.
     """
@@ -65,7 +65,7 @@ class TunedKernels:
 
     def __str__(self) -> str:
         by = f", {self.winograd} of them by Winograd's algorithm" if self.winograd else ""
-        return f"tuned for {self.target}: {self.tuned} of {self.kernels} distinct convolutions{by}"
+        return f"tuned for {self.target}: {self.tuned} of {self.kernels} distinct kernels{by}"
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ class Tuner(Protocol):
     def tune(
         self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
     ) -> TuningReport:
-        """Search for faster kernels of the model for the target of a device, on its first core.
+        """Search for faster kernels of the model for the target of a device, on its first core, or on the GPU.
 
         What is found is kept for later compilations on this machine. What was measured before is not measured again.
         Results stay the same bit for bit, unless the model allows other values (`Model.winograd`).

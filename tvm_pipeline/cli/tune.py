@@ -38,6 +38,8 @@ def command(
 ) -> None:
     """Search for faster kernels of a model by measuring; later compilations of it on this machine use them.
 
+    CPU cores and GPUs of the platform are tuned, one after the other.
+
     Results stay the same, bit for bit, unless --winograd is given here and to `compile`. A search that was stopped goes
     on where it ended when the command is repeated.
 
@@ -85,8 +87,8 @@ def _table(reports: list[TuningReport]) -> TextTable:
         )
         for report in reports
     )
-    columns = ("target", "tuned", "searched", "tiles", "s", "default ms", "tuned ms")
-    return TextTable("Convolutions tuned on one core, in processor time", columns, rows)
+    columns = ("target", "tuned", "searched", "tried", "s", "default ms", "tuned ms")
+    return TextTable("Kernels tuned (processor time of one core; time of a GPU)", columns, rows)
 
 
 def _milliseconds(seconds: float | None) -> str:

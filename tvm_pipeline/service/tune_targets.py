@@ -81,8 +81,8 @@ def tuners_of(platform: Platform, warn: Say) -> list[tuple[Device, Tuner]]:
         listed = ", ".join(f"{device.name} (backend {device.backend})" for device in others)
         if not tuners:
             raise PlatformError(
-                f"{listed} cannot be tuned: `tune` measures CPU cores (backend host) only; leave `platform` out, or "
-                "give one with CPU cores"
+                f"{listed} cannot be tuned: `tune` measures CPU cores and GPUs (backends host and gpu) only; leave "
+                "`platform` out, or give one with such devices"
             )
-        warn(f"not tuned: {listed}. `tune` measures CPU cores (backend host) only")
+        warn(f"not tuned: {listed}. `tune` measures CPU cores and GPUs (backends host and gpu) only")
     return list(tuners.values())

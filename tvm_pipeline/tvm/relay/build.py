@@ -59,7 +59,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
     @property
     def tuned(self) -> int:
-        """How many distinct convolutions have a choice of tuning."""
+        """How many distinct kernels run by a choice of tuning."""
         return len(self.choices)
 
     @property
@@ -69,7 +69,7 @@ class Tuning(msgspec.Struct, frozen=True):
 
     @property
     def convolutions(self) -> int:
-        """How many distinct convolutions can have one."""
+        """How many distinct kernels can have one."""
         return len(set(self.workloads.values()))
 
 
@@ -384,7 +384,7 @@ def load_library(folder: Path) -> Library:
         graph = json.loads((folder / "graph.json").read_text())
         ready_to_run(kind_of(target))
         params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
-        module = _load_kernels(folder / "kernels.so", has_own_memory(target))
+        module = load_kernels(folder / "kernels.so", has_own_memory(target))
         tuning = _read_tuning(folder)
     except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
@@ -397,7 +397,7 @@ def _read_tuning(folder: Path) -> Tuning:
     return msgspec.json.decode(file.read_bytes(), type=Tuning) if file.exists() else Tuning()
 
 
-def _load_kernels(path: Path, alone: bool) -> tvm.runtime.Module:
+def load_kernels(path: Path, alone: bool) -> tvm.runtime.Module:
     """Load compiled kernels; `alone` loads a copy that no other module shares.
 
     Host code that launches kernels of a device keeps their handles in its image. If a process loads one file twice,

@@ -88,9 +88,10 @@ class RelayModel:
         return [operator.name for operator in self.graph.operators if operator.name not in refused]
 
     def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
-        return RelayStage(self._runnable(self.cut(operators, device), device), device, self._bind)
+        return RelayStage(self.runnable(self.cut(operators, device), device), device, self._bind)
 
-    def _runnable(self, part: SliceGraph, device: Device, *, debug: bool = False) -> Slice | DeviceSlice:
+    def runnable(self, part: SliceGraph, device: Device, *, debug: bool = False) -> Slice | DeviceSlice:
+        """Return a slice of `cut` that can run, for `pass_timer` where it is made with `debug`."""
         library, _ = self._library(device)
         if not has_own_memory(library.target):
             return Slice(library, part, debug=debug)
@@ -166,13 +167,13 @@ class RelayModel:
     def _time_stage(self, names: Sequence[str], device: Device, repeats: int) -> Seconds:
         """Return seconds of the operators of a stage (repeats x operators)."""
         part = self.cut(names, device)
-        whole = self._runnable(part, device, debug=True)
+        whole = self.runnable(part, device, debug=True)
         whole.set_buffers(
             [input_for_timing(self.graph, p) for p in part.inputs], [port.buffer() for port in part.outputs]
         )
         column = {name: index for index, name in enumerate(names)}
         columns = [column[operator] for _, operator in part.operator_nodes]
-        time_pass = _pass_timer(whole, device.target)
+        time_pass = pass_timer(whole, device.target)
         seconds = np.zeros((repeats, len(names)))
         for row in seconds:
             np.add.at(row, columns, time_pass())
@@ -320,7 +321,7 @@ class RelayStage:
         self._part = None  # frees the executor and its arena; a run that still goes on keeps them until it ends
 
 
-def _pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds]:
+def pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds]:
     """Return what runs a slice made with `debug`, and returns the seconds of each of its operators' nodes."""
     nodes = [node for node, _ in whole.graph.operator_nodes]
     clock = device_clock(target)

@@ -20,7 +20,7 @@ from tvm.relay.backend import te_compiler
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import as_llvm_takes_it
 from tvm_pipeline.tvm.relay.fold import building
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Workload, is_winograd
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, Choice, Workload, is_winograd
 from tvm_pipeline.tvm.relay.schedules.winograd import by_winograd
 
 _NEAR_CACHES_BYTES, _ALL_CACHES_BYTES = 3_000_000, 40_000_000
@@ -85,29 +85,31 @@ def _compile(candidates: Sequence[Candidate], target: tvm.target.Target, config:
             if is_winograd(candidate.choice):
                 with target:
                     function = by_winograd(function, candidate.choice)
-            lowered = _lowered(function, {candidate.workload: candidate.choice}, target, config)
-            functions[tvm.ir.GlobalVar(name)] = lowered.with_attr("global_symbol", name)
+            made = lowered(function, {candidate.workload: candidate.choice}, target, config)
+            functions[tvm.ir.GlobalVar(name)] = made.with_attr("global_symbol", name)
             names[-1].append(name)
     by_name = {str(variable.name_hint): function for variable, function in functions.items()}
     with building(config=config):
         module = tvm.build(tvm.IRModule(functions), target=target)
     for candidate, own in zip(candidates, names, strict=True):
-        candidate.kernels = [Kernel(module.get_function(name, True), _shapes(by_name[name])) for name in own]
+        candidate.kernels = [Kernel(module.get_function(name, True), shapes_of(by_name[name])) for name in own]
 
 
-def _lowered(
-    function: relay.Function, choices: dict[Workload, Choice], target: tvm.target.Target, config: dict[str, bool]
+def lowered(
+    function: relay.Function, choices: AnyChoices, target: tvm.target.Target, config: dict[str, bool]
 ) -> tvm.tir.PrimFunc:
+    """Return a fused function as TOPI schedules it under choices."""
     compiler = te_compiler.get()
     compiler.clear()  # it knows functions, and not under which choice
     with target, building(choices, config):
         made = compiler.lower(te_compiler.CCacheKey(function, target))
     compiler.clear()
-    [lowered] = [part for _, part in made.funcs.functions_items() if isinstance(part, tvm.tir.PrimFunc)]
-    return lowered
+    [function_] = [part for _, part in made.funcs.functions_items() if isinstance(part, tvm.tir.PrimFunc)]
+    return function_
 
 
-def _shapes(function: tvm.tir.PrimFunc) -> tuple[tuple[tuple[int, ...], str], ...]:
+def shapes_of(function: tvm.tir.PrimFunc) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Return shape and dtype of each argument, the output last."""
     buffers = [function.buffer_map[parameter] for parameter in function.params]
     return tuple((tuple(int(extent) for extent in buffer.shape), str(buffer.dtype)) for buffer in buffers)
 

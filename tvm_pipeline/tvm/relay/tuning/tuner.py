@@ -83,7 +83,7 @@ def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | N
         search.candidates,
         time.monotonic() - begin,
         search.stopped,
-        **(_figures(*times) if times else {}),
+        **(figures(*times) if times else {}),
     )
 
 
@@ -258,7 +258,8 @@ def _proven(model: Model, default: Library, found: Mapping[Workload, Record], te
     return times if kept else None
 
 
-def _figures(default: Times, tuned: Times) -> dict[str, Any]:
+def figures(default: Times, tuned: Times) -> dict[str, Any]:
+    """Return what a report says of a race."""
     ratios = default.whole / tuned.whole
     return {
         "default_s": float(np.median(default.whole)),
