@@ -5,6 +5,7 @@ Relay's IR and its passes:
 importer.py            a Model becomes a Relay module
 fold.py                constants are folded in numpy, which makes building several times faster
 child.py               a compile in a process of its own, which TVM or LLVM may end
+child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs
 schedules/             schedules of our own for x86, and what tuning may choose of them
 pad_channels.py        convolutions get as many channels as fill vectors
@@ -23,7 +24,7 @@ build.py               a module becomes a Library for one target, kept in a cach
 slicing.py             some operators of a library become a slice of its graph JSON
 executor.py            a slice that runs on CPU cores
 device_executor.py     a slice that runs on a device with memory of its own
-tuning/                the search for faster tiles of a library's convolutions
+tuning/                the search for faster schedules of a library's kernels
 agreement.py           the libraries of one model compute the same, which is checked when it is compiled
 compiled.py            one library for each target under one operator graph
 

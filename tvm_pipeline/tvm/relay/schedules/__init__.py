@@ -9,6 +9,7 @@ pooling.py           average pooling in blocked layout: the division in the loop
 concatenate.py       concatenations of channels: one pass, with what is fused to them
 winograd.py          3x3 convolutions by Winograd's algorithm, where the user allows other values
 choices.py           what tuning may choose of convolutions
+device_choices.py    what tuning may choose of TOPI's schedules for GPUs
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
 TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`. Winograd's are

@@ -156,7 +156,7 @@ class _Search:
     """
 
     def __init__(self, model: Model, device: Device, host: str, deadline: float, tell: Tell, trying: Trying) -> None:
-        self.model, self.device, self.host, self.tell, self.trying = model, device, host, tell, trying
+        self.network, self.device, self.host, self.tell, self.trying = model, device, host, tell, trying
         self.states: dict[DeviceWorkload, _State] = {}
         self.searched: set[DeviceWorkload] = set()
         self.candidates = 0
@@ -175,8 +175,8 @@ class _Search:
     def run(self, default: Library, wanted: set[DeviceWorkload]) -> None:
         """Search these workloads of the model, generation by generation, where most time is spent."""
         begin = time.monotonic()
-        self.tell(f"looking for what to tune in {self.model.name}")
-        mod, params = import_model(self.model)
+        self.tell(f"looking for what to tune in {self.network.name}")
+        mod, params = import_model(self.network)
         optimized_ = optimized(pad_channels(mod, params), self._target, params)
         tasks = {task.workload: task for task in device_tasks_of(optimized_, self._target)}
         compile_s = 4 * (time.monotonic() - begin)  # about what relay.build takes for the comparison
@@ -190,7 +190,7 @@ class _Search:
             state = self.states[workload]
             left_s = max(0.0, self._deadline - time.monotonic()) + compile_s + race_s
             self.tell(
-                f"tuning {self.model.name}: {len(self.states) - len(waiting)} of {len(self.states)} kernels done, "
+                f"tuning {self.network.name}: {len(self.states) - len(waiting)} of {len(self.states)} kernels done, "
                 f"{self.candidates} candidates; at most {left_s:.0f} s left"
             )
             if not self._generation(tasks[workload], state, bench) or state.stale >= PATIENCE * GENERATION:
@@ -200,7 +200,7 @@ class _Search:
     def _time_default(self, default: Library) -> float:
         """Time the kernels of the network as it is by default; return the seconds of a pass."""
         self.trying((), PASS_S)
-        runner = DeviceRunner(self.model.name, default, self.device)
+        runner = DeviceRunner(self.network.name, default, self.device)
         runner.run()
         times = runner.times(np.array([runner.run()]))
         self.trying((), None)
@@ -257,7 +257,7 @@ class _Search:
             if not candidate.why:
                 bench.time(candidate, state.best_s * task.calls)
             if candidate.choice == DEFAULT and candidate.why:
-                raise RunError(f"{self.model.name}: {task.workload[:100]} fails without tuning: {candidate.why}")
+                raise RunError(f"{self.network.name}: {task.workload[:100]} fails without tuning: {candidate.why}")
             self.candidates += candidate.choice != DEFAULT
             record = DeviceRecord(task.workload, candidate.choice, candidate.seconds / task.calls)
             append_device_record(self.device.target, record)
@@ -330,16 +330,16 @@ def _proven(
 
     def raced(choices: dict[DeviceWorkload, DeviceChoice]) -> tuple[Times, Times]:
         tuned = build_library(
-            search.model, compiler_target(target), search.tell, search.host, choices={**before, **choices}
+            search.network, compiler_target(target), search.tell, search.host, choices={**before, **choices}
         )
-        search.tell(f"comparing {search.model.name} with and without {len(choices)} tuned kernels")
+        search.tell(f"comparing {search.network.name} with and without {len(choices)} tuned kernels")
         search.trying((), PASS_S)
-        runner = DeviceRunner(search.model.name, default, search.device)
+        runner = DeviceRunner(search.network.name, default, search.device)
         runner.run()
         pass_s = float(runner.run().sum())  # node by node, and whole
         fitting = int(RACED * seconds / max(2 * pass_s, 1e-6))
         rounds = min(max(fitting, COMPARISONS), ROUNDS) // COMPARISONS * COMPARISONS
-        times = race_on(search.device, search.model.name, default, tuned, rounds, lambda: search.trying((), PASS_S))
+        times = race_on(search.device, search.network.name, default, tuned, rounds, lambda: search.trying((), PASS_S))
         search.trying((), None)
         return times
 
