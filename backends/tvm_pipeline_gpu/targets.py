@@ -12,7 +12,7 @@ CUDA: the architecture is the compute capability. NVIDIA's table (https://develo
 
 OpenCL: the name of a `-device` chooses TVM's schedules. `mali`, `bifrost` and `intel_graphics` are those of
 `tvm.target.mali`, `bifrost` and `intel_graphics`, which also gives the warp of 16; without a name TVM takes the
-schedules of its CUDA, which every OpenCL GPU runs. Nothing was tuned, and nothing was measured on these devices yet.
+schedules of its CUDA, which every OpenCL GPU runs. Nothing was measured on these devices yet.
 """
 
 from __future__ import annotations
