@@ -26,7 +26,8 @@ CHILD = (
     "from importlib import import_module; import_module(module).serve(int(descriptor), folder)"
 )
 ORDER = "order"  # the file that tells the child what to do
-_GONE_S = 10.0  # that a killed process has for going
+_ENDING_S = 60.0  # that a process has for ending after it has closed the pipe
+_GONE_S = 10.0  # and for going once it is killed
 
 # Takes a line, and returns the seconds within which the next one must come; None where it may take any time.
 Heard = Callable[[bytes], "float | None"]
@@ -86,7 +87,8 @@ def run_child(module: str, order: bytes, heard: Heard) -> Ended:
             try:
                 was_silent = not _follow(reading, heard)
                 if not was_silent:
-                    process.wait()
+                    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may keep it while it ends
+                        process.wait(_ENDING_S)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -19,6 +19,7 @@ from tvm.autotvm.task.space import ConfigEntity, FallbackConfigEntity
 
 DeviceWorkload: TypeAlias = str  # such as '["conv2d_nchw.cuda",["TENSOR",[1,16,8,8],"float32"],...]'
 DeviceChoice: TypeAlias = str  # such as '[["tile_f","sp",[-1,1,16,2]],...]'
+DEFAULT: DeviceChoice = "[]"  # TOPI's own
 Fixed: TypeAlias = Mapping[str, tuple[str, Any]]  # by knob: the kind of its entity, and its only value
 
 

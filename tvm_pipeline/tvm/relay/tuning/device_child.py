@@ -23,7 +23,7 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, RunError
 from tvm_pipeline.tvm.relay.child import Sending
 from tvm_pipeline.tvm.relay.child_process import ORDER, end_with_parent, run_child
-from tvm_pipeline.tvm.relay.schedules.device_choices import DeviceChoice, DeviceWorkload
+from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
 
 MOST_DEATHS = 5  # of children in one search
 
@@ -75,23 +75,23 @@ def tune_in_child(
         PlatformError: TVM cannot use the device.
         RunError: the device fails without any candidate, or too many candidates end their process.
     """
-    deadline = time.monotonic() + seconds if seconds else 0.0
+    deadline = time.monotonic() + seconds
     failed: Tried = ()
     for _ in range(MOST_DEATHS):
         level = logging.getLogger().getEffectiveLevel()
-        left = max(0.0, deadline - time.monotonic()) if failed else seconds
+        left = max(1e-3, deadline - time.monotonic()) if failed else seconds
         order = Order(model, device, host, left, known_as, level, failed)
         ended = _run(order, progress)
         if isinstance(ended, TuningReport):
             return ended
         tried, how = ended
-        if not tried:
+        failed = tuple(one for one in tried if one[1] != DEFAULT)
+        if not failed:
             raise RunError(
                 f"tuning {model.name} on {device.label} ended its process: {how}; what was measured is kept. See "
                 "whether the model runs there without tuning"
             )
-        _log.warning("a candidate for %s on %s failed: %s", tried[0][0][:100], device.label, how)
-        failed = tried
+        _log.warning("a candidate for %s on %s failed: %s", failed[0][0][:100], device.label, how)
     raise RunError(
         f"tuning {model.name} on {device.label} ended its process {MOST_DEATHS} times; what was measured is kept. "
         "Restart the machine if the device does not answer, then repeat the command"

@@ -23,6 +23,7 @@ from tvm_pipeline.files import cache_folder
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of
 from tvm_pipeline.tvm.relay.schedules.device_choices import (
+    DEFAULT,
     DeviceChoice,
     DeviceWorkload,
     keeps_order,
@@ -38,7 +39,6 @@ from tvm_pipeline.tvm.relay.tuning.tuning_records import (
     read_lines,
 )
 
-DEFAULT: DeviceChoice = "[]"  # TOPI's own
 FAILED = 4  # AutoTVM's number of an error on the device
 _GENERATION = 1  # raise it when a knob of `device_choices.py` is fixed otherwise
 _FAILED_S = 1e10  # what AutoTVM has for a failure

@@ -26,15 +26,14 @@ from tvm_pipeline.backends.tuning import TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of
+from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
 from tvm_pipeline.tvm.relay.build import Library, build_library
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
-from tvm_pipeline.tvm.relay.schedules.device_choices import DeviceChoice, DeviceWorkload, choice_of, task_of
+from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload, choice_of, task_of
 from tvm_pipeline.tvm.relay.tuning.device_candidates import Bench, DeviceCandidate
 from tvm_pipeline.tvm.relay.tuning.device_records import (
-    DEFAULT,
     FAILED,
     DeviceRecord,
     append_device_record,
@@ -176,9 +175,7 @@ class _Search:
         """Search these workloads of the model, generation by generation, where most time is spent."""
         begin = time.monotonic()
         self.tell(f"looking for what to tune in {self.network.name}")
-        mod, params = import_model(self.network)
-        optimized_ = optimized(pad_channels(mod, params), self._target, params)
-        tasks = {task.workload: task for task in device_tasks_of(optimized_, self._target)}
+        tasks = {task.workload: task for task in self._tasks()}
         compile_s = 4 * (time.monotonic() - begin)  # about what relay.build takes for the comparison
         pass_s = self._time_default(default)
         race_s = min(2 * ROUNDS * pass_s, RACED * (self._deadline - begin))
@@ -196,6 +193,17 @@ class _Search:
             if not self._generation(tasks[workload], state, bench) or state.stale >= PATIENCE * GENERATION:
                 waiting.remove(workload)
         self.stopped = self.stopped or "nothing became faster any more"
+
+    def _tasks(self) -> list[Task[DeviceWorkload]]:
+        """Return the tasks of the network, for the target that its library has been compiled for (`build.py`)."""
+        mod, params = import_model(self.network)
+        mod = pad_channels(mod, params)
+        try:
+            return device_tasks_of(optimized(mod, self._target, params), self._target)
+        except Exception:  # as where the library was compiled: TVM's passes raise whatever their author had at hand
+            plain = plain_target(compiler_target(self.device.target))
+            self._target = tvm.target.Target(plain, self._target.host)
+            return device_tasks_of(optimized(mod, self._target, params), self._target)
 
     def _time_default(self, default: Library) -> float:
         """Time the kernels of the network as it is by default; return the seconds of a pass."""
@@ -253,7 +261,7 @@ class _Search:
         self.trying([(task.workload, choice) for choice in choices], COMPILE_S)
         bench.compile(candidates)
         for candidate in candidates:
-            self.trying([(task.workload, candidate.choice)], CANDIDATE_S)
+            self.trying([(task.workload, candidate.choice)], PASS_S if candidate.choice == DEFAULT else CANDIDATE_S)
             if not candidate.why:
                 bench.time(candidate, state.best_s * task.calls)
             if candidate.choice == DEFAULT and candidate.why:
