@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform, core_ranges
@@ -33,6 +33,7 @@ from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, m
 
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.relay.compiled import RelayModel
+    from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
 
 HOST = "host"
 _NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[relay]'`"
@@ -124,17 +125,36 @@ class GpuBackend:
         Raises:
             PlatformError: TVM cannot use such GPUs here.
         """
+        return self._compiled(model, devices, progress, order)
+
+    def compile_untuned(
+        self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
+    ) -> RelayModel:
+        return self._compiled(model, devices, progress, order, {})
+
+    def _compiled(
+        self,
+        model: Model,
+        devices: Sequence[Device],
+        progress: Progress,
+        order: Order,
+        choices: AnyChoices | None = None,
+    ) -> RelayModel:
         from tvm_pipeline.tvm.relay.agreement import check_agreement
         from tvm_pipeline.tvm.relay.compiled import RelayModel
 
         self._keep_software_on_its_cores(progress)
-        host = _host_target(devices)
-        compiled = RelayModel.compile(model, [device.target for device in devices], bind, progress, order, host=host)
+        targets = [device.target for device in devices]
+        compiled = RelayModel.compile(model, targets, bind, progress, order, _host_target(devices), choices)
         check_agreement(compiled, devices, progress)
         return compiled
 
-    def tune(self, model: Model, device: Device, seconds: float, progress: Progress) -> TuningReport:
+    def tune(
+        self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
+    ) -> TuningReport:
         """Search for faster kernels on a GPU; see `backends.tuning.Tuner`.
+
+        The search is another process's, so a guide is asked once, before it: for what it is to search.
 
         Raises:
             RunError: the GPU does not run the model, or too many candidates end the process that tries them.
@@ -143,7 +163,8 @@ class GpuBackend:
 
         if device.stand_in and device.cores and kind_of(device.target) == "opencl":
             os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(len(device.cores)))
-        return tune_in_child(model, device, _host_target([]), seconds, _meant(device).name, progress)
+        only = None if guide is None else tuple(map(str, guide({})))
+        return tune_in_child(model, device, _host_target([]), seconds, _meant(device).name, progress, only)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: stages of several models take turns in a GPU's one queue."""

@@ -36,6 +36,7 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         host: the target of the code that launches kernels.
+        only: the workloads to search; None for all.
         known_as: what the device is called; TVM may number devices of several OpenCL drivers otherwise in the child.
         failed: candidates that ended the children before this one.
     """
@@ -46,6 +47,7 @@ class Order(msgspec.Struct, frozen=True):
     seconds: float
     known_as: str
     log_level: int
+    only: tuple[DeviceWorkload, ...] | None = None
     failed: Tried = ()
 
 
@@ -66,7 +68,13 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def tune_in_child(
-    model: Model, device: Device, host: str, seconds: float, known_as: str, progress: Callable[[str], None]
+    model: Model,
+    device: Device,
+    host: str,
+    seconds: float,
+    known_as: str,
+    progress: Callable[[str], None],
+    only: tuple[DeviceWorkload, ...] | None = None,
 ) -> TuningReport:
     """Tune a model on a GPU, whatever its candidates do; see `device_tuner.tune_device`.
 
@@ -80,7 +88,7 @@ def tune_in_child(
     for _ in range(MOST_DEATHS):
         level = logging.getLogger().getEffectiveLevel()
         left = max(1e-3, deadline - time.monotonic()) if failed else seconds
-        order = Order(model, device, host, left, known_as, level, failed)
+        order = Order(model, device, host, left, known_as, level, only, failed)
         ended = _run(order, progress)
         if isinstance(ended, TuningReport):
             return ended
@@ -163,7 +171,13 @@ def serve(descriptor: int, folder: str) -> None:
             for workload, choice in order.failed:
                 append_device_record(target, DeviceRecord(workload, choice, float("inf")))
             done = tune_device(
-                order.model, order.device, order.host, order.seconds, lambda line: report(progress=line), trying
+                order.model,
+                order.device,
+                order.host,
+                order.seconds,
+                lambda line: report(progress=line),
+                trying,
+                order.only,
             )
             report(done=done)
         except DeviceLostError as error:

@@ -59,12 +59,21 @@ Trying = Callable[[Sequence["tuple[DeviceWorkload, DeviceChoice]"], "float | Non
 COMPILE_S, CANDIDATE_S, PASS_S = 120.0, 30.0, 300.0  # that a generation, a candidate and a pass may take
 
 
-def tune_device(model: Model, device: Device, host: str, seconds: float, tell: Tell, trying: Trying) -> TuningReport:
+def tune_device(
+    model: Model,
+    device: Device,
+    host: str,
+    seconds: float,
+    tell: Tell,
+    trying: Trying,
+    only: Collection[DeviceWorkload] | None = None,
+) -> TuningReport:
     """Tune a model on a GPU; see `TuningReport` and `backends.tuning.Tuner`.
 
     Args:
         host: the target of the code that launches kernels.
         trying: is called before anything that may hang.
+        only: what is searched; all of the model without it.
 
     Raises:
         ModelError: TVM cannot import or compile the model.
@@ -78,6 +87,8 @@ def tune_device(model: Model, device: Device, host: str, seconds: float, tell: T
     search = _Search(model, device, host, begin + seconds, tell, trying)
     search.remember(workloads, read_device_records(target))
     wanted = {workload for workload, state in search.states.items() if state.stale < PATIENCE * GENERATION}
+    if only is not None:
+        wanted &= set(only)
     times = None
     if wanted and seconds > 0:
         search.run(default, wanted)
