@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_pipeline.tvm.tiles import channel_block, register_tile
+from tvm_pipeline.tvm.tiles import byte_block, channel_block, register_tile
 
 extents = st.integers(1, 400)
 
@@ -28,6 +28,12 @@ def test_a_block_divides_the_channels(channels: int, lanes: int) -> None:
     assert channels % block == 0
     assert block <= lanes
     assert all(channels % larger for larger in range(block + 1, min(lanes, channels) + 1))
+
+
+@given(st.integers(1, 5000), st.sampled_from([4, 8, 16]))
+def test_a_block_of_bytes_is_the_largest_that_divides_the_channels(channels: int, lanes: int) -> None:
+    dividing = [block for block in (4, 8, 16) if channels % block == 0 and block <= max(8, lanes)]
+    assert byte_block(channels, lanes) == max(dividing, default=0)
 
 
 def test_tiles_hide_the_latency_of_additions_where_the_output_is_large_enough() -> None:

@@ -115,9 +115,10 @@ def channel_block(channels: int, lanes: int) -> int:
     return next(block for block in range(min(lanes, channels), 0, -1) if channels % block == 0)
 
 
-def byte_block(channels: int) -> int:
+def byte_block(channels: int, lanes: int) -> int:
     """Return the channels of one block of bytes; 0 where none divides them.
 
-    A vector holds the sums of 16, and 8 are still better than padding; instructions multiply 4 at a time.
+    The sums of a block, int32 each, are a vector or half of one, since half is still better than padding. Instructions
+    multiply 4 channels at a time.
     """
-    return next((block for block in (16, 8, 4) if channels % block == 0), 0)
+    return next((block for block in (16, 8, 4) if block <= max(8, lanes) and channels % block == 0), 0)

@@ -145,9 +145,10 @@ def _add_by_pairs(sums: tvm.tir.PrimExpr, four: tvm.tir.PrimExpr, kernel: tvm.ti
     eight = tvm.tir.const(8, words)
     evens = tvm.tir.bitwise_and(data, tvm.tir.const(0xFF, f"u{words}")), (kernel << eight) >> eight
     odds = data >> tvm.tir.const(8, f"u{words}"), kernel >> eight
+    pairs = tvm.tir.const(0, sums.dtype)
     for of_data, of_kernel in (evens, odds):
-        sums = add_pairs(sums, of_data.astype(words), of_kernel)
-    return sums
+        pairs = add_pairs(pairs, of_data.astype(words), of_kernel)
+    return sums + pairs
 
 
 def add_fours(sums: tvm.tir.PrimExpr, data: tvm.tir.PrimExpr, kernel: tvm.tir.PrimExpr) -> tvm.tir.PrimExpr:

@@ -31,7 +31,7 @@ def set_channel_blocks(config: Any, workload: Any) -> None:
     """Set the channels in a block of the input and of the output, by one rule for both."""
     lanes = get_simd_32bit_lanes()
     for name, channels in (("tile_ic", int(workload.in_filter)), ("tile_oc", int(workload.out_filter))):
-        of_bytes = byte_block(channels) if workload.in_dtype == "uint8" else 0
+        of_bytes = byte_block(channels, lanes) if workload.in_dtype == "uint8" else 0
         block = of_bytes or channel_block(channels, lanes)
         config[name] = SplitEntity([channels // block, block])
 

@@ -51,7 +51,7 @@ def set_channel_blocks(config: Any, data: te.Tensor, kernel: te.Tensor, *_: Any,
     """Set the channels in a block of the input and of the output of a convolution in NCHW."""
     outputs, inputs = get_const_tuple(kernel.shape)[:2]
     for name, channels in (("tile_ic", inputs), ("tile_oc", outputs)):
-        block = byte_block(channels)
+        block = byte_block(channels, get_simd_32bit_lanes())
         config[name] = SplitEntity([channels // block, block])
     # TOPI's schedule asks for these where ours does not apply.
     config["tile_ow"] = SplitEntity([-1, 1])
