@@ -114,7 +114,8 @@ def _library(model: Model, target: str, *, own: bool) -> tuple[build.Library, fl
     with tempfile.TemporaryDirectory() as folder, ExitStack() as without:
         if not own:
             without.enter_context(patch.object(fold, "own_schedules", nullcontext))
-            without.enter_context(patch.object(build, "pad_channels", lambda mod, _: mod))
+            for room, name in ((build, "pad_channels"), (build, "channels_first"), (fold, "lowered_int8")):
+                without.enter_context(patch.object(room, name, lambda mod, *_: mod))
         begin_s = sum(os.times()[:4])
         build.compile_module(model.name, mod, params, target, Path(folder), lambda _: None)
         took_s = sum(os.times()[:4]) - begin_s

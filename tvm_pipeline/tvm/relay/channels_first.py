@@ -18,6 +18,11 @@ from tvm import relay
 from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions
 
 _CONVOLUTIONS = ("nn.conv2d", "qnn.conv2d")
+_DESIRED = {
+    **{name: ["NCHW", "default"] for name in (*_CONVOLUTIONS, "nn.conv2d_transpose", "qnn.conv2d_transpose")},
+    **{f"nn.{name}_pool2d": ["NCHW"] for name in ("max", "avg", "global_max", "global_avg")},
+    **{name: ["NCHW"] for name in ("qnn.avg_pool2d", "image.resize2d")},
+}
 
 
 def channels_first(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -> tvm.IRModule:
@@ -28,7 +33,7 @@ def channels_first(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -
     passes = tvm.transform.Sequential(
         [
             relay.transform.InferType(),
-            relay.transform.ConvertLayout({name: ["NCHW", "default"] for name in _CONVOLUTIONS}),
+            relay.transform.ConvertLayout(_DESIRED),
             relay.transform.InferType(),
         ]
     )

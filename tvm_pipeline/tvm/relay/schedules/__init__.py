@@ -12,8 +12,8 @@ choices.py           what tuning may choose of convolutions
 device_choices.py    what tuning may choose of TOPI's schedules for GPUs
 
 TOPI's stay wherever ours do not apply: other element types, and outputs that are stored in another layout. Sums have
-TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`. Winograd's are
-others.
+TOPI's order, so values are TOPI's bit for bit, but for two cases: see `conv2d.py` and `concatenate.py`. Sums of int8
+are exact. Winograd's are others.
 """
 
 from __future__ import annotations

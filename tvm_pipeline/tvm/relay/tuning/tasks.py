@@ -16,6 +16,7 @@ from tvm import autotvm, relay, te
 from tvm.relay.backend import te_compiler
 
 from tvm_pipeline.tvm.relay.fold import building
+from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.macs import macs
 from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, plain_workload, winograd_workload
 from tvm_pipeline.tvm.relay.schedules.device_choices import DeviceWorkload, text_of
@@ -49,7 +50,8 @@ class Task(Generic[W]):
 def optimized(mod: tvm.IRModule, target: Any, params: dict[str, Any] | None = None) -> tvm.IRModule:
     """Return the module as `fold.fast_build` lowers it: what becomes one kernel is a fused function."""
     with building():
-        return relay.optimize(SplitByIndices()(mod), target, params=params)[0]
+        lowered = lowered_int8(SplitByIndices()(mod), target, params)
+        return relay.optimize(lowered, target, params=params)[0]
 
 
 def tasks_of(mod: tvm.IRModule) -> list[Task[Workload]]:
