@@ -49,7 +49,8 @@ from tvm_pipeline.tvm.relay.tuning.device_records import (
     read_device_records,
     recorded_device_choices,
 )
-from tvm_pipeline.tvm.relay.tuning.device_tuner import _point, _Search, _threads
+from tvm_pipeline.tvm.relay.tuning.device_tuner import _point, _Search, _State, _threads
+from tvm_pipeline.tvm.relay.tuning.race import COMPARISONS, race_on
 from tvm_pipeline.tvm.relay.tuning.tasks import device_tasks_of, optimized
 
 TARGET = "opencl -max_num_threads=256"  # TOPI's schedules of CUDA
@@ -161,6 +162,18 @@ def test_choices_have_the_bits_of_the_default_by_cuda(software_cuda: SoftwareCud
     check_bits(Bench(parsed, tvm.device("cuda", 0)), parsed, ["whole"])
 
 
+def test_a_race_on_cuda_times_each_kernel_that_can_be_tuned(model: RelayModel, gpu: Device) -> None:
+    library, pulses = model.libraries[gpu.target], []
+    both = race_on(gpu, "branching", library, library, COMPARISONS, lambda: pulses.append(1))
+    assert len(pulses) == 2 * (COMPARISONS + 1)
+    for times in both:
+        assert times.workloads.keys() == set(library.tuning.workloads.values())
+        assert sum(kernels for _, kernels in times.workloads.values()) == 5
+        for seconds in (times.whole, *(seconds for seconds, _ in times.workloads.values())):
+            assert seconds.shape == (COMPARISONS,)
+            assert (seconds > 0).all()
+
+
 @pytest.mark.usefixtures("_own_cache")
 def test_another_order_of_sums_is_seen_and_refused() -> None:
     """Channels inside of rows and columns: TOPI's default has them outside."""
@@ -190,6 +203,19 @@ def test_what_a_vendor_cannot_schedule_is_tuned_by_the_schedules_that_it_is_comp
     [found] = search._tasks()
     assert found.workload == task("grouped", tvm.target.Target(TARGET, HOST)).workload
     assert "-device=" not in str(search._target)
+
+
+def test_a_choice_that_hangs_in_the_whole_network_is_the_best_no_more() -> None:
+    state = _State()
+    for choice, seconds in ((DEFAULT, 3.0), ("slower", 4.0), ("good", 2.0), ("best", 1.0)):
+        state.note(DeviceRecord("workload", choice, seconds))
+    assert (state.best, state.is_new, state.stale) == ("best", True, 0)
+    state.note(DeviceRecord("workload", "best", float("inf")))
+    assert (state.best, state.best_s, state.is_new) == ("good", 2.0, True)
+    state.note(DeviceRecord("workload", DEFAULT, 3.0, proven=True))
+    assert not state.is_new, "it was compared"
+    state.note(DeviceRecord("workload", "other", 5.0))
+    assert (state.best, state.is_new, state.stale) == ("good", False, 1)
 
 
 def test_templates_whose_choices_change_values_are_not_tuned() -> None:

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,15 +121,12 @@ class _State:
 
     Attributes:
         known: seconds of each choice that was measured; infinite where it failed.
-        best: the fastest choice, of `best_s` seconds.
-        stale: candidates since it became faster.
+        stale: candidates since the best became faster.
         is_new: no comparison of whole networks has met the best choice yet.
         in_place_s: what its kernels take in a pass of the network as it is by default.
     """
 
     known: dict[DeviceChoice, float] = field(default_factory=dict)
-    best: DeviceChoice = DEFAULT
-    best_s: float = float("inf")
     stale: int = 0
     is_new: bool = False
     in_place_s: float = 0.0
@@ -139,13 +137,22 @@ class _State:
         if record.proven:
             self.is_new = False
             return
-        is_again = record.choice in self.known
+        before, before_s, is_again = self.best, self.best_s, record.choice in self.known
         self.known[record.choice] = record.seconds
-        is_faster = record.seconds < self.best_s * (1 - GAIN)
-        if is_faster:
-            self.best, self.best_s = record.choice, record.seconds
-            self.is_new = record.choice != DEFAULT
+        if self.best != before:
+            self.is_new = self.best != DEFAULT
+        is_faster = self.best_s < before_s * (1 - GAIN)
         self.stale = 0 if is_faster else self.stale + (not is_again)
+
+    @property
+    def best(self) -> DeviceChoice:
+        """The fastest choice."""
+        return min(self.known, key=self.known.__getitem__, default=DEFAULT)
+
+    @property
+    def best_s(self) -> float:
+        """Seconds of the fastest choice."""
+        return self.known.get(self.best, float("inf"))
 
     @property
     def promise_s(self) -> float:
@@ -229,7 +236,6 @@ class _Search:
 
     def _generation(self, task: Task[DeviceWorkload], state: _State, bench: Bench) -> bool:
         """Measure a generation of candidates of a workload; return whether there may be others."""
-        self.searched.add(task.workload)
         first = state.tuner is None
         if first:
             try:
@@ -268,6 +274,7 @@ class _Search:
         self, task: Task[DeviceWorkload], state: _State, choices: Sequence[DeviceChoice], bench: Bench
     ) -> None:
         """Compile choices of a workload together, time one after the other, and record each."""
+        self.searched.add(task.workload)
         candidates = [DeviceCandidate(task.workload, choice, task.functions) for choice in choices]
         self.trying([(task.workload, choice) for choice in choices], COMPILE_S)
         bench.compile(candidates)
@@ -358,7 +365,9 @@ def _proven(
         pass_s = float(runner.run().sum())  # node by node, and whole
         fitting = int(RACED * seconds / max(2 * pass_s, 1e-6))
         rounds = min(max(fitting, COMPARISONS), ROUNDS) // COMPARISONS * COMPARISONS
-        times = race_on(search.device, search.network.name, default, tuned, rounds, lambda: search.trying((), PASS_S))
+        # Where one of them hangs here, the next search goes without them.
+        pulse = partial(search.trying, tuple(choices.items()), PASS_S)
+        times = race_on(search.device, search.network.name, default, tuned, rounds, pulse)
         search.trying((), None)
         return times
 

@@ -118,13 +118,14 @@ class DeviceRunner:
     def __init__(self, name: str, library: Library, device: Device) -> None:
         model = RelayModel(name, [library], lambda _: None)
         part = model.cut([operator.name for operator in model.graph.operators], device)
-        self._whole, by_node = model.runnable(part, device), model.runnable(part, device, debug=True)
+        # The executors that the timer calls do not keep their slices, and these keep the arena.
+        self._whole, self._by_node = model.runnable(part, device), model.runnable(part, device, debug=True)
         self._buffers, others = (
             ([input_for_timing(model.graph, port) for port in part.inputs], [port.buffer() for port in part.outputs])
             for _ in range(2)
         )
-        by_node.set_buffers(*others)
-        self._time_nodes = pass_timer(by_node, device.target)
+        self._by_node.set_buffers(*others)
+        self._time_nodes = pass_timer(self._by_node, device.target)
         nodes: list[dict[str, Any]] = json.loads(part.graph_json)["nodes"]
         names = [nodes[node]["attrs"]["func_name"] for node, _ in part.operator_nodes]
         self._workloads = [library.tuning.workloads.get(name) for name in names]
