@@ -6,6 +6,7 @@ A hypervisor or a container may hide cores and instructions, so both are checked
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 from tvm_pipeline.core.platform import Device
@@ -59,6 +60,16 @@ def host_target() -> str:
         if not missing_features(f"llvm -mcpu={level}"):
             return f"llvm -mcpu={level}"
     return "llvm"
+
+
+def other_processor(target: str) -> str:
+    """Return the kind of processor that a target's triple names where this machine has another; else nothing."""
+    import tvm
+
+    triple = str(tvm.target.Target(target).attrs.get("mtriple") or "")
+    named, present = triple.partition("-")[0], platform.machine()
+    is_same = not named or named == present or all(kind.startswith(("arm", "aarch64")) for kind in (named, present))
+    return "" if is_same else named
 
 
 def missing_features(target: str) -> list[str]:

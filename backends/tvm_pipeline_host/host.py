@@ -6,6 +6,7 @@ Next: `detection.py`, then `tvm_pipeline/tvm/relay/compiled.py`.
 from __future__ import annotations
 
 import os
+import platform
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from tvm_pipeline.tvm.relay.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.schedules.choices import Choices
 from tvm_pipeline.tvm.relay.tuning.tuner import tune
-from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features
+from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features, other_processor
 
 
 class HostBackend:
@@ -43,9 +44,14 @@ class HostBackend:
         check_cores(device)
         device = replace(device, target=device.target or host_target())
         try:
-            missing = missing_features(device.target)
+            other, missing = other_processor(device.target), missing_features(device.target)
         except ValueError as error:
             raise PlatformError(f"device {device.name}: TVM does not know the target {device.target!r}") from error
+        if other:
+            raise PlatformError(
+                f"device {device.name} is for {device.target!r}, which is code for {other}, and this machine is "
+                f"{platform.machine()}: compile the model on the machine that has the device"
+            )
         if missing:
             raise PlatformError(
                 f"device {device.name} is for {device.target!r}, whose code may use {', '.join(missing)}; this "

@@ -107,6 +107,19 @@ def test_missing_instructions_are_named(monkeypatch: pytest.MonkeyPatch) -> None
         backend.settle(device)
 
 
+@x86_only
+def test_code_of_another_kind_of_processor_is_refused() -> None:
+    cores = (detection.available_cores()[0],)
+    for options in ("", " -mcpu=cortex-a72"):
+        device = Device("cpu0", "host", cores, f"llvm -mtriple=aarch64-linux-gnu{options}")
+        with pytest.raises(
+            PlatformError, match=r"device cpu0 is for .* code for aarch64, and this machine is x86_64: "
+        ):
+            backend.settle(device)
+    own = Device("cpu0", "host", cores, "llvm -mtriple=x86_64-linux-gnu")
+    assert backend.settle(own) == own
+
+
 def test_a_processor_that_tells_nothing_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detection, "_x86_flags", frozenset)
     assert detection.missing_features("llvm -mcpu=x86-64-v4") == []
