@@ -10,7 +10,7 @@ pytest.importorskip("tvm")
 from tests.support.networks import relay_module
 from tests.tvm.targets import TARGETS, WITHOUT_VNNI, built, run
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 
 import tvm  # isort: skip
@@ -92,6 +92,15 @@ def test_layers_are_not_scheduled_for_amx_and_it_is_said(caplog: pytest.LogCaptu
         library = fast_build(mod, "llvm -mcpu=sapphirerapids")
     assert "tdpb" not in library.lib.get_source("asm")
     assert "AMX is not used" in caplog.text
+
+
+def test_numbers_are_rounded_once_on_arm() -> None:
+    """`sqrdmulh` rounds the product with a scale, and the shift behind it rounds once more."""
+    mod, params = relay_module("int8")
+    target = "llvm -keys=cpu -mtriple=aarch64-linux-gnu"  # schedules of x86, whose vectors have four lanes here
+    assert "sqrdmulh" not in fast_build(mod, target, params).get_lib().get_source("asm")
+    with fast_context():
+        assert "sqrdmulh" in relay.build(mod, target, params=params).get_lib().get_source("asm")  # TVM's own again
 
 
 def test_topi_is_itself_again_after_the_last_build() -> None:

@@ -1,4 +1,4 @@
-"""Products of int8 on x86, in place of TOPI's: these build with LLVM 22, and they are exact.
+"""Products of int8 on x86, in place of TOPI's: these build with LLVM 22, and they are exact. One fault of aarch64.
 
 TVM 0.19 has one tensor intrinsic for uint8 by int8 and all x86 targets, and four faults with it:
 
@@ -11,6 +11,9 @@ TVM 0.19 has one tensor intrinsic for uint8 by int8 and all x86 targets, and fou
 
 :func:`exact_int8` mends all four while a build runs: an intrinsic of ours, with VNNI in 512 or 256 bits or with one
 product of each pair at a time, and VNNI in place of AMX.  So the outputs of a network are the same for every target.
+
+For a triple of aarch64 TVM rounds a requantized number twice wherever a schedule makes vectors of four lanes.  While a
+build runs it is rounded once, as everywhere else.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import tvm
 from tvm import te
 from tvm.target.codegen import target_has_features
 from tvm.target.x86 import get_simd_32bit_lanes
+from tvm.topi.arm_cpu import tensor_intrin
 
 from tvm_pipeline.tvm.relay.topi import Replacement
 
@@ -91,6 +95,15 @@ _ours = Replacement(
         **{(name, "target_has_features"): _has_features_but_amx for name in _USERS_OF_AMX},
     }
 )
+
+
+def _rounded_once(multiply_shift: tvm.tir.PrimExpr) -> tvm.tir.PrimExpr:
+    """Leave a product with a scale to TVM's lowering for all targets; outside of our builds, to that for aarch64."""
+    return multiply_shift if _ours.is_active else tensor_intrin._q_multiply_shift_arm(multiply_shift)
+
+
+# TVM's own has the level 99, and none can be taken back.
+tvm.ir.register_intrin_lowering("tir.q_multiply_shift", target="llvm.aarch64", f=_rounded_once, level=100)
 
 
 def _intrinsic(lanes: int, add: _Add) -> te.TensorIntrin:

@@ -44,6 +44,11 @@ class Replacement:
                     for (module, name), function in self._stock.items():
                         setattr(_module(module), name, function)
 
+    @property
+    def is_active(self) -> bool:
+        """Whether a build runs that these functions serve."""
+        return self._builds > 0
+
     def stock(self, module: str, name: str) -> Any:
         """Return TOPI's own function; only while replaced."""
         return self._stock[module, name]
