@@ -1,6 +1,6 @@
 """Compare what tuned kernels compute with what the static rule's do, and slices of them with the unsplit model.
 
-    python benchmarks/kernel_bits.py            # ten networks on AVX2 and AVX-512, about 20 minutes
+    python benchmarks/kernel_bits.py            # ten networks on AVX2 and AVX-512, ten to twenty minutes
     python benchmarks/kernel_bits.py --short    # two small ones on AVX2, for CI
 
 Each network is compiled twice for a target: as it comes, and with another choice than the static rule's for every
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from tvm_pipeline.report import TextTable
 from tvm_pipeline.tvm.relay.build import compile_module, load_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.schedules.choices import Choices, possible_choices
+from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, possible_choices
 
 import tvm  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
@@ -67,8 +68,9 @@ def main() -> None:
 def compared(model: Model, target: str, cuts: int) -> tuple[tuple[str, ...], int]:
     """Return a row of the table, and how many tensors differ."""
     with tempfile.TemporaryDirectory() as folder:
-        default = compiled(model, target, {}, Path(folder, "default"))
-        tuned = compiled(model, target, other_choices(default, target), Path(folder, "tuned"))
+        default = compiled(Path(folder, "default"), model, target, {})
+        choices = other_choices(default.libraries[target].tuning.workloads.values(), target)
+        tuned = compiled(Path(folder, "tuned"), model, target, choices)
     frame = random_frame(default.graph.inputs)
     expected, found = (every_tensor(each, target, frame) for each in (default, tuned))
     differ = sum(not np.array_equal(found.pop(name), tensor) for name, tensor in expected.items()) + len(found)
@@ -79,18 +81,23 @@ def compared(model: Model, target: str, cuts: int) -> tuple[tuple[str, ...], int
     return tuple(map(str, row)), differ + int(sliced["tensors_that_differ"])
 
 
-def compiled(model: Model, target: str, choices: Choices, folder: Path) -> RelayModel:
-    """Return a model compiled into an empty folder."""
-    folder.mkdir()
-    compile_module(model.name, *import_model(model), target, folder, lambda _: None, choices=choices)
+def compiled(folder: Path, model: Model, target: str, choices: Choices) -> RelayModel:
+    """Return a model compiled into a new folder."""
+    compile_into(folder, model, target, choices)
     return RelayModel(model.name, [load_library(folder)], lambda _: None)
 
 
-def other_choices(model: RelayModel, target: str) -> Choices:
+def compile_into(folder: Path, model: Model, target: str, choices: Choices) -> None:
+    """Write the library of a model into a new folder."""
+    folder.mkdir()
+    compile_module(model.name, *import_model(model), target, folder, lambda _: None, choices=choices)
+
+
+def other_choices(workloads: Iterable[Workload], target: str) -> dict[Workload, Choice]:
     """Return another choice than the static rule's for each convolution that has one."""
     with tvm.target.Target(target):
         lanes = get_simd_32bit_lanes()
-    possible = {w: possible_choices(w, lanes) for w in model.libraries[target].tuning.workloads.values()}
+    possible = {workload: possible_choices(workload, lanes) for workload in workloads}
     return {w: choices[min(CHOICE, len(choices) - 1)] for w, choices in possible.items() if len(choices) > 1}
 
 
