@@ -31,7 +31,8 @@ from tvm_pipeline.tvm.tiles import tiles
 KERNEL = 3
 SIZES = (4, 2)  # m
 # How far an output may be from that of a direct convolution in float64, as a part of the largest output.
-TOLERANCE = {2: 1e-6, 4: 1e-5}
+# Measured up to 1024 channels, where direct convolutions in float32 are off by 4e-6.
+TOLERANCE = {2: 2e-6, 4: 1e-5}
 LEAST_COLUMNS = 14  # tiles of the image in a band: fewer wait for weights
 NEAR_BYTES = 1_000_000  # of weights that a near cache keeps from one band to the next
 MOST_BYTES = 4_000_000  # of transformed tiles in a band, before and after the multiplication
