@@ -161,6 +161,21 @@ def test_values_are_within_the_stated_tolerance(target: str, size: int) -> None:
     assert np.abs(found - expected).max() <= limit, (choices, mod)
 
 
+@x86
+def test_what_follows_may_store_another_type() -> None:
+    weights = Weights()
+    y = weights.conv(relay.var("data", shape=(1, 16, 9, 9)), 16)
+    [task] = tasks_of(optimized(as_module(y), TARGET, weights.params))
+    choices = {task.workload: winograd_choices(task.workload, LANES)[0]}
+    frame = random_frame([Tensor("data", (1, 16, 9, 9))])
+    (expected,) = run(fast_build(as_module(y), TARGET, weights.params, choices), frame)
+    library = fast_build(as_module(relay.cast(y, "float64")), TARGET, weights.params, choices)
+    assert "winograd" in " ".join(library.function_metadata.keys())
+    (found,) = run(library, frame)
+    assert found.dtype == "float64"
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
 @pytest.fixture
 def _no_records() -> Iterator[None]:
     """Libraries stay in the cache of all tests, and records go."""

@@ -9,7 +9,7 @@ transformed back into m x m outputs (Lavin and Gray, "Fast Algorithms for Convol
 This is polynomial multiplication: a tile is evaluated at m + 1 points and at infinity. F(2, 3) takes 0 and +-1, and
 needs 16 products where a direct convolution needs 36; F(4, 3) needs 36 for 144. Its points are 0, +-sqrt(1/2) and
 +-sqrt(2). With the customary 0, +-1, +-2 the transforms cost the same, but they multiply numbers by up to 8, and the
-result is 2 to 3 times as far off.
+result is 2 to 5 times as far off.
 
 In blocked layout, the multiplication is a matrix product for each of the (m + 2)^2 points, over tiles and channels. Its
 register tiles are those of `tiles.py`: vectors of `chunks` channel blocks for `columns` tiles of the image.
