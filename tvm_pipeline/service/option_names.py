@@ -62,6 +62,7 @@ SAME_NAMES = frozenset(
         "verify",
         "watch",
         "watchdog",
+        "winograd",
     ]
 )
 

@@ -205,7 +205,7 @@ def _compiled(
     if model.winograd and tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
         warn(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
-            "machine; run `tvm-pipeline tune` with --winograd first"
+            "machine; run `tvm-pipeline tune` with `winograd` first"
         )
     return Compiled(backend, compiled, settled)
 

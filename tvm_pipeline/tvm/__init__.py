@@ -4,6 +4,7 @@ kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
 tiles.py            register tiles: how much of a convolution one pass over the weights computes
+winograd.py         Winograd's algorithm: its transforms, and how far its values are off
 kernel_order.py     the order of kernels that needs the least memory
 stack_placement.py  the depth of the stack at which kernels are called
 devices/            devices with memory of their own: CUDA and OpenCL

@@ -8,7 +8,9 @@ child.py               a compile in a process of its own, which TVM or LLVM may 
 child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs
 schedules/             schedules of our own for x86, and what tuning may choose of them
+channels_first.py      images are stored channels first, as fast convolutions read them
 pad_channels.py        convolutions get as many channels as fill vectors
+lowered_int8.py        quantised operators as those that compute them, with less between two convolutions
 int8.py                products of int8 that build and are exact on every x86
 splits.py              splits that may stand between blocked layouts
 kernel_walkers.py      two walkers: the kernels of a library, and those of a fused module

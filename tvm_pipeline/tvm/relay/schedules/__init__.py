@@ -3,11 +3,11 @@
 conv2d.py            convolutions in blocked layout: register tiles by `tvm/tiles.py`
 conv2d_int8.py       the same of uint8 by int8, four products at a time
 conv2d_transpose.py  transposed convolutions: a convolution for each phase of the stride
+conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, where the user allows other values
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 pooling.py           average pooling in blocked layout: the division in the loop of the sum
 concatenate.py       concatenations of channels: one pass, with what is fused to them
-winograd.py          3x3 convolutions by Winograd's algorithm, where the user allows other values
 choices.py           what tuning may choose of convolutions
 device_choices.py    what tuning may choose of TOPI's schedules for GPUs
 
@@ -26,10 +26,10 @@ from tvm_pipeline.tvm.relay.schedules import (
     conv2d,
     conv2d_int8,
     conv2d_transpose,
+    conv2d_winograd,
     depthwise,
     depthwise_int8,
     pooling,
-    winograd,
 )
 from tvm_pipeline.tvm.relay.topi import Replacement
 
@@ -69,7 +69,7 @@ def _unless_none(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
 
 def _alter_layout(attrs: Any, inputs: Any, types: Any, result: Any) -> Any:
     """Return what Relay makes of a convolution when it changes layouts: ours where Winograd's algorithm was chosen."""
-    altered = winograd.alter(attrs, inputs, types)
+    altered = conv2d_winograd.alter(attrs, inputs, types)
     return _own.stock(".nn", "conv2d_alter_layout")(attrs, inputs, types, result) if altered is None else altered
 
 

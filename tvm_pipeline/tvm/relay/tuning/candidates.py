@@ -21,7 +21,7 @@ from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import as_llvm_takes_it
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, Choice, Workload, is_winograd
-from tvm_pipeline.tvm.relay.schedules.winograd import by_winograd
+from tvm_pipeline.tvm.relay.schedules.conv2d_winograd import by_winograd
 
 _NEAR_CACHES_BYTES, _ALL_CACHES_BYTES = 3_000_000, 40_000_000
 _LARGE_BYTES = 1_000_000  # of weights: such do not stay in a cache from one frame to the next

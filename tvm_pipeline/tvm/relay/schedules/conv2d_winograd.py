@@ -140,7 +140,7 @@ def _compute(attrs: Any, inputs: Sequence[te.Tensor], _: Any) -> list[te.Tensor]
     choice = active_choice(winograd_workload(*shapes, *window))
     if not is_winograd(choice) or choice[0] != attrs.tile_size:
         raise ModelError(
-            f"tuning did not choose Winograd's algorithm for a convolution of {data.shape}; compile without --winograd"
+            f"tuning did not choose Winograd's algorithm for a convolution of {data.shape}; compile without `winograd`"
         )
     return [compute(data, weights, attrs.get_int_tuple("padding"), Winograd(*choice))]
 
