@@ -31,7 +31,7 @@ from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, Choice, active_choi
 from tvm_pipeline.tvm.relay.schedules.conv2d import applies
 from tvm_pipeline.tvm.winograd import KERNEL, Winograd, input_transform, kernel_matrix, output_transform
 
-OPERATOR = "nn.contrib_conv2d_winograd_without_weight_transform"
+WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
 _TAG = "own_winograd"
 
 

@@ -19,13 +19,13 @@ from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.macs import macs
 from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, plain_workload, winograd_workload
+from tvm_pipeline.tvm.relay.schedules.conv2d_winograd import WINOGRAD
 from tvm_pipeline.tvm.relay.schedules.device_choices import DeviceWorkload, text_of
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 W = TypeVar("W", Workload, DeviceWorkload)
 
-_WINOGRAD = "nn.contrib_conv2d_winograd_without_weight_transform"
-_TEMPLATES = {_WINOGRAD: CONV2D, "nn.contrib_conv2d_NCHWc": CONV2D, "nn.contrib_depthwise_conv2d_NCHWc": DEPTHWISE}
+_TEMPLATES = {WINOGRAD: CONV2D, "nn.contrib_conv2d_NCHWc": CONV2D, "nn.contrib_depthwise_conv2d_NCHWc": DEPTHWISE}
 _ON_DEVICES = {"nn.conv2d", "nn.conv2d_transpose", "nn.dense", "nn.batch_matmul"}
 
 
@@ -99,7 +99,7 @@ def workload_of(function: relay.Function) -> Workload | None:
         return None
     shapes = [[int(extent) for extent in type_.shape] for type_ in (data, kernel)]
     window = [[int(extent) for extent in numbers] for numbers in (attrs.strides, attrs.padding, attrs.dilation)]
-    if call.op.name == _WINOGRAD:
+    if call.op.name == WINOGRAD:
         return winograd_workload(*shapes, *window)
     workload: Workload = plain_workload((_TEMPLATES[call.op.name], *shapes, *window, "float32"))
     return workload
