@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -18,6 +22,7 @@ import tvm  # isort: skip
 from tvm import relay  # isort: skip
 
 WIDE = {"llvm -mcpu=x86-64-v3": "ymm", "llvm -mcpu=x86-64-v4": "zmm"}
+Network: TypeAlias = tuple[tvm.IRModule, dict[str, Any], Any]
 LAYERS = 12  # of random shapes, for each target
 
 
@@ -94,6 +99,53 @@ def test_the_inner_loop_multiplies_vectors_as_wide_as_the_target_has(target: str
     assembly = library.get_lib().get_source("asm")
     wide = [line for line in assembly.splitlines() if "vfmadd" in line and WIDE[target] in line]
     assert len(wide) >= 2 * 10  # as many independent sums as hide the latency, in each of the two convolutions
+
+
+@pytest.fixture(scope="session")
+def deep() -> Callable[[str], tuple[Network, str]]:
+    """A convolution whose weights no cache keeps, with its assembly for a target; an image that no tile divides."""
+
+    @cache
+    def compiled(target: str) -> tuple[Network, str]:
+        weights = Weights()
+        y = weights.conv(weights.conv(relay.var("data", shape=(1, 16, 7, 7)), 128, 1), 64, 3)
+        module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+        library = fold.fast_build(module, target, weights.params)
+        return (module, weights.params, library), library.get_lib().get_source("asm")
+
+    return compiled
+
+
+@pytest.mark.parametrize("target", list(filter(runs_here, LEVELS)))
+def test_weights_are_fetched_before_they_are_needed_and_change_no_bit(
+    deep: Callable[[str], tuple[Network, str]], target: str
+) -> None:
+    (module, params, library), assembly = deep(target)
+    assert "prefetch" in assembly
+    frame = random_frame([Tensor("data", (1, 16, 7, 7))])
+    with by_topi():
+        stock = fold.fast_build(module, target, params)
+    assert "prefetch" not in stock.get_lib().get_source("asm")
+    np.testing.assert_array_equal(run(library, frame)[0], run(stock, frame)[0])
+
+
+@pytest.mark.parametrize("target", WIDE)
+def test_no_sum_is_stored_between_its_additions(deep: Callable[[str], tuple[Network, str]], target: str) -> None:
+    """At the edge of the image a part of a tile is skipped, which LLVM cannot see through unless it is on the stack."""
+    lines = deep(target)[1].splitlines()
+    places = [place for place, line in enumerate(lines) if "vfmadd" in line]
+    loops = [lines[first:second] for first, second in pairwise(places) if second - first < 8]
+    stores = [line for loop in loops for line in loop if re.search(r"vmov[au]ps\s+%[yz]mm\d+, .*\(", line)]
+    assert len(loops) > 20
+    assert not stores
+
+
+@pytest.mark.parametrize(("read", "written", "extent"), [(32, 64, 1), (512, 17, 3)], ids=["few", "no vector"])
+def test_other_weights_are_not_fetched(read: int, written: int, extent: int) -> None:
+    weights = Weights()
+    y = weights.conv(weights.conv(relay.var("data", shape=(1, 16, 3, 3)), read, 1), written, extent)
+    module = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(y), y)))
+    assert "prefetch" not in fold.fast_build(module, "llvm -mcpu=x86-64-v3", weights.params).get_lib().get_source("asm")
 
 
 def test_topi_is_left_as_it_was() -> None:

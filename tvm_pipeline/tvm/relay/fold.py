@@ -30,6 +30,7 @@ from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.schedules import own_schedules
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, following
+from tvm_pipeline.tvm.relay.schedules.lowering import marked_loops
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 __all__ = ["FoldConstantFast", "building", "fast_build", "fast_context"]
@@ -77,7 +78,8 @@ def building(choices: AnyChoices | None = None, config: Any = None) -> Iterator[
     """
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
-        with exact_int8(), own_schedules(), following(choices or {}), fast_context(config=config):
+        passes = {"tir.add_lower_pass": [(3, marked_loops)]}
+        with exact_int8(), own_schedules(), following(choices or {}), fast_context(config={**passes, **(config or {})}):
             yield
     finally:
         autotvm.GLOBAL_SCOPE.silent = silent

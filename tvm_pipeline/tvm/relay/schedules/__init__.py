@@ -6,6 +6,7 @@ conv2d_transpose.py  transposed convolutions: a convolution for each phase of th
 conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, where the user allows other values
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
+lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
 pooling.py           average pooling in blocked layout: the division in the loop of the sum
 concatenate.py       concatenations of channels: one pass, with what is fused to them
 choices.py           what tuning may choose of convolutions

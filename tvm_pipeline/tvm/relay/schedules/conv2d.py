@@ -23,6 +23,7 @@ from tvm.autotvm.task.space import SplitEntity
 from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.utils import get_const_tuple
 
+from tvm_pipeline.tvm.relay.schedules import lowering
 from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, REGISTERS, chosen
 from tvm_pipeline.tvm.tiles import Tile, byte_block, channel_block, register_tile
 
@@ -92,4 +93,5 @@ def schedule(
     s[sums].vectorize(channel)
     for axis in (row, column, chunk):
         s[sums].unroll(axis)
+    lowering.mark(s, sums, term, kernel, tile.chunks, -(-height // tile.rows))
     return True
