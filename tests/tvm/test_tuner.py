@@ -67,7 +67,7 @@ def poor_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the static rule prefer tiles of one sum, which are several times slower than others."""
     build_library(text_model("tanh(%x)"), TARGET)  # so that what follows is compiled in this process
     monkeypatch.setattr(tiles, "SUMS_TO_HIDE_LATENCY", 0)
-    monkeypatch.setattr(tiles, "CYCLES_PER_LOAD", -0.3)
+    monkeypatch.setattr(tiles, "CYCLES_PER_INPUT", -0.3)
 
 
 @pytest.mark.usefixtures("poor_rule")

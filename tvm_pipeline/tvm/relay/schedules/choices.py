@@ -11,6 +11,7 @@ another operator in the place of the convolution. Only a model with `Model.winog
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ from tvm_pipeline.tvm.relay.schedules.device_choices import DeviceChoice, Device
 from tvm_pipeline.tvm.tiles import Band, Tile, band_rule, bands, channel_block, tiles
 from tvm_pipeline.tvm.winograd import KERNEL, Winograd, winograd_forms
 
-GENERATION = 1  # raise it when a schedule of this room changes: what was measured before is void
+GENERATION = 2  # raise it when a schedule of this room changes: what was measured before is void
 
 CONV2D, DEPTHWISE = "conv2d_NCHWc.x86", "depthwise_conv2d_NCHWc.x86"
 KNOBS = {
@@ -59,12 +60,13 @@ AnyChoices: TypeAlias = Mapping[Any, AnyChoice]
 
 
 class Output(NamedTuple):
-    """What a convolution computes: channel blocks, vectors in a block, rows and columns."""
+    """What a convolution computes: channel blocks, vectors in a block, rows, columns, bytes of weights of a block."""
 
     blocks: int
     vectors: int
     height: int
     width: int
+    block_bytes: int
 
 
 def output_of(workload: Workload, lanes: int) -> Output:
@@ -78,16 +80,16 @@ def output_of(workload: Workload, lanes: int) -> Output:
         + 1
         for axis in (0, 1)
     )
-    return Output(channels // block, -(-block // lanes), height, width)
+    return Output(channels // block, -(-block // lanes), height, width, 4 * block * math.prod(kernel[1][1:]))
 
 
 def possible_choices(workload: Workload, lanes: int) -> list[Choice]:
     """Return all choices of a workload: first that of the static rule, then by their estimates."""
-    blocks, vectors, height, width = output_of(workload, lanes)
+    blocks, vectors, height, width, block_bytes = output_of(workload, lanes)
     if height < 1 or width < 1:
         return []
     if workload[0] == CONV2D:
-        return [tuple(tile) for _, tile in sorted(tiles(blocks, vectors, height, width, REGISTERS[lanes]))]
+        return [tuple(tile) for _, tile in sorted(tiles(blocks, vectors, height, width, REGISTERS[lanes], block_bytes))]
     rule = band_rule(height, width)
     others = [band for _, band in sorted(bands(height, width, REGISTERS[lanes])) if band != rule]
     return [tuple(rule), *map(tuple, others)]

@@ -16,6 +16,7 @@ sums.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import te
@@ -61,7 +62,11 @@ def schedule(
     _, blocks, height, width, block = (int(extent) for extent in convolution.shape)
     lanes = get_simd_32bit_lanes()
     choice = chosen(config, CONV2D)
-    tile = Tile(*choice) if choice else register_tile(blocks, -(-block // lanes), height, width, REGISTERS[lanes])
+    if choice:
+        tile = Tile(*choice)
+    else:
+        block_bytes = 4 * math.prod(get_const_tuple(kernel.shape)[1:])
+        tile = register_tile(blocks, -(-block // lanes), height, width, REGISTERS[lanes], block_bytes)
     if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
         n, chunk, row, _, channel = s[data].op.axis
         s[data].vectorize(channel)

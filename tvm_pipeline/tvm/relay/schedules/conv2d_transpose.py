@@ -150,7 +150,8 @@ def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None
     data, kernel = by_phases.op.input_tensors
     _, channels, _, stride, vectors, _ = (int(extent) for extent in by_phases.shape)
     lanes = get_simd_32bit_lanes()
-    tile = register_tile(channels, stride, 1, vectors, REGISTERS[lanes])
+    channel_bytes = 4 * math.prod(get_const_tuple(kernel.shape)) // channels
+    tile = register_tile(channels, stride, 1, vectors, REGISTERS[lanes], channel_bytes)
     if isinstance(data.op, te.ComputeOp):
         s[data].parallel(s[data].fuse(*s[data].op.axis[:3]))
     sums = s.cache_write(by_phases, "global")
