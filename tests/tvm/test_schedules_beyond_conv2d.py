@@ -1,4 +1,4 @@
-"""Transposed convolutions, pooling and concatenation by our schedules compute what TOPI's do, for every x86 target."""
+"""Transposed and grouped convolutions, pooling, concatenation by our schedules compute what TOPI's do, on all x86."""
 
 from __future__ import annotations
 
@@ -55,6 +55,28 @@ def transposed(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
     return y
 
 
+def grouped(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
+    """Return a grouped convolution of 1x1, often with what may follow it; a larger window or a stride is TOPI's."""
+    groups, read = random.choice([2, 4]), random.choice([3, 6, 8])
+    y = weights.conv(x, groups * read, 1)
+    if random.random() < 0.3:  # of few pixels, which what follows may repeat
+        y = relay.nn.global_avg_pool2d(y)
+    out = groups * random.choice([2, 5, 8, 9])
+    window, stride = random.choice([(1, 1), (1, 1), (1, 1), (3, 1), (1, 2)])
+    y = relay.nn.conv2d(
+        y,
+        weights(out, read, window, window),
+        channels=out,
+        kernel_size=(window, window),
+        strides=(stride, stride),
+        padding=(window // 2, window // 2),
+        groups=groups,
+    )
+    if random.random() < 0.7:
+        y = relay.nn.bias_add(y, weights(out))
+    return relay.add(y, relay.nn.relu(y)) if random.random() < 0.5 else y
+
+
 def pooled(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
     """Return a pooling in blocked layout: of windows, of parts, or of all; of averages or the largest."""
     y = weights.conv(x, random.choice([16, 48, 80]), 1)
@@ -102,7 +124,7 @@ def network(layer: Layer, random: Random) -> Network:
 
 
 @pytest.mark.parametrize("target", X86)
-@pytest.mark.parametrize("layer", [transposed, pooled, concatenated])
+@pytest.mark.parametrize("layer", [transposed, grouped, pooled, concatenated])
 def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str) -> None:
     random = Random(target)
     for _ in range(LAYERS):
@@ -184,8 +206,9 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
             lambda w, x: relay.nn.conv2d_transpose(x, w(8, 8, 2, 2), channels=8, kernel_size=(2, 2), strides=(2, 2)),
             "vfmadd",
         ),
+        (lambda w, x: w.conv(x, 12, 1, groups=2), "vfmadd"),
     ],
-    ids=["average", "global", "concatenation", "transposed"],
+    ids=["average", "global", "concatenation", "transposed", "grouped"],
 )
 def test_loops_that_topi_leaves_to_single_numbers_are_of_vectors(
     layer: Callable[[Weights, relay.Expr], relay.Expr], instruction: str

@@ -6,6 +6,7 @@ conv2d_transpose.py  transposed convolutions: a convolution for each phase of th
 conv2d_winograd.py   3x3 convolutions by Winograd's algorithm, where the user allows other values
 depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
+group_conv2d.py      grouped convolutions: vectors along the image
 lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
 pooling.py           average pooling in blocked layout: the division in the loop of the sum
 concatenate.py       concatenations of channels: one pass, with what is fused to them
@@ -30,6 +31,7 @@ from tvm_pipeline.tvm.relay.schedules import (
     conv2d_winograd,
     depthwise,
     depthwise_int8,
+    group_conv2d,
     pooling,
 )
 from tvm_pipeline.tvm.relay.topi import Replacement
@@ -80,6 +82,8 @@ _CALLED_BY_RELAY: dict[str, Callable[..., Any]] = {
     "conv2d_nchw_int8": conv2d_int8.settle_blocks,
     "depthwise_conv2d_NCHWc": depthwise_int8.compute,
     "schedule_depthwise_conv2d_NCHWc": depthwise_int8.schedule,
+    "group_conv2d_nchw": group_conv2d.compute,
+    "schedule_group_conv2d_nchw": group_conv2d.schedule,
     "schedule_pool": pooling.schedule,
     "schedule_adaptive_pool": pooling.schedule,
     "concatenate": concatenate.compute,
