@@ -68,11 +68,12 @@ def winograd_forms(
     """
     if input_channels % lanes or channels % lanes:
         return
+    block_bytes = 4 * input_channels * lanes  # of a point of the transformed weights
     for size in SIZES:
         across = -(-width // size)
         rows = _band(-(-height // size), across, 4 * (size + 2) ** 2, input_channels, channels)
         best: dict[int, tuple[float, int]] = {}
-        for cycles, (chunks, _, columns) in tiles(channels // lanes, 1, 1, rows * across, registers):
+        for cycles, (chunks, _, columns) in tiles(channels // lanes, 1, 1, rows * across, registers, block_bytes):
             best[chunks] = min(best.get(chunks, (cycles, columns)), (cycles, columns))
         for chunks, (_, columns) in sorted(best.items(), key=lambda item: item[1])[:MOST_FORMS]:
             yield Winograd(size, chunks, rows, columns)

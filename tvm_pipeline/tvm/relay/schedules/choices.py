@@ -99,7 +99,7 @@ def winograd_choices(workload: Workload, lanes: int) -> list[Choice]:
     """Return the choices of a workload that change its values; none where Winograd's algorithm does not serve it."""
     template, data, kernel, strides, _, dilation, *_, dtype = workload
     is_plain = template == CONV2D and kernel[1][2:] == (KERNEL, KERNEL) and kernel[1][1] == data[1][1]
-    _, _, height, width = output_of(workload, lanes)
+    _, _, height, width, _ = output_of(workload, lanes)
     if not is_plain or strides != (1, 1) or dilation != (1, 1) or dtype != "float32" or height < 1 or width < 1:
         return []
     forms = winograd_forms(data[1][1], kernel[1][0], lanes, height, width, REGISTERS[lanes])

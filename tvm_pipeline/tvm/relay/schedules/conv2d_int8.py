@@ -16,6 +16,7 @@ padding, which would keep what follows out of this kernel.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tvm
@@ -93,7 +94,8 @@ def schedule(
     _, blocks, height, width, block = (int(extent) for extent in convolution.shape)
     lanes = min(get_simd_32bit_lanes(), block)
     registers = REGISTERS[get_simd_32bit_lanes()] - (0 if has_vnni(lanes) else FOR_PAIRS)
-    tile = register_tile(blocks, block // lanes, height, width, registers)
+    block_bytes = math.prod(int(extent) for extent in kernel.shape[1:])
+    tile = register_tile(blocks, block // lanes, height, width, registers, block_bytes)
     if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
         n, chunk, row, _, channel = s[data].op.axis
         s[data].vectorize(channel)
