@@ -50,6 +50,7 @@ BATCH = 4  # candidates that are compiled together
 PATIENCE = 3  # generations without a gain, after which a workload is not searched further
 GAIN = 0.01  # that counts as one
 LEAST_THREADS = 16  # of the blocks of the first generation
+OVER = "the time was over"
 RACED = 0.2  # of the budget, which the comparison may take
 
 _log = logging.getLogger(__name__)
@@ -253,10 +254,12 @@ class _Search:
         to_measure = [DEFAULT, *fresh] if first else fresh
         while to_measure:
             begin = time.monotonic()
-            if begin + self._batch_s > self._deadline:
-                self.stopped = "the time was over"
+            if begin + self._batch_s <= self._deadline:
+                self._measure(task, state, to_measure[:BATCH], bench)
+            else:
+                self.stopped = OVER
+            if self.stopped:
                 return True
-            self._measure(task, state, to_measure[:BATCH], bench)
             to_measure = to_measure[BATCH:]
             self._batch_s = 0.5 * (self._batch_s or time.monotonic() - begin) + 0.5 * (time.monotonic() - begin)
         failed = float("inf")
@@ -279,6 +282,9 @@ class _Search:
         self.trying([(task.workload, choice) for choice in choices], COMPILE_S)
         bench.compile(candidates)
         for candidate in candidates:
+            if time.monotonic() > self._deadline:
+                self.stopped = OVER
+                break
             self.trying([(task.workload, candidate.choice)], PASS_S if candidate.choice == DEFAULT else CANDIDATE_S)
             if not candidate.why:
                 bench.time(candidate, state.best_s * task.calls)

@@ -103,8 +103,12 @@ def file_of(described: str) -> Path:
 
 def read_records(target: str) -> list[Record]:
     """Return what was measured for a target on this processor; log how many lines are skipped."""
-    with tvm.target.Target(target):
-        return read_lines(records_file(target), lambda line: _record(line, target))
+
+    def read(line: bytes) -> Record:
+        with tvm.target.Target(target):
+            return _record(line, target)
+
+    return read_lines(records_file(target), read)
 
 
 def read_lines(file: Path, read: Callable[[bytes], T]) -> list[T]:
