@@ -37,9 +37,9 @@ from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
-from tvm_pipeline.tvm.relay.tuning.device_records import recorded_device_choices
+from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
-from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of, recorded_choices
+from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 
 T = TypeVar("T")
 TUNING = "tuning.json"  # of a library: its Tuning
@@ -181,15 +181,6 @@ def build_library(
         if not is_sorted:
             folder = _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
     return load_library(folder)
-
-
-def recorded(target: str, *, winograd: bool = False) -> AnyChoices:
-    """Return what tuning recorded on this machine for a target, with the index of its device if that is a GPU.
-
-    Raises:
-        PlatformError: TVM cannot use such a GPU here.
-    """
-    return recorded_device_choices(target) if has_own_memory(target) else recorded_choices(target, winograd=winograd)
 
 
 def _tuned_folder(plain: Path, choices: AnyChoices) -> Path:

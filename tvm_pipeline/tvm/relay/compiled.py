@@ -33,12 +33,13 @@ from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
-from tvm_pipeline.tvm.relay.build import Library, build_library, load_library, recorded
+from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, AnyWorkload
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
+from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 
 Bind = Callable[[Device], None]
 MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"

@@ -39,6 +39,7 @@ class Order(msgspec.Struct, frozen=True):
         only: the workloads to search; None for all.
         known_as: what the device is called; TVM may number devices of several OpenCL drivers otherwise in the child.
         failed: candidates that ended the children before this one.
+        begun: how many records there were before the first child; -1 for that one.
     """
 
     model: Model
@@ -49,6 +50,7 @@ class Order(msgspec.Struct, frozen=True):
     log_level: int
     only: tuple[DeviceWorkload, ...] | None = None
     failed: Tried = ()
+    begun: int = -1
 
 
 class Report(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,11 +59,13 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         trying: candidates that are about to run.
         limit_s: the next line comes within so many seconds; 0 for any time.
+        begun: how many records there were before the first child.
     """
 
     progress: str = ""
     trying: Tried | None = None
     limit_s: float = 0.0
+    begun: int = -1
     log: tuple[str, int, str] = ("", 0, "")
     error: tuple[str, str] = ("", "")
     done: TuningReport | None = None
@@ -85,14 +89,15 @@ def tune_in_child(
     """
     deadline = time.monotonic() + seconds
     failed: Tried = ()
+    begun = -1
     for _ in range(MOST_DEATHS):
         level = logging.getLogger().getEffectiveLevel()
         left = max(1e-3, deadline - time.monotonic()) if failed else seconds
-        order = Order(model, device, host, left, known_as, level, only, failed)
+        order = Order(model, device, host, left, known_as, level, only, failed, begun)
         ended = _run(order, progress)
         if isinstance(ended, TuningReport):
             return ended
-        tried, how = ended
+        tried, begun, how = ended
         failed = tuple(one for one in tried if one[1] != DEFAULT)
         if not failed:
             raise RunError(
@@ -106,14 +111,15 @@ def tune_in_child(
     )
 
 
-def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[Tried, str]:
-    """Run a child; return what it reports, or what it tried at its end and how it ended; raise what it raised."""
+def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[Tried, int, str]:
+    """Run a child; return its report, or what it tried last, `begun` and how it ended; raise what it raised."""
     tried: Tried = ()
+    begun = order.begun
     limit_s = 0.0
     last = Report()
 
     def heard(line: bytes) -> float | None:
-        nonlocal tried, limit_s, last
+        nonlocal tried, limit_s, begun, last
         last = msgspec.json.decode(line, type=Report)
         if last.progress:
             progress(last.progress)
@@ -121,6 +127,7 @@ def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[
             logging.getLogger(last.log[0]).log(last.log[1], "%s", last.log[2])
         if last.trying is not None:
             tried, limit_s = last.trying, last.limit_s
+        begun = max(begun, last.begun)
         return limit_s or None
 
     ended = run_child(__name__, msgspec.msgpack.encode(order), heard)
@@ -129,7 +136,7 @@ def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[
     if last.error[0]:
         raise getattr(errors, last.error[0], RunError)(last.error[1])
     how = f"it did not answer in {limit_s:g} s" if ended.was_silent else f"{ended.how} ({ended.last_words})"
-    return tried, how
+    return tried, begun, how
 
 
 # --- The child ---
@@ -154,7 +161,7 @@ def serve(descriptor: int, folder: str) -> None:
         from tvm_pipeline.tvm.devices.runtimes import ready_to_run
         from tvm_pipeline.tvm.devices.targets import index_of, kind_of
         from tvm_pipeline.tvm.relay.tuning.device_candidates import DeviceLostError
-        from tvm_pipeline.tvm.relay.tuning.device_records import DeviceRecord, append_device_record
+        from tvm_pipeline.tvm.relay.tuning.device_records import DeviceRecord, append_device_record, read_device_records
         from tvm_pipeline.tvm.relay.tuning.device_tuner import tune_device
 
         logging.getLogger().addHandler(Sending(report))
@@ -168,6 +175,8 @@ def serve(descriptor: int, folder: str) -> None:
                     f"device {order.device.name}: TVM has {named} as {target}, not {order.known_as}; set "
                     "OCL_ICD_VENDORS to the driver of the GPU that is meant"
                 )
+            begun = order.begun if order.begun >= 0 else len(read_device_records(target))
+            report(begun=begun)
             for workload, choice in order.failed:
                 append_device_record(target, DeviceRecord(workload, choice, float("inf")))
             done = tune_device(
@@ -175,6 +184,7 @@ def serve(descriptor: int, folder: str) -> None:
                 order.device,
                 order.host,
                 order.seconds,
+                begun,
                 lambda line: report(progress=line),
                 trying,
                 order.only,

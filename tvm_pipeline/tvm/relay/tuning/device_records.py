@@ -21,7 +21,8 @@ import tvm
 
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
-from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of
+from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
 from tvm_pipeline.tvm.relay.schedules.device_choices import (
     DEFAULT,
     DeviceChoice,
@@ -37,6 +38,7 @@ from tvm_pipeline.tvm.relay.tuning.tuning_records import (
     best_of,
     file_of,
     read_lines,
+    recorded_choices,
 )
 
 FAILED = 4  # AutoTVM's number of an error on the device
@@ -89,6 +91,15 @@ def read_device_records(target: str) -> list[DeviceRecord]:
     """Return what was measured for a target on its GPU, in the order of the file."""
     described = str(tvm.target.Target(compiler_target(target)))
     return read_lines(device_file(target), lambda line: _record(line, described))
+
+
+def recorded(target: str, *, winograd: bool = False) -> AnyChoices:
+    """Return what tuning recorded on this machine for a target, with the index of its device if that is a GPU.
+
+    Raises:
+        PlatformError: TVM cannot use such a GPU here.
+    """
+    return recorded_device_choices(target) if has_own_memory(target) else recorded_choices(target, winograd=winograd)
 
 
 def recorded_device_choices(target: str) -> dict[DeviceWorkload, DeviceChoice]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ GENERATION = 12  # candidates of a workload, of which the next ones are bred
 BATCH = 4  # candidates that are compiled together
 PATIENCE = 3  # generations without a gain, after which a workload is not searched further
 GAIN = 0.01  # that counts as one
+MOST_SUMS = 64  # of a thread
 LEAST_THREADS = 16  # of the blocks of the first generation
 OVER = "the time was over"
 RACED = 0.2  # of the budget, which the comparison may take
@@ -58,7 +60,7 @@ _log = logging.getLogger(__name__)
 Tell = Callable[[str], None]
 # Takes what is being tried, and the seconds within which something is said again; None where that may take any time.
 Trying = Callable[[Sequence["tuple[DeviceWorkload, DeviceChoice]"], "float | None"], None]
-COMPILE_S, CANDIDATE_S, PASS_S = 120.0, 30.0, 300.0  # that a generation, a candidate and a pass may take
+COMPILE_S, CANDIDATE_S, PASS_S = 60.0, 30.0, 300.0  # that a batch, a candidate and a pass may take
 
 
 def tune_device(
@@ -66,6 +68,7 @@ def tune_device(
     device: Device,
     host: str,
     seconds: float,
+    begun: int,
     tell: Tell,
     trying: Trying,
     only: Collection[DeviceWorkload] | None = None,
@@ -74,6 +77,7 @@ def tune_device(
 
     Args:
         host: the target of the code that launches kernels.
+        begun: how many records there were when the search began, perhaps in another process.
         trying: is called before anything that may hang.
         only: what is searched; all of the model without it.
 
@@ -103,13 +107,16 @@ def tune_device(
     found = {workload: state.best for workload, state in search.states.items() if state.is_new}
     if found and seconds > 0:
         times = _proven(search, default, found, seconds)
+    records = read_device_records(target)
+    tried = [record for record in records[begun:] if record.workload in workloads and record.choice != DEFAULT]
+    measured = [record.workload for record in tried if not record.proven]
     return TuningReport(
         model.name,
         target,
         len(workloads),
-        len(workloads & proven_choices(read_device_records(target)).keys()),
-        len(search.searched),
-        search.candidates,
+        len(workloads & proven_choices(records).keys()),
+        len(set(measured)),
+        len(measured),
         time.monotonic() - begin,
         search.stopped,
         **(figures(*times) if times else {}),
@@ -168,7 +175,6 @@ class _Search:
 
     Attributes:
         states: of each workload of the model.
-        searched: workloads that this run measured candidates of.
         candidates: how many were compiled and timed.
         stopped: why the search ended.
     """
@@ -176,7 +182,6 @@ class _Search:
     def __init__(self, model: Model, device: Device, host: str, deadline: float, tell: Tell, trying: Trying) -> None:
         self.network, self.device, self.host, self.tell, self.trying = model, device, host, tell, trying
         self.states: dict[DeviceWorkload, _State] = {}
-        self.searched: set[DeviceWorkload] = set()
         self.candidates = 0
         self.stopped = ""
         self._deadline = deadline
@@ -247,7 +252,8 @@ class _Search:
         tuner = state.tuner
         configs = tuner.next_batch(GENERATION)
         chosen = [choice_of(config) for config in configs]
-        fresh = [choice for choice in dict.fromkeys(chosen) if choice not in state.known]
+        sensible = [choice_of(config) for config in configs if _is_sensible(config, bench.most_threads)]
+        fresh = [choice for choice in dict.fromkeys(sensible) if choice not in state.known]
         if not fresh:
             state.stale += GENERATION
         # The default is run first in any case: its results are those that others must have.
@@ -263,7 +269,7 @@ class _Search:
             to_measure = to_measure[BATCH:]
             self._batch_s = 0.5 * (self._batch_s or time.monotonic() - begin) + 0.5 * (time.monotonic() - begin)
         failed = float("inf")
-        results = [(config, state.known[choice]) for config, choice in zip(configs, chosen, strict=True)]
+        results = [(config, state.known.get(choice, failed)) for config, choice in zip(configs, chosen, strict=True)]
         tuner.update(
             [autotvm.MeasureInput(self._target, tuner.task, config) for config, _ in results],
             [
@@ -277,7 +283,6 @@ class _Search:
         self, task: Task[DeviceWorkload], state: _State, choices: Sequence[DeviceChoice], bench: Bench
     ) -> None:
         """Compile choices of a workload together, time one after the other, and record each."""
-        self.searched.add(task.workload)
         candidates = [DeviceCandidate(task.workload, choice, task.functions) for choice in choices]
         self.trying([(task.workload, choice) for choice in choices], COMPILE_S)
         bench.compile(candidates)
@@ -311,7 +316,8 @@ def _tuner(workload: DeviceWorkload, state: _State, target: Any, most_threads: i
         if len(points) >= tuner.pop_size:
             break
         [point] = space.sample_ints(1)
-        if LEAST_THREADS <= _threads(space.get(int(point))) <= most_threads:
+        config = space.get(int(point))
+        if _threads(config) >= LEAST_THREADS and _is_sensible(config, most_threads):
             points.append(int(point))
     points += [int(point) for point in space.sample_ints(tuner.pop_size)]  # where few are sensible
     points = list(dict.fromkeys(points))[: tuner.pop_size]
@@ -343,10 +349,21 @@ def _value(entity: Any) -> Any:
     return value
 
 
+def _is_sensible(config: Any, most_threads: int) -> bool:
+    """Return whether a block may have so many threads, and a thread so many sums: code for more takes too long."""
+    sums = [math.prod(size[1:]) // size[-2] for size in _splits(config)]
+    return _threads(config) <= most_threads and math.prod(sums) <= MOST_SUMS
+
+
 def _threads(config: Any) -> int:
-    """Return how many threads a block has; templates split an axis into blocks, ..., threads and what each computes."""
+    """Return how many threads a block has."""
+    return math.prod(size[-2] for size in _splits(config))
+
+
+def _splits(config: Any) -> list[list[int]]:
+    """Return how each axis of the result is split: blocks, perhaps virtual threads, threads, and a thread's own."""
     splits = [config[name].size for name in config if isinstance(config[name], SplitEntity) and name != "tile_rc"]
-    return int(np.prod([size[-2] for size in splits if len(size) > 2]))
+    return [size for size in splits if len(size) > 2]
 
 
 def _proven(
