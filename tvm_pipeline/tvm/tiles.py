@@ -22,12 +22,12 @@ Four things bound the speed of that loop, and the best tile balances them:
    the weights of the next blocks are fetched meanwhile (`relay/schedules/lowering.py`).
 4. *Streams.* Each row of each channel block is stored at a place of its own, a page or more from the next in a large
    image. Where the reduction is short, as in a 1x1 convolution of 16 channels, stores to 27 such places took 1.5 times
-   as long as to 3.
+   as long as to 3; two columns at 12 places, at 64 channels, 1.6 times as long as four at 4.
 
 At the edge of the image only a part of a tile is computed. What lies outside is skipped, at little cost for rows.
 
 The costs below fit about 500 tiles of 35 convolutions, measured with AVX-512 and AVX2 on a core of Zen 5 with 1 MiB of
-second cache, with weights out of the caches: the tile of the least estimate took 2 % longer than the fastest in the
+second cache, with weights out of the caches: the tile of the least estimate took 2.5 % longer than the fastest in the
 mean.
 """
 
@@ -38,11 +38,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 SUMS_TO_HIDE_LATENCY = 10  # 2 units, each with a latency of 4 to 5 cycles
-CYCLES_PER_WEIGHT, CYCLES_PER_INPUT = 0.3, 0.2  # what a load costs beside a product, in products
+CYCLES_PER_WEIGHT, CYCLES_PER_INPUT = 0.2, 0.25  # what a load costs beside a product, in products
+CYCLES_PER_STREAM = 0.15  # what a place costs that is read and stored to
 NEAR_BYTES = 450_000  # of the weights of a tile
 BEYOND_NEAR = 1.08  # the cost of more
-ROW_EDGE, COLUMN_EDGE = 0.1, 0.5  # the powers of what lies outside
-PARTIAL = 1.04  # the cost of the conditions of columns that may lie outside
+ROW_EDGE, COLUMN_EDGE = 0.05, 0.5  # the powers of what lies outside
+PARTIAL = 1.02  # the cost of the conditions of columns that may lie outside
 MOST_STREAMS, MOST_COLUMNS = 16, 28
 
 # Of depthwise convolutions:
@@ -85,7 +86,8 @@ def tiles(
                 weights, sums = blocks * vectors, blocks * vectors * rows * columns
                 if sums + weights + 1 < registers:
                     loads = CYCLES_PER_WEIGHT * weights + CYCLES_PER_INPUT * rows * columns
-                    cycles = max(1.0, SUMS_TO_HIDE_LATENCY / sums) * (1 + loads / sums)
+                    streams = CYCLES_PER_STREAM * blocks * vectors * rows
+                    cycles = max(1.0, SUMS_TO_HIDE_LATENCY / sums) * (1 + (loads + streams) / sums)
                     cycles *= _computed(height, rows) ** ROW_EDGE * _computed(width, columns) ** COLUMN_EDGE
                     if width % columns:
                         cycles *= PARTIAL
