@@ -97,6 +97,13 @@ def pooled(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
     return relay.clip(y, -1.0, 1.0) if random.random() < 0.5 else y
 
 
+def largest(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
+    """Return the largest of each window with nothing behind it; the tiles of columns need not divide the output."""
+    y = relay.multiply(weights.conv(x, 32, 1), relay.const(-1.0))  # so that padding read as zeros would show
+    size, pad = random.choice([2, 3]), random.choice([0, 1])
+    return relay.nn.max_pool2d(y, (size, size), (2, random.choice([1, 2])), padding=(pad, pad), ceil_mode=pad == 0)
+
+
 def concatenated(random: Random, weights: Weights, x: relay.Expr) -> relay.Expr:
     """Return a concatenation in NCHW or in blocked layout, with what may be fused before and behind."""
     if random.random() < 0.5:
@@ -124,7 +131,7 @@ def network(layer: Layer, random: Random) -> Network:
 
 
 @pytest.mark.parametrize("target", X86)
-@pytest.mark.parametrize("layer", [transposed, grouped, pooled, concatenated])
+@pytest.mark.parametrize("layer", [transposed, grouped, pooled, largest, concatenated])
 def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str) -> None:
     random = Random(target)
     for _ in range(LAYERS):
@@ -198,6 +205,7 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
     [
         (lambda w, x: relay.nn.avg_pool2d(w.conv(x, 16, 1), (3, 3), padding=(1, 1)), "vdivps"),
         (lambda w, x: relay.nn.global_avg_pool2d(w.conv(x, 16, 1)), "vaddps"),
+        (lambda w, x: relay.nn.max_pool2d(w.conv(x, 16, 1), (3, 3), (2, 2)), "vmaxps"),
         (
             lambda w, x: w.conv(relay.sqrt(relay.concatenate([w.conv(x, 16, 1), w.conv(x, 32, 1)], axis=1)), 16),
             "vsqrtps",
@@ -208,7 +216,7 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
         ),
         (lambda w, x: w.conv(x, 12, 1, groups=2), "vfmadd"),
     ],
-    ids=["average", "global", "concatenation", "transposed", "grouped"],
+    ids=["average", "global", "largest", "concatenation", "transposed", "grouped"],
 )
 def test_loops_that_topi_leaves_to_single_numbers_are_of_vectors(
     layer: Callable[[Weights, relay.Expr], relay.Expr], instruction: str

@@ -8,7 +8,7 @@ depthwise.py         depthwise convolutions in blocked layout: padding by rows
 depthwise_int8.py    the same of uint8 by int8, a group of kernel columns at a time
 group_conv2d.py      grouped convolutions: vectors along the image
 lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
-pooling.py           average pooling in blocked layout: the division in the loop of the sum
+pooling.py           pooling in blocked layout: sums and maxima in registers, the division in their loop
 concatenate.py       concatenations of channels: one pass, with what is fused to them
 choices.py           what tuning may choose of convolutions
 device_choices.py    what tuning may choose of TOPI's schedules for GPUs
