@@ -43,7 +43,7 @@ from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 
 T = TypeVar("T")
 TUNING = "tuning.json"  # of a library: its Tuning
-FORMAT = 9  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 10  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 class Tuning(msgspec.Struct, frozen=True):
