@@ -199,9 +199,10 @@ def scraped(live: LivePipeline, orders: Connection) -> Iterator[None]:
 
 def rate(run: Run, seconds: float) -> float:
     """Return results a second, from one result to another."""
-    first = len(run.done_s)
-    time.sleep(seconds)
-    last = len(run.done_s)
+    first = last = len(run.done_s)
+    while last < first + 3:
+        time.sleep(seconds)
+        last = len(run.done_s)
     return (last - 1 - first) / (run.done_s[last - 1] - run.done_s[first])
 
 

@@ -10,7 +10,7 @@ TVM 0.19 has one tensor intrinsic for uint8 by int8 and all x86 targets, and fou
   (`runtime.amx_init`) that the packages of TVM do not hold.
 
 :func:`exact_int8` mends all four while a build runs: an intrinsic of ours, with VNNI in 512 or 256 bits or with
-bytes widened to int16, and VNNI in place of AMX.  So the outputs of a network are the same for every target.
+bytes widened to int16, and VNNI in place of AMX.  So the outputs of a network are the same for every x86 with SSE 4.1.
 
 For a triple of aarch64 TVM rounds a requantized number twice wherever a schedule makes vectors of four lanes.  While a
 build runs it is rounded once, as everywhere else.
