@@ -269,7 +269,7 @@ def compile_module(
     ready_to_compile(target, progress)
     progress(f"compiling {name} for {target}")
     wanted, used = tvm.target.Target(target, host) if host else target, target
-    mod = pad_channels(channels_first(mod, params), params)
+    mod = as_compiled(mod, params)
     try:
         try:
             factory = _compile(mod, wanted, params, choices)
@@ -283,6 +283,11 @@ def compile_module(
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
     workloads = _workloads(factory, tvm.target.Target(used))
     _write(folder, factory, mod, params, target, workloads, choices or {})
+
+
+def as_compiled(mod: tvm.IRModule, params: dict[str, Any]) -> tvm.IRModule:
+    """Return an imported module as it is compiled for every target, so that all have the same operators."""
+    return pad_channels(channels_first(mod, params), params)
 
 
 def _compile(

@@ -29,10 +29,9 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
-from tvm_pipeline.tvm.relay.build import Library, build_library
+from tvm_pipeline.tvm.relay.build import Library, as_compiled, build_library
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload, choice_of, task_of
 from tvm_pipeline.tvm.relay.tuning.device_candidates import Bench, DeviceCandidate
 from tvm_pipeline.tvm.relay.tuning.device_records import (
@@ -221,7 +220,7 @@ class _Search:
     def _tasks(self) -> list[Task[DeviceWorkload]]:
         """Return the tasks of the network, for the target that its library has been compiled for (`build.py`)."""
         mod, params = import_model(self.network)
-        mod = pad_channels(mod, params)
+        mod = as_compiled(mod, params)
         try:
             return device_tasks_of(optimized(mod, self._target, params), self._target)
         except Exception:  # as where the library was compiled: TVM's passes raise whatever their author had at hand

@@ -22,10 +22,8 @@ from tvm.target.x86 import get_simd_32bit_lanes
 
 from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.tvm.relay.build import Library, build_library
-from tvm_pipeline.tvm.relay.channels_first import channels_first
+from tvm_pipeline.tvm.relay.build import Library, as_compiled, build_library
 from tvm_pipeline.tvm.relay.importer import import_model, reason
-from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.schedules.choices import (
     Choice,
     Choices,
@@ -110,7 +108,7 @@ class _Search:
         begin = time.monotonic()
         self._tell(f"looking for what to tune in {self._model.name}")
         mod, params = import_model(self._model)
-        tasks = tasks_of(optimized(pad_channels(channels_first(mod, params), params), self._parsed, params))
+        tasks = tasks_of(optimized(as_compiled(mod, params), self._parsed, params))
         self._defaults = {task.workload: self._candidates(task)[0] for task in tasks}
         peak = self._time_defaults(list(self._defaults.values()))
         self._peak = max(peak, *(_speed(task, self._defaults[task.workload].seconds) for task in tasks))
