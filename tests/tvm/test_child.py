@@ -19,7 +19,10 @@ from tvm_pipeline.tvm.relay.build import build_library
 
 TARGET = "llvm -mcpu=znver5"
 # Stock TVM in the child: LLVM meets an intrinsic with operands of other types.
-STOCK = "import contextlib, tvm_pipeline.tvm.relay.int8 as int8\nint8.exact_int8 = contextlib.nullcontext\n"
+STOCK = (
+    "import contextlib, tvm_pipeline.tvm.relay.int8 as int8, tvm_pipeline.tvm.relay.schedules as schedules\n"
+    "int8.exact_int8 = schedules.own_schedules = contextlib.nullcontext\n"
+)
 # A schedule that ends the process.
 SCHEDULE = (
     "import os, tvm_pipeline.tvm.relay\nfrom tvm.relay.backend import te_compiler\n"

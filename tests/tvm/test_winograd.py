@@ -213,7 +213,7 @@ def test_only_a_model_that_allows_it_is_built_so_and_its_slices_have_the_bits_of
 
     fast = compile_(network(winograd=True))
     assert tuned_kernels(fast) == [TunedKernels(TARGET, 2, 2, winograd=2)]
-    assert str(*tuned_kernels(fast)).endswith("2 of 2 distinct convolutions, 2 of them by Winograd's algorithm")
+    assert str(*tuned_kernels(fast)).endswith("2 of 2 distinct kernels, 2 of them by Winograd's algorithm")
     assert [(o.name, o.macs) for o in fast.graph.operators] == [(o.name, o.macs) for o in plain.graph.operators]
 
     frame, device = random_frame(plain.graph.inputs), Device("cpu0", "host", (0,), TARGET)

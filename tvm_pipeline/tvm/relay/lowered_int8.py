@@ -21,6 +21,7 @@ from tvm.target.codegen import target_has_features
 from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions
 
 SHIFT = 128  # from int8 to uint8
+_FOLD = relay.transform.FoldConstant()  # which the contexts of `fold.py` do in numpy
 
 
 def lowered_int8(mod: tvm.IRModule, target: Any, params: Mapping[str, Any] | None = None) -> tvm.IRModule:
@@ -35,14 +36,14 @@ def lowered_int8(mod: tvm.IRModule, target: Any, params: Mapping[str, Any] | Non
             relay.qnn.transform.Legalize(),
             relay.qnn.transform.CanonicalizeOps(),
             relay.transform.InferType(),
-            relay.transform.FoldConstant(),
+            _FOLD,
             tvm.transform.module_pass(_with_less_between, opt_level=0),
             relay.transform.InferType(),
             relay.transform.FoldExplicitPadding(),
             relay.transform.InferType(),
             relay.transform.Legalize(),
             relay.transform.InferType(),
-            relay.transform.FoldConstant(),
+            _FOLD,
         ]
     )
     with wanted:

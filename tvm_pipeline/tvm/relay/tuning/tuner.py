@@ -38,6 +38,7 @@ from tvm_pipeline.tvm.relay.tuning.tasks import Task, optimized, tasks_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record, best_of, read_records, recorded_choices
 
 CANDIDATES = 10  # of a workload, the choice of the static rule among them
+FINALISTS = 3  # of a workload that several functions hold: measured in all of them
 WARM_RUNS = 20  # of the kernel that tells the core's peak
 MOST_SAVED = 4  # of the multiply-accumulates of a convolution by Winograd's algorithm
 WORTHWHILE = 0.01  # of the seconds of all convolutions: less is not searched for
@@ -186,18 +187,38 @@ class _Search:
         Returns:
             How many times faster than the first the best is.
         """
+        default, *others = candidates
         try:
-            if candidates[1:]:
-                compile_candidates(candidates[1:], self._parsed)
+            finalists = self._finalists(default, others)
         except RuntimeError as error:  # TVM's errors are RuntimeErrors
             _log.warning("%s of %s is not tuned: %s", task.workload[:3], self._model.name, reason(error))
             return 1.0
         self.candidates += len(candidates)
-        best = self._watch.halve(candidates)
+        best = self._watch.halve([default, *finalists])
         record = Record(task.workload, best.choice, best.seconds / task.calls, False, self._model.winograd)
         append_record(self._target, record)
         self.found[task.workload] = record
-        return candidates[0].seconds / best.seconds
+        return default.seconds / best.seconds
+
+    def _finalists(self, default: Candidate, others: Sequence[Candidate]) -> list[Candidate]:
+        """Compile candidates and return them; of many with several functions the best by the one called most."""
+        functions = default.functions
+        if len(functions) == 1 or len(others) <= FINALISTS:
+            if others:
+                compile_candidates(others, self._parsed)
+            return list(others)
+        most = max(range(len(functions)), key=lambda index: functions[index][1])
+        tried = [Candidate(other.workload, other.choice, functions[most : most + 1]) for other in others]
+        compile_candidates(tried, self._parsed)
+        self._watch.halve(tried)
+        tried.sort(key=lambda candidate: candidate.seconds)
+        rest = [*functions[:most], *functions[most + 1 :]]
+        left = [Candidate(best.workload, best.choice, rest) for best in tried[:FINALISTS]]
+        compile_candidates(left, self._parsed)
+        return [
+            Candidate(a.workload, a.choice, functions, [*b.kernels[:most], *a.kernels, *b.kernels[most:]])
+            for a, b in zip(tried, left, strict=False)
+        ]
 
 
 def _everything(wanted: Set[Workload]) -> Guide:
