@@ -10,6 +10,7 @@ group_conv2d.py      grouped convolutions: vectors along the image
 lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
 pooling.py           pooling in blocked layout: sums and maxima in registers, the division in their loop
 concatenate.py       concatenations of channels: one pass, with what is fused to them
+anchor.py            the operator that a schedule is about, among what is fused to it
 choices.py           what tuning may choose of convolutions
 device_choices.py    what tuning may choose of TOPI's schedules for GPUs
 

@@ -45,6 +45,24 @@ def applies(convolution: te.Tensor, output: te.Tensor) -> bool:
     return convolution.dtype == output.dtype == "float32" and is_known and shapes[0] == shapes[1]
 
 
+def in_tiles(s: te.Schedule, data: te.Tensor, output: te.Tensor, tile: Tile) -> Any:
+    """Let `output` be stored by tiles, in parallel, and `data` be padded in a pass before; return the loop of tiles."""
+    if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
+        n, chunk, row, _, channel = s[data].op.axis
+        s[data].vectorize(channel)
+        s[data].parallel(s[data].fuse(n, chunk, row))
+    n, chunk, row, column, channel = s[output].op.axis
+    chunk_outer, chunk = s[output].split(chunk, factor=tile.chunks)
+    row_outer, row = s[output].split(row, factor=tile.rows)
+    column_outer, column = s[output].split(column, factor=tile.columns)
+    s[output].reorder(n, chunk_outer, row_outer, column_outer, chunk, row, column, channel)
+    s[output].vectorize(channel)
+    for axis in (chunk, row, column):
+        s[output].unroll(axis)
+    s[output].parallel(s[output].fuse(n, chunk_outer, row_outer))
+    return column_outer
+
+
 def schedule(
     s: te.Schedule, config: Any, data: te.Tensor, kernel: te.Tensor, convolution: te.Tensor, output: te.Tensor
 ) -> bool:
@@ -67,21 +85,9 @@ def schedule(
     else:
         block_bytes = 4 * math.prod(get_const_tuple(kernel.shape)[1:])
         tile = register_tile(blocks, -(-block // lanes), height, width, REGISTERS[lanes], block_bytes)
-    if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
-        n, chunk, row, _, channel = s[data].op.axis
-        s[data].vectorize(channel)
-        s[data].parallel(s[data].fuse(n, chunk, row))
     sums = s.cache_write(convolution, "global")
 
-    n, chunk, row, column, channel = s[output].op.axis
-    chunk_outer, chunk = s[output].split(chunk, factor=tile.chunks)
-    row_outer, row = s[output].split(row, factor=tile.rows)
-    column_outer, column = s[output].split(column, factor=tile.columns)
-    s[output].reorder(n, chunk_outer, row_outer, column_outer, chunk, row, column, channel)
-    s[output].vectorize(channel)
-    for axis in (chunk, row, column):
-        s[output].unroll(axis)
-    s[output].parallel(s[output].fuse(n, chunk_outer, row_outer))
+    column_outer = in_tiles(s, data, output, tile)
 
     if convolution.op != output.op:
         s[convolution].compute_at(s[output], column_outer)

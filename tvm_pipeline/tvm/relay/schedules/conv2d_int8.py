@@ -29,6 +29,7 @@ from tvm.topi.utils import get_const_tuple
 from tvm_pipeline.tvm.relay.int8 import dot_product, has_vnni
 from tvm_pipeline.tvm.relay.pad_channels import LEAST_CHANNELS
 from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
+from tvm_pipeline.tvm.relay.schedules.conv2d import in_tiles
 from tvm_pipeline.tvm.tiles import byte_block, register_tile
 
 BLOCKS = (16, 8)  # channels of a block
@@ -96,23 +97,10 @@ def schedule(
     registers = REGISTERS[get_simd_32bit_lanes()] - (0 if has_vnni(lanes) else FOR_PAIRS)
     block_bytes = math.prod(int(extent) for extent in kernel.shape[1:])
     tile = register_tile(blocks, block // lanes, height, width, registers, block_bytes)
-    if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
-        n, chunk, row, _, channel = s[data].op.axis
-        s[data].vectorize(channel)
-        s[data].parallel(s[data].fuse(n, chunk, row))
     sums = s.cache_write(convolution, "global")
     if convolution.op != output.op:
         s[convolution].compute_inline()
-
-    n, chunk, row, column, channel = s[output].op.axis
-    chunk_outer, chunk = s[output].split(chunk, factor=tile.chunks)
-    row_outer, row = s[output].split(row, factor=tile.rows)
-    column_outer, column = s[output].split(column, factor=tile.columns)
-    s[output].reorder(n, chunk_outer, row_outer, column_outer, chunk, row, column, channel)
-    s[output].vectorize(channel)
-    for axis in (chunk, row, column):
-        s[output].unroll(axis)
-    s[output].parallel(s[output].fuse(n, chunk_outer, row_outer))
+    column_outer = in_tiles(s, data, output, tile)
 
     s[sums].compute_at(s[output], column_outer)
     n, chunk, row, column, channel = s[sums].op.axis

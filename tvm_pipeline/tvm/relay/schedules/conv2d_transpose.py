@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 from tvm import te, topi
 from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.nn.utils import get_pad_tuple
-from tvm.topi.utils import get_const_tuple, traverse_inline
+from tvm.topi.utils import get_const_tuple
 
+from tvm_pipeline.tvm.relay.schedules.anchor import anchors
 from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
 from tvm_pipeline.tvm.tiles import channel_block, register_tile
 
@@ -130,14 +131,7 @@ def compute(
 
 def schedule(outs: list[te.Tensor]) -> te.Schedule | None:
     """Schedule what `compute` returned and what is fused to it; None where it is not among `outs`."""
-    s = te.create_schedule([tensor.op for tensor in outs])
-    found: list[te.Tensor] = []
-
-    def remember(op: Any) -> None:
-        if op.tag == TAG:
-            found.append(op.output(0))
-
-    traverse_inline(s, outs[0].op, remember)
+    s, found = anchors(outs, TAG.__eq__)
     if not found:
         return None
     _schedule(s, found[0], outs[0])

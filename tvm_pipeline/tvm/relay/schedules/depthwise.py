@@ -24,6 +24,19 @@ from tvm_pipeline.tvm.tiles import Band, band_rule
 MOST_UNROLLED = 512  # multiply-adds in a row: beyond, the code leaves the cache of instructions
 
 
+def in_bands(s: te.Schedule, output: te.Tensor, band: Band) -> tuple[Any, Any]:
+    """Let `output` be stored by bands, in parallel; return the loop of bands, and that of tiles of columns in one."""
+    n, block, row, column, channel = s[output].op.axis
+    row_outer, row = s[output].split(row, factor=band.rows)
+    column_outer, column = s[output].split(column, factor=band.columns)
+    s[output].reorder(n, block, row_outer, row, column_outer, column, channel)
+    s[output].vectorize(channel)
+    s[output].unroll(column)
+    bands = s[output].fuse(n, block, row_outer)
+    s[output].parallel(bands)
+    return bands, column_outer
+
+
 def schedule(
     s: te.Schedule, config: Any, data: te.Tensor, kernel: te.Tensor, convolution: te.Tensor, output: te.Tensor
 ) -> bool:
@@ -36,17 +49,10 @@ def schedule(
         return False
     _, _, height, width, _ = (int(extent) for extent in convolution.shape)
     choice = chosen(config, DEPTHWISE)
-    band, columns = Band(*choice) if choice else band_rule(height, width)
+    band = Band(*choice) if choice else band_rule(height, width)
     sums = s.cache_write(convolution, "global")
 
-    n, block, row, column, channel = s[output].op.axis
-    row_outer, row = s[output].split(row, factor=band)
-    column_outer, column = s[output].split(column, factor=columns)
-    s[output].reorder(n, block, row_outer, row, column_outer, column, channel)
-    s[output].vectorize(channel)
-    s[output].unroll(column)
-    bands = s[output].fuse(n, block, row_outer)
-    s[output].parallel(bands)
+    bands, column_outer = in_bands(s, output, band)
     if isinstance(data.op, te.ComputeOp) and "pad" in data.op.tag:
         s[data].compute_at(s[output], bands)
         s[data].vectorize(s[data].op.axis[-1])
@@ -63,7 +69,7 @@ def schedule(
     s[sums].reorder(n, block, kernel_row, kernel_column, row, column, channel)
     s[sums].vectorize(channel)
     s[sums].unroll(column)
-    if int(kernel.shape[2]) * int(kernel.shape[3]) * columns <= MOST_UNROLLED:
+    if int(kernel.shape[2]) * int(kernel.shape[3]) * band.columns <= MOST_UNROLLED:
         s[sums].unroll(kernel_row)
         s[sums].unroll(kernel_column)
     return True

@@ -22,9 +22,11 @@ import tvm
 from tvm import te
 from tvm.target.x86 import get_simd_32bit_lanes
 from tvm.topi.nn.utils import get_pad_tuple
-from tvm.topi.utils import get_const_tuple, traverse_inline
+from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline.tvm.relay.int8 import add_fours, add_pairs, has_vnni
+from tvm_pipeline.tvm.relay.schedules.anchor import anchors
+from tvm_pipeline.tvm.relay.schedules.depthwise import in_bands
 from tvm_pipeline.tvm.tiles import band_rule
 
 TAG = "depthwise_int8"
@@ -97,14 +99,7 @@ def compute(
 def schedule(outs: list[te.Tensor]) -> te.Schedule | None:
     """Schedule what `compute` returned and what is fused to it; None where it is not among `outs`."""
     outs = [outs] if isinstance(outs, te.Tensor) else outs
-    s = te.create_schedule([tensor.op for tensor in outs])
-    found: list[te.Tensor] = []
-
-    def remember(op: Any) -> None:
-        if op.tag == TAG:
-            found.append(op.output(0))
-
-    traverse_inline(s, outs[0].op, remember)
+    s, found = anchors(outs, TAG.__eq__)
     if not found:
         return None
     _schedule(s, found[0], outs[0])
@@ -117,18 +112,11 @@ def _schedule(s: te.Schedule, depthwise: te.Tensor, output: te.Tensor) -> None:
     _, rows, groups, group, _ = (int(extent) for extent in taps.shape)
     lanes = min(get_simd_32bit_lanes(), block)
     sums = s.cache_write(depthwise, "global")
-    band, columns = band_rule(height, width)
+    band = band_rule(height, width)
     if depthwise.op != output.op:
         s[depthwise].compute_inline()
 
-    n, chunk, row, column, channel = s[output].op.axis
-    row_outer, row = s[output].split(row, factor=band)
-    column_outer, column = s[output].split(column, factor=columns)
-    s[output].reorder(n, chunk, row_outer, row, column_outer, column, channel)
-    s[output].vectorize(channel)
-    s[output].unroll(column)
-    bands = s[output].fuse(n, chunk, row_outer)
-    s[output].parallel(bands)
+    bands, column_outer = in_bands(s, output, band)
     for stage in (padded, taps):
         s[stage].compute_at(s[output], bands)
         s[stage].vectorize(s[stage].op.axis[-1])
@@ -142,7 +130,7 @@ def _schedule(s: te.Schedule, depthwise: te.Tensor, output: te.Tensor) -> None:
     s[sums].reorder(n, chunk, kernel_row, kernel_group, row, column, vector, lane, four)
     for axis in (column, vector):
         s[sums].unroll(axis)
-    if rows * groups * columns * (block // lanes) <= MOST_UNROLLED:
+    if rows * groups * band.columns * (block // lanes) <= MOST_UNROLLED:
         s[sums].unroll(kernel_row)
         s[sums].unroll(kernel_group)
     s[sums].tensorize(lane, _intrinsic(lanes, group, block))

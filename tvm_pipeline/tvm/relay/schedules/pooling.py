@@ -23,11 +23,10 @@ so is every bit.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import te
-from tvm.topi.utils import get_const_tuple, traverse_inline
+from tvm.topi.utils import get_const_tuple
 
+from tvm_pipeline.tvm.relay.schedules.anchor import anchors
 from tvm_pipeline.tvm.relay.schedules.conv2d import applies
 
 BLOCKS = 4  # that global pooling sums up at a time
@@ -41,14 +40,7 @@ def schedule(outs: list[te.Tensor], layout: str = "") -> te.Schedule | None:
     It is ours in blocked layout (n, blocks, height, width, channels of a block): windows, and what follows the pooling
     of all.
     """
-    s = te.create_schedule([tensor.op for tensor in outs])
-    found: list[te.Tensor] = []
-
-    def remember(op: Any) -> None:
-        if op.tag.startswith(("pool_", "adaptive_pool_")):
-            found.append(op.output(0))
-
-    traverse_inline(s, outs[0].op, remember)
+    s, found = anchors(outs, lambda tag: tag.startswith(("pool_", "adaptive_pool_")))
     if len(found) != 1:
         return None
     (pool,), output = found, outs[0]
