@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import tvm
@@ -41,7 +41,6 @@ from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 
-T = TypeVar("T")
 TUNING = "tuning.json"  # of a library: its Tuning
 FORMAT = 10  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
@@ -272,13 +271,13 @@ def compile_module(
     mod = as_compiled(mod, params)
     try:
         try:
-            factory = _compile(mod, wanted, params, choices)
+            factory = fast_build(mod, wanted, params, choices)
         except Exception as error:
             plain = plain_target(target)
             if plain == target:
                 raise
             progress(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
-            factory, used = _compile(mod, tvm.target.Target(plain, host), params, choices), plain
+            factory, used = fast_build(mod, tvm.target.Target(plain, host), params, choices), plain
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
     workloads = _workloads(factory, tvm.target.Target(used))
@@ -288,26 +287,6 @@ def compile_module(
 def as_compiled(mod: tvm.IRModule, params: dict[str, Any]) -> tvm.IRModule:
     """Return an imported module as it is compiled for every target, so that all have the same operators."""
     return pad_channels(channels_first(mod, params), params)
-
-
-def _compile(
-    mod: tvm.IRModule, target: str | tvm.target.Target, params: dict[str, Any], choices: AnyChoices | None
-) -> Any:
-    return as_llvm_takes_it(lambda config: fast_build(mod, target, params, choices, config=config))
-
-
-def as_llvm_takes_it(compile_: Callable[[dict[str, bool]], T]) -> T:
-    """Compile with a config for TVM's `PassContext`: an empty one, or one for what LLVM refuses otherwise.
-
-    TVM 0.19 writes debug information for a vector that its elimination of common subexpressions has named, and LLVM 22
-    refuses it: space_to_depth and group_norm meet that. Without the elimination they compile.
-    """
-    try:
-        return compile_({})
-    except tvm.TVMError as error:
-        if "#dbg_declare" not in str(error):
-            raise
-    return compile_({"tir.disable_cse_tir": True})
 
 
 def _functions(factory: Any) -> dict[str, relay.Function]:

@@ -28,6 +28,7 @@ from tvm import autotvm, relay
 
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
+from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
 from tvm_pipeline.tvm.relay.schedules import own_schedules
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, following
 from tvm_pipeline.tvm.relay.schedules.lowering import marked_loops
@@ -65,21 +66,21 @@ def fast_context(opt_level: int = 3, **context: Any) -> tvm.transform.PassContex
 def fast_build(
     mod: tvm.IRModule, target: Any, params: Any = None, choices: AnyChoices | None = None, **options: Any
 ) -> Any:
-    """``relay.build`` as :func:`building` has it; `config` is the ``PassContext``'s."""
-    with building(choices, options.pop("config", None)):
+    """``relay.build`` as :func:`building` has it."""
+    with building(choices):
         return relay.build(lowered_int8(SplitByIndices()(mod), target, params), target, params=params, **options)
 
 
 @contextmanager
-def building(choices: AnyChoices | None = None, config: Any = None) -> Iterator[None]:
+def building(choices: AnyChoices | None = None) -> Iterator[None]:
     """A :func:`fast_context` with schedules of our own, and `choices` of tuning for them.
 
-    It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py` and `splits.py`.
+    It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py`, `refused_lets.py` and `splits.py`.
     """
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
-        passes = {"tir.add_lower_pass": [(3, marked_loops)]}
-        with exact_int8(), own_schedules(), following(choices or {}), fast_context(config={**passes, **(config or {})}):
+        context = fast_context(config={"tir.add_lower_pass": [(3, marked_loops)]})
+        with exact_int8(), own_schedules(), without_refused_lets(), following(choices or {}), context:
             yield
     finally:
         autotvm.GLOBAL_SCOPE.silent = silent

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from tvm import relay
 from tvm.relay.backend import te_compiler
 
 from tvm_pipeline.tvm.kernels import tensor_bytes
-from tvm_pipeline.tvm.relay.build import as_llvm_takes_it
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, Choice, Workload, is_winograd
 from tvm_pipeline.tvm.relay.schedules.conv2d_winograd import by_winograd
@@ -72,10 +70,6 @@ def compile_candidates(candidates: Sequence[Candidate], target: tvm.target.Targe
     Raises:
         tvm.TVMError: TVM or LLVM cannot compile one of them.
     """
-    as_llvm_takes_it(partial(_compile, candidates, target))
-
-
-def _compile(candidates: Sequence[Candidate], target: tvm.target.Target, config: dict[str, bool]) -> None:
     functions: dict[tvm.ir.GlobalVar, tvm.tir.PrimFunc] = {}
     names: list[list[str]] = []
     for candidate in candidates:
@@ -85,23 +79,21 @@ def _compile(candidates: Sequence[Candidate], target: tvm.target.Target, config:
             if is_winograd(candidate.choice):
                 with target:
                     function = by_winograd(function, candidate.choice)
-            made = lowered(function, {candidate.workload: candidate.choice}, target, config)
+            made = lowered(function, {candidate.workload: candidate.choice}, target)
             functions[tvm.ir.GlobalVar(name)] = made.with_attr("global_symbol", name)
             names[-1].append(name)
     by_name = {str(variable.name_hint): function for variable, function in functions.items()}
-    with building(config=config):
+    with building():
         module = tvm.build(tvm.IRModule(functions), target=target)
     for candidate, own in zip(candidates, names, strict=True):
         candidate.kernels = [Kernel(module.get_function(name, True), shapes_of(by_name[name])) for name in own]
 
 
-def lowered(
-    function: relay.Function, choices: AnyChoices, target: tvm.target.Target, config: dict[str, bool]
-) -> tvm.tir.PrimFunc:
+def lowered(function: relay.Function, choices: AnyChoices, target: tvm.target.Target) -> tvm.tir.PrimFunc:
     """Return a fused function as TOPI schedules it under choices."""
     compiler = te_compiler.get()
     compiler.clear()  # it knows functions, and not under which choice
-    with target, building(choices, config):
+    with target, building(choices):
         made = compiler.lower(te_compiler.CCacheKey(function, target))
     compiler.clear()
     [function_] = [part for _, part in made.funcs.functions_items() if isinstance(part, tvm.tir.PrimFunc)]

@@ -18,7 +18,7 @@ import tvm
 from tvm import relay
 
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.relay.build import as_llvm_takes_it, load_kernels
+from tvm_pipeline.tvm.relay.build import load_kernels
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
@@ -128,7 +128,7 @@ class Bench:
     def _lowered(self, candidate: DeviceCandidate) -> list[tvm.tir.PrimFunc]:
         choices = {} if candidate.choice == DEFAULT else {candidate.workload: candidate.choice}
         try:
-            made = [lowered(function, choices, self._target, {}) for function, _ in candidate.functions]
+            made = [lowered(function, choices, self._target) for function, _ in candidate.functions]
         except Exception as error:  # schedules raise whatever their author had at hand
             candidate.why = reason(error)
             return []
@@ -149,11 +149,9 @@ class Bench:
                 functions[tvm.ir.GlobalVar(name)] = function.with_attr("global_symbol", name)
                 parts.append((candidate, name, shapes_of(function)))
 
-        def build(config: dict[str, bool]) -> Any:
-            with building(config=config):
-                return tvm.build(tvm.IRModule(functions), target=self._target)
-
-        module = self._loaded(as_llvm_takes_it(build))
+        with building():
+            built = tvm.build(tvm.IRModule(functions), target=self._target)
+        module = self._loaded(built)
         for candidate, name, shapes in parts:
             candidate.kernels.append((module.get_function(name, True), shapes))
 
