@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from tvm_pipeline.cli.output import print_error, with_options
+from tvm_pipeline.cli.output import every_few_seconds, print_error, with_options
 from tvm_pipeline.errors import InfeasibleError, OptionError
 
 
@@ -41,3 +41,13 @@ def test_what_the_library_logs_names_options(cli, monkeypatch):
     monkeypatch.setattr("tvm_pipeline.cli.devices.detect_platform", lambda: logger.warning("give `platform`"))
     assert cli("devices").err.startswith("give --platform ")
     assert logging.getLogger("tvm_pipeline").handlers == before
+
+
+def test_without_a_terminal_a_line_of_progress_is_printed_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 1.0, 5.0, 9.9, 10.5])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    lines: list[str] = []
+    tell = every_few_seconds(lines.append)
+    for line in ("1 s", "5 s", "9.9 s", "10.5 s"):
+        tell(line)
+    assert lines == ["5 s", "10.5 s"]

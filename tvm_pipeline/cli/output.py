@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from tvm_pipeline.service.option_names import explained, translated
 from tvm_pipeline.service.workflow import plan_json
 
 errors = Console(stderr=True)
+LINES_S = 5.0  # between two lines of progress where standard error is no terminal
 
 
 def show(renderable: RenderableType, as_json: bool) -> None:
@@ -67,9 +69,29 @@ def logged() -> Iterator[None]:
 
 @contextmanager
 def spinner() -> Iterator[Callable[[str], None]]:
-    """Show a spinner on standard error; yield the function that sets the text beside it."""
+    """Show on standard error what is being done; yield the function that takes the text.
+
+    A terminal has it beside a spinner; a file gets a line every few seconds.
+    """
+    if not errors.is_terminal:
+        yield every_few_seconds(say)
+        return
     with errors.status("starting") as status:
         yield lambda text: status.update(with_options(text))
+
+
+def every_few_seconds(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that passes a line on if none was for `LINES_S` seconds, and drops it otherwise."""
+    told_s = time.monotonic()
+
+    def heard(line: str) -> None:
+        nonlocal told_s
+        now_s = time.monotonic()
+        if now_s - told_s >= LINES_S:
+            told_s = now_s
+            tell(line)
+
+    return heard
 
 
 def with_options(text: str) -> str:

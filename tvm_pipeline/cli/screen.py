@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.status import Status
 from rich.text import Text
 
-from tvm_pipeline.cli.output import errors, print_json, say, show, warn
+from tvm_pipeline.cli.output import errors, every_few_seconds, print_json, say, show, warn
 from tvm_pipeline.report import statistics_table
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.records import ModelReport
@@ -26,6 +26,7 @@ class Screen(Listener):
         self._settings = Settings()
         self._live: Live | None = None
         self._status: Status | None = None
+        self._steps = every_few_seconds(say)  # where standard error is no terminal
 
     def __enter__(self) -> Screen:
         return self
@@ -34,6 +35,9 @@ class Screen(Listener):
         self._close_table()
 
     def step(self, line: str) -> None:
+        if not errors.is_terminal:
+            self._steps(line)
+            return
         if self._status is None:
             self._status = errors.status(line)
             self._status.start()

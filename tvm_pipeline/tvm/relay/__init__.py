@@ -23,6 +23,7 @@ rewrite_concat.py      the pass RewriteConcat
 
 The graph executor's, which only `relay.build` serves (a second IR brings its own):
 
+work_done.py           how much of a compile is done, and how long the rest may take
 build.py               a module becomes a Library for one target, kept in a cache
 slicing.py             some operators of a library become a slice of its graph JSON
 executor.py            a slice that runs on CPU cores

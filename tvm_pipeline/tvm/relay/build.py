@@ -40,6 +40,7 @@ from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyW
 from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
+from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 
 TUNING = "tuning.json"  # of a library: its Tuning
 FORMAT = 10  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
@@ -266,12 +267,13 @@ def compile_module(
     Choices are taken as they are: none are read.
     """
     ready_to_compile(target, progress)
+    done = WorkDone(f"compiling {name} for {target}", progress)
     progress(f"compiling {name} for {target}")
     wanted, used = tvm.target.Target(target, host) if host else target, target
     mod = as_compiled(mod, params)
     try:
         try:
-            factory = fast_build(mod, wanted, params, choices)
+            factory = fast_build(mod, wanted, params, choices, [CompileProgress(done)])
         except Exception as error:
             plain = plain_target(target)
             if plain == target:
@@ -280,6 +282,7 @@ def compile_module(
             factory, used = fast_build(mod, tvm.target.Target(plain, host), params, choices), plain
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
+    done.reach(LINKING)
     workloads = _workloads(factory, tvm.target.Target(used))
     _write(folder, factory, mod, params, target, workloads, choices or {})
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeAlias
 
@@ -64,22 +64,26 @@ def fast_context(opt_level: int = 3, **context: Any) -> tvm.transform.PassContex
 
 
 def fast_build(
-    mod: tvm.IRModule, target: Any, params: Any = None, choices: AnyChoices | None = None, **options: Any
+    mod: tvm.IRModule,
+    target: Any,
+    params: Any = None,
+    choices: AnyChoices | None = None,
+    instruments: Sequence[Any] = (),
 ) -> Any:
     """``relay.build`` as :func:`building` has it."""
-    with building(choices):
-        return relay.build(lowered_int8(SplitByIndices()(mod), target, params), target, params=params, **options)
+    with building(choices, instruments):
+        return relay.build(lowered_int8(SplitByIndices()(mod), target, params), target, params=params)
 
 
 @contextmanager
-def building(choices: AnyChoices | None = None) -> Iterator[None]:
-    """A :func:`fast_context` with schedules of our own, and `choices` of tuning for them.
+def building(choices: AnyChoices | None = None, instruments: Sequence[Any] = ()) -> Iterator[None]:
+    """A :func:`fast_context` with schedules of our own, `choices` of tuning for them, and more instruments.
 
     It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py`, `refused_lets.py` and `splits.py`.
     """
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
-        context = fast_context(config={"tir.add_lower_pass": [(3, marked_loops)]})
+        context = fast_context(config={"tir.add_lower_pass": [(3, marked_loops)]}, instruments=instruments)
         with exact_int8(), own_schedules(), without_refused_lets(), following(choices or {}), context:
             yield
     finally:

@@ -1,0 +1,35 @@
+"""The share of a compile that is done grows from the first pass to the link, and the rest is told with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm_pipeline.frontends import load
+from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.work_done import LINKING, WorkDone
+
+
+def test_a_compile_tells_growing_shares_and_the_rest(cache: Path) -> None:
+    lines: list[str] = []
+    build_library(load("mlp"), "llvm", lines.append)
+    shares = [int(found[1]) for line in lines if (found := re.search(r"compiling mlp for llvm: (\d+) %", line))]
+    assert shares == sorted(set(shares))
+    assert len(shares) >= 6
+    assert shares[-1] == round(100 * LINKING)
+    assert all(re.search("%, about [0-9]+ (s|min) left$", line) for line in lines if "%" in line)
+
+
+def test_a_share_is_told_once_and_the_rest_follows_from_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 10.0, 1000.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    lines: list[str] = []
+    done = WorkDone("sorting", lines.append)
+    done.reach(0.25)
+    done.reach(0.25)
+    done.reach(0.5)
+    assert lines == ["sorting: 25 %, about 30 s left", "sorting: 50 %, about 17 min left"]
