@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,3 +22,32 @@ settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest first, so that at the end no core waits for another.
     items.sort(key=lambda item: item.path.name != "test_examples.py")
+
+
+@pytest.fixture(scope="session")
+def empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Make a folder an empty cache of compiled models.
+
+    The first compile for a target is a child's, which takes seconds to start. So all caches share the records of the
+    targets that compile.
+    """
+    base = tmp_path_factory.getbasetemp()
+    records = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "targets"
+    records.mkdir(exist_ok=True)
+
+    def make(folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "targets").exists():  # several workers may share a cache
+            with suppress(FileExistsError):
+                (folder / "targets").symlink_to(records)
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def own_cache(empty_cache: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the test an empty cache of its own."""
+    folder = empty_cache(tmp_path / "cache")
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(folder))
+    return folder

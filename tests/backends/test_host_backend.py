@@ -144,9 +144,9 @@ def test_an_open_target_is_this_machines() -> None:
 
 
 @pytest.mark.parametrize("name", ["branching", "two_in_two_out", "shapes"])
-def test_it_keeps_the_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_it_keeps_the_contract(name: str) -> None:
     """Branches, several inputs and outputs, and reshapes; on two cores, or the only one."""
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
     check_backend(backend, as_model(name, *relay_module(name)))
 
 

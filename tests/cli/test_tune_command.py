@@ -14,12 +14,7 @@ from tvm_pipeline.testing import FakeBackend, installed
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")
 
 
-@pytest.fixture
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.usefixtures("own_cache")
 def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     reported = cli("tune", model, "--json")

@@ -83,10 +83,10 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="two CPU devices need two
 
 
 @pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory) -> Path:
+def cache(empty_cache, tmp_path_factory) -> Path:
     """Keep what TVM compiles for the whole module; provide no device and no compiler."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
+        folder = empty_cache(tmp_path_factory.mktemp("cache"))
         patch.setenv("TVM_PIPELINE_CACHE", str(folder))
         patch.delenv("FAKE_EDGETPUS", raising=False)
         yield folder

@@ -81,9 +81,15 @@ def gpu(software_cuda: SoftwareCuda) -> Device:
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., RelayModel]]:
+def gpu_cache(empty_cache: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a cache for what any worker has compiled."""
+    return empty_cache(of_all_workers(tmp_path_factory) / "gpu_cache")
+
+
+@pytest.fixture(scope="session")
+def compiled(gpu_cache: Path) -> Iterator[Callable[..., RelayModel]]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVM_PIPELINE_CACHE", str(of_all_workers(tmp_path_factory) / "gpu_cache"))
+        patch.setenv("TVM_PIPELINE_CACHE", str(gpu_cache))
 
         @cache
         def compile_(name: str, host: str, *targets: str) -> RelayModel:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -58,11 +57,9 @@ def testcompiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: Dev
     assert list(folder.glob("programs-*.bin"))
 
 
-def test_operators_that_the_driver_does_not_compile_are_refused_with_its_reason(
-    cpu: Device, pocl: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_operators_that_the_driver_does_not_compile_are_refused_with_its_reason(cpu: Device, pocl: Device) -> None:
     """Kernels call a function that is not there, as where a driver lacks an extension that they use."""
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
     described, targets = as_model(NETWORK, *relay_module(NETWORK)), [cpu.target, pocl.target]
     folder = (
         RelayModel.compile(described, targets, bind, print, host=cpu.target)

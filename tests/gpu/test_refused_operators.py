@@ -17,7 +17,6 @@ from tvm import relay
 from tvm_pipeline_gpu import backend
 from tvm_pipeline_gpu.gpu import bind
 
-from tests.gpu.conftest import of_all_workers
 from tests.support.fake_backend import make_plan
 from tests.support.networks import Weights, as_model, image, random_frame
 from tests.support.software_cuda import SoftwareCuda
@@ -55,8 +54,8 @@ def detector() -> Model:
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(of_all_workers(tmp_path_factory) / "gpu_cache"))
+def _cache(gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(gpu_cache))
 
 
 @pytest.fixture
@@ -133,9 +132,8 @@ def test_nms_stays_on_the_cpu(model: RelayModel, platform: Platform, gpu: Device
 
 
 def test_it_is_said_at_each_compile_and_found_out_once(
-    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    platform: Platform, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
     lines: list[str] = []
     found = []
     for _ in range(2):
@@ -149,7 +147,7 @@ def test_it_is_said_at_each_compile_and_found_out_once(
         caplog.clear()
     assert found[0] == found[1]
     assert lines.count(CHECKING) == 1
-    [record_file] = (tmp_path / "agreed").iterdir()
+    [record_file] = (own_cache / "agreed").iterdir()
     record_file.write_text("damaged")
     assert backend.compile(detector(), platform.devices, lines.append).refused == found[0]
     assert lines.count(CHECKING) == 2

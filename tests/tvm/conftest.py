@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +30,9 @@ def describe(name: str) -> Model:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _cache_of_the_room(empty_cache: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVM_PIPELINE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TVM_PIPELINE_CACHE", str(empty_cache(tmp_path_factory.mktemp("cache"))))
         yield
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -64,8 +63,8 @@ def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> Non
     assert lines == []
 
 
-def test_the_host_backend_checks_once(two_devices: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path))
+@pytest.mark.usefixtures("own_cache")
+def test_the_host_backend_checks_once(two_devices: Pair) -> None:
     model, lines = as_model("shapes", *relay_module("shapes")), []
     cores = os.sched_getaffinity(0)
     backend.compile(model, two_devices, lines.append)

@@ -102,12 +102,6 @@ def test_a_workload_in_several_functions_is_one_task() -> None:
     assert (task.calls, task.macs) == (4, 16 * 8 * 8 * 16 * 9)
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 def choose(library: Library, count: int) -> dict[Workload, Choice]:
     """Record another tile than the rule's for so many workloads of a library."""
     chosen = {w: possible_choices(w, 8)[3] for w in sorted(set(library.tuning.workloads.values()))[:count]}
@@ -116,7 +110,7 @@ def choose(library: Library, count: int) -> dict[Workload, Choice]:
     return chosen
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("own_cache")
 def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
     said: list[str] = []
     model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
@@ -129,19 +123,20 @@ def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
     assert build_library(other, TARGET, said.append).folder == untouched.folder
     assert said == []
     tuned = build_library(model, TARGET, said.append)
-    assert said == ["importing branching", f"compiling branching for {TARGET}"]
+    assert [line for line in said if "%" not in line] == ["importing branching", f"compiling branching for {TARGET}"]
+    said.clear()
     assert (tuned.tuning.tuned, dict(tuned.tuning.choices)) == (2, chosen)
     assert build_library(model, TARGET, said.append).folder == tuned.folder != plain.folder
     assert build_library(model, TARGET, said.append, choices={}).folder == plain.folder
-    assert len(said) == 2
+    assert said == []
 
 
-@pytest.mark.usefixtures("cache")
-def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.usefixtures("own_cache")
+def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path, own_cache: Path) -> None:
     """Its workloads are not known yet; the library is found again, whatever else is recorded."""
     made = build_library(as_model("branching", *relay_module("branching")), TARGET)
     chosen = choose(made, 2)
-    for file in (cache / "libraries").iterdir():
+    for file in (own_cache / "libraries").iterdir():
         file.rename(tmp_path / file.name)
     said: list[str] = []
     model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
@@ -155,10 +150,10 @@ def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path
     choose(untuned, 1)
     assert build_library(model, TARGET, said.append).folder == tuned.folder
     assert said == []
-    assert sorted(path.name for path in (cache / "libraries").iterdir() if path.name.startswith("new")) == []
+    assert sorted(path.name for path in (own_cache / "libraries").iterdir() if path.name.startswith("new")) == []
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("own_cache")
 def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) -> None:
     model, device = as_model("mobile", *relay_module("mobile")), Device("cpu0", "host", (0,), TARGET)
     compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None, print)
@@ -179,7 +174,7 @@ def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) 
             np.testing.assert_array_equal(found, output)
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("own_cache")
 def test_a_library_of_an_earlier_version_is_not_tuned() -> None:
     folder = build_library(as_model("branching", *relay_module("branching")), TARGET).folder
     assert folder is not None

@@ -36,13 +36,10 @@ TARGET = "llvm -mcpu=x86-64-v3"
 LANES = 8
 SECONDS = 100.0  # more than any of these needs: a search ends when nothing is left
 
-pytestmark = pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 processor with AVX2")
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = [
+    pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 processor with AVX2"),
+    pytest.mark.usefixtures("own_cache"),
+]
 
 
 def network(name: str = "branching") -> Model:
@@ -148,18 +145,18 @@ def test_a_kernel_wins_if_it_is_faster_in_every_comparison() -> None:
     assert winners(default, tuned_, [noisy, equal]) == set()
 
 
-def test_without_time_nothing_is_measured(cache: Path) -> None:
+def test_without_time_nothing_is_measured(own_cache: Path) -> None:
     report = tuned(network(), 0)
     assert (report.kernels, report.tuned, report.measured, report.candidates) == (5, 0, 0, 0)
     assert "no time" in report.stopped
-    assert not (cache / "tuning").exists()
+    assert not (own_cache / "tuning").exists()
 
 
-def test_too_little_time_to_compare_searches_nothing(cache: Path) -> None:
+def test_too_little_time_to_compare_searches_nothing(own_cache: Path) -> None:
     report = tuned(network(), 1e-3)
     assert (report.measured, report.candidates) == (0, 0)
     assert "the time was over" in report.stopped
-    assert not (cache / "tuning").exists()
+    assert not (own_cache / "tuning").exists()
 
 
 def test_a_model_without_convolutions_has_nothing_to_tune() -> None:
