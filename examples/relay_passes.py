@@ -14,7 +14,7 @@ from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_gra
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast
 from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
 
-mod, params = testing.resnet.get_workload(num_layers=18, image_shape=(3, 64, 64))
+mod, params = testing.resnet.get_workload(num_layers=8, image_shape=(3, 28, 28))
 mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
 prepare = tvm.transform.Sequential(
     [
@@ -22,7 +22,7 @@ prepare = tvm.transform.Sequential(
         FoldConstantFast(),
         relay.transform.FuseOps(2),
         relay.transform.InferType(),
-        ExtractOperatorGraph("resnet18"),
+        ExtractOperatorGraph("resnet8"),
     ]
 )
 with tvm.transform.PassContext(opt_level=3):
@@ -35,7 +35,7 @@ done = np.cumsum([operator.macs for operator in graph.operators])
 cut = int(np.searchsorted(done, done[-1] / 2)) + 1
 names = tuple(operator.name for operator in graph.operators)
 plan = Plan(
-    graph="resnet18",
+    graph="resnet8",
     scheduler="by-hand",
     objective="throughput",
     stages=(Stage(("cpu0",), names[:cut]), Stage(("cpu1",), names[cut:])),
@@ -46,7 +46,7 @@ for symbol in partitioned.get_global_vars():
     attributes = partitioned[symbol].attrs
     print(symbol.name_hint, "on", attributes["device"] if attributes and "device" in attributes else "-")
 
-frame = np.random.default_rng(0).standard_normal((1, 3, 64, 64)).astype("float32")
+frame = np.random.default_rng(0).standard_normal((1, 3, 28, 28)).astype("float32")
 outputs = []
 for module in (fused, partitioned):
     with tvm.transform.PassContext(opt_level=3):

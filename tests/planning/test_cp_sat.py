@@ -68,14 +68,14 @@ def assert_best(problem: Problem, plans: list[tuple[Stage, ...]]) -> None:
 
 
 @given(data=st.data(), together=st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_bytes_are_the_least_of_all_plans(data: st.DataObject, together: bool) -> None:
     problem = data.draw(lexicographic_problems(operators=(2, 7), children_together=together))
     assert_best(problem, in_space(problem))
 
 
 @given(data=st.data(), together=st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_bytes_with_communication_by_edges_are_the_least_of_all_plans(data: st.DataObject, together: bool) -> None:
     problem = data.draw(lexicographic_problems(BY_EDGES, operators=(2, 7), children_together=together))
     assert_best(problem, in_space(problem))

@@ -23,7 +23,7 @@ from tvm import relay  # isort: skip
 
 WIDE = {"llvm -mcpu=x86-64-v3": "ymm", "llvm -mcpu=x86-64-v4": "zmm"}
 Network: TypeAlias = tuple[tvm.IRModule, dict[str, Any], Any]
-LAYERS = 12  # of random shapes, for each target
+LAYERS = 6  # of random shapes, for each target
 
 
 def layer(random: Random) -> tuple[tvm.IRModule, dict[str, Any], Tensor]:
