@@ -7,6 +7,25 @@ from pathlib import Path
 import numpy as np
 
 
+def onnx_bytes(nodes, constants=None, *, shape=(2, 3), dtype=1, inputs=None, outputs=("y",), opset=13, ir_version=8):
+    """Return a checked ONNX file of one input x (or `inputs`, as value infos) and outputs whose types are inferred.
+
+    Args:
+        constants: arrays by name, as initializers.
+        outputs: names, or value infos where onnx does not infer them.
+    """
+    from onnx import checker, helper, numpy_helper, shape_inference
+
+    inputs = inputs or [helper.make_tensor_value_info("x", dtype, shape)]
+    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    named = [helper.make_empty_tensor_value_info(o) if isinstance(o, str) else o for o in outputs]
+    graph = helper.make_graph(nodes, "net", inputs, named, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    model = shape_inference.infer_shapes(model)
+    checker.check_model(model)
+    return model.SerializeToString()
+
+
 def write_picture_net(path: Path, *, batch: int | str = 1, seed: int = 0) -> Path:
     """Write a net for a 32 x 32 picture: three convolutions, one of them on a branch that joins again, ten scores."""
     from onnx import TensorProto, checker, helper, numpy_helper, save

@@ -2,7 +2,8 @@
 
 Relay's FoldConstant compiles every constant expression (a folded batch norm, a weight's change of layout)
 through LLVM, runs the code once and throws it away: 26 of the 33 seconds that mobilenet takes to build.
-numpy gives the same numbers at once.  What the table of operators below does not know is left to Relay.
+numpy gives the same numbers at once.  What the table of operators (`fold_table.py`) does not know is left to
+Relay; constants of an import are folded by the same table, see `import_folding.py`.
 
 Two ways to use it:
 
@@ -15,17 +16,15 @@ Two ways to use it:
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import autotvm, relay
 
+from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Array, Out
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
@@ -35,8 +34,6 @@ from tvm_pipeline.tvm.relay.schedules.lowering import marked_loops
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 __all__ = ["FoldConstantFast", "building", "fast_build", "fast_context"]
-
-Array: TypeAlias = npt.NDArray[Any]
 
 
 def FoldConstantFast() -> tvm.transform.Pass:  # noqa: N802  a pass is named as its Relay siblings are
@@ -114,7 +111,7 @@ def _fold_module(mod: tvm.IRModule) -> tvm.IRModule:
         changed = left_to_relay = False
         for name, function in folded.functions_items():
             if isinstance(function, relay.Function) and not _opaque(function):
-                folder = _Folder()
+                folder = Folder()
                 new = folder.fold(function)
                 left_to_relay |= folder.left_to_relay
                 if not new.same_as(function):
@@ -136,7 +133,7 @@ def _opaque(function: relay.Function) -> bool:
     )
 
 
-class _Folder:
+class Folder:
     """Rebuilds one function bottom-up, each constant subexpression as its value.
 
     Iterative: a network of a thousand operators in a row would exceed Python's recursion limit.
@@ -192,28 +189,37 @@ class _Folder:
             return call
         return relay.Call(op, args, call.attrs, call.type_args, call.span)
 
-    def _evaluate(self, call: relay.Call) -> Array | None:
+    def _evaluate(self, call: relay.Call) -> Array | relay.Expr | None:
         """The value of a constant call, or None; where Relay's pass would know it, `left_to_relay` is set."""
         if not isinstance(call.op, tvm.ir.Op) or not call.args:
             return None
         name = call.op.name
-        if name in _ONLY_RELAY_FOLDS:
-            self.left_to_relay = True
-            return None
+        if name in FOLDED_BY_TYPE:
+            return self._by_type(call)
         if name == "device_copy" or any(call.op.get_attr(a) for a in ("TOpIsStateful", "TNonComputational")):
             return None
         if not all(self._is_constant(arg) for arg in call.args):
             return None
         value = None
-        if name in _TABLE and (out := _Out.of(call.checked_type)):
+        if name in TABLE and (out := Out.of(self._type_of(call))):
             values = [self._value(arg) for arg in call.args]
             with np.errstate(all="ignore"):
-                value = _TABLE[name](call.attrs, out, *values)
-        # The table declines what it does not cover (integer division, say) by None or by a type not Relay's.
+                value = TABLE[name](call.attrs, out, *values)
+        # The table declines what it does not cover (a division by zero, say) by None or by a type not Relay's.
         if value is None or (value.shape, str(value.dtype)) != out:
-            self.left_to_relay = True
-            return None
+            return self._by_relay(call)
         return np.asarray(value)
+
+    def _by_type(self, call: relay.Call) -> Array | relay.Expr | None:
+        return self._by_relay(call)
+
+    def _by_relay(self, call: relay.Call) -> relay.Expr | None:
+        """Leave a constant call to Relay's pass."""
+        self.left_to_relay = True
+        return None
+
+    def _type_of(self, call: relay.Call) -> Any:
+        return call.checked_type
 
     def _is_constant(self, node: relay.Expr) -> bool:
         new = self._new[node]
@@ -252,172 +258,3 @@ def _numpy_tree(expr: relay.Expr) -> Any:
     if isinstance(expr, relay.Tuple):
         return [_numpy_tree(field) for field in expr.fields]
     return expr.data.numpy()
-
-
-# --- The table of operators ---
-# name -> function of (the call's attributes, the type of its result, the values of its arguments), giving the
-# value or None.  The type gives the result's shape, so operators that move no data are all one reshape.
-
-
-class _Out(NamedTuple):
-    """The type of a call's result: static shape and a dtype numpy has."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, ty: Any) -> _Out | None:
-        if not isinstance(ty, relay.TensorType) or ty.dtype not in _NUMPY_DTYPES:
-            return None
-        if not all(isinstance(dim, tvm.tir.IntImm) for dim in ty.shape):
-            return None
-        return cls(tuple(int(dim) for dim in ty.shape), ty.dtype)
-
-
-_NUMPY_DTYPES = {"bool", "float16", "float32", "float64"}
-_NUMPY_DTYPES |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-
-# The first three Relay folds by the type of the argument, constant or not; the last wraps constants once
-# devices are planned, and Relay sees through it.
-_ONLY_RELAY_FOLDS = {"shape_of", "vm.shape_of", "ndarray_size", "on_device"}
-
-_Rule: TypeAlias = Callable[..., "Array | None"]
-
-
-def _arithmetic(ufunc: Callable[..., Any]) -> _Rule:
-    return lambda attrs, out, *args: np.asarray(ufunc(*args))
-
-
-def _floating(function: Callable[..., Any]) -> _Rule:
-    # For integers numpy and Relay part ways (rounding of a quotient, negative powers): Relay's word is taken.
-    return lambda attrs, out, *args: np.asarray(function(*args)) if out.dtype.startswith("float") else None
-
-
-def _reshape(attrs: Any, out: _Out, x: Array, *like: Array) -> Array:
-    return x.reshape(out.shape)
-
-
-def _transpose(attrs: Any, out: _Out, x: Array) -> Array:
-    return np.transpose(x, None if attrs.axes is None else _ints(attrs.axes))
-
-
-def _round(x: Array) -> Array:
-    whole = np.trunc(x)  # halves away from zero, as LLVM's round; np.round takes them to even
-    return np.where(np.abs(x - whole) >= 0.5, whole + np.sign(x), whole)
-
-
-def _clip(attrs: Any, out: _Out, x: Array) -> Array | None:
-    low, high = attrs.a_min, attrs.a_max
-    if not out.dtype.startswith("float"):
-        low, high = max(low, np.iinfo(out.dtype).min), min(high, np.iinfo(out.dtype).max)
-    return np.asarray(np.clip(x, x.dtype.type(low), x.dtype.type(high)))
-
-
-def _sum(attrs: Any, out: _Out, x: Array) -> Array | None:
-    if attrs.exclude or not out.dtype.startswith("int"):
-        return None
-    axes = None if attrs.axis is None else tuple(_ints(attrs.axis))
-    return np.reshape(np.sum(x, axis=axes, dtype=out.dtype), out.shape)
-
-
-def _take(attrs: Any, out: _Out, x: Array, indices: Array) -> Array | None:
-    if attrs.batch_dims or attrs.mode not in ("clip", "wrap"):
-        return None
-    axis = None if attrs.axis is None else int(attrs.axis)
-    return np.asarray(np.take(x, indices, axis=axis, mode=str(attrs.mode)))  # type: ignore[call-overload]
-
-
-def _strided_slice(attrs: Any, out: _Out, x: Array) -> Array | None:
-    begin, end, strides = map(_ints, (attrs.begin, attrs.end, attrs.strides or []))
-    axes = range(len(begin)) if attrs.axes is None else _ints(attrs.axes)
-    if attrs.slice_mode != "end" or len(begin) != len(end) or any(stride < 0 for stride in strides):
-        return None
-    strides += [1] * (len(begin) - len(strides))
-    window = [slice(None)] * x.ndim
-    for axis, *bounds in zip(axes, begin, end, strides, strict=True):
-        window[axis] = slice(*bounds)
-    return x[tuple(window)]
-
-
-def _pad(attrs: Any, out: _Out, x: Array, fill: Array) -> Array | None:
-    if attrs.pad_mode != "constant":
-        return None
-    return np.pad(x, [_ints(width) for width in attrs.pad_width], constant_values=fill.item())
-
-
-def _layout_transform(attrs: Any, out: _Out, x: Array) -> Array | None:
-    """Blocked layouts: OIHW8i16o splits axis I as (I, 8i) and O as (O, 16o), pieces stored in that order."""
-    source, target = _axes_of(attrs.src_layout), _axes_of(attrs.dst_layout)
-    logical = sorted({axis for axis, _ in source})
-    if logical != sorted({axis for axis, _ in target}):
-        return None
-    # To the plain tensor: bring the pieces of each axis together, outermost first, and merge them.
-    grouped = _grouped(source, logical)
-    dims = [math.prod(x.shape[i] for i in grouped if source[i][0] == axis) for axis in logical]
-    plain = x.transpose(grouped).reshape(dims)
-    # And from it: split each axis, then write the pieces in the target's order.
-    sizes: list[int] = []
-    for axis, dim in zip(logical, dims, strict=True):
-        factors = [factor for name, factor in target if name == axis]
-        block = math.prod(factors[1:])
-        if factors[0] or dim % block:  # a layout without its outer axis, or one that needs padding
-            return None
-        sizes += [dim // block, *factors[1:]]
-    return np.transpose(plain.reshape(sizes), np.argsort(_grouped(target, logical)))
-
-
-def _axes_of(layout: str) -> list[tuple[str, int]]:
-    """OI4i -> [("O", 0), ("I", 0), ("I", 4)]; 0 marks the outer piece, whose size the tensor decides."""
-    return [(name.upper(), int(factor or 0)) for factor, name in re.findall(r"(\d*)([A-Za-z])", str(layout))]
-
-
-def _grouped(layout: list[tuple[str, int]], axes: list[str]) -> list[int]:
-    """The positions in `layout` of the pieces of the first axis, then of the second, and so on."""
-    return [i for axis in axes for i, (name, _) in enumerate(layout) if name == axis]
-
-
-def _ints(values: Any) -> list[int]:
-    return [int(value) for value in values]
-
-
-_TABLE: dict[str, _Rule] = {
-    "add": _arithmetic(np.add),
-    "subtract": _arithmetic(np.subtract),
-    "multiply": _arithmetic(np.multiply),
-    "negative": _arithmetic(np.negative),
-    "abs": _arithmetic(np.abs),
-    "maximum": _arithmetic(np.maximum),
-    "minimum": _arithmetic(np.minimum),
-    "left_shift": _arithmetic(np.left_shift),
-    "right_shift": _arithmetic(np.right_shift),
-    "nn.relu": _arithmetic(lambda x: np.maximum(x, x.dtype.type(0))),
-    "divide": _floating(np.divide),
-    "power": _floating(np.power),
-    "sqrt": _floating(np.sqrt),
-    "rsqrt": _floating(lambda x: np.reciprocal(np.sqrt(x))),
-    "exp": _floating(np.exp),
-    "floor": _floating(np.floor),
-    "ceil": _floating(np.ceil),
-    "round": _floating(_round),
-    "clip": _clip,
-    "cast": lambda attrs, out, x: x.astype(out.dtype),
-    "cast_like": lambda attrs, out, x, like: x.astype(out.dtype),
-    "sum": _sum,
-    "reshape": _reshape,
-    "reshape_like": _reshape,
-    "expand_dims": _reshape,
-    "squeeze": _reshape,
-    "broadcast_to": lambda attrs, out, x: np.broadcast_to(x, out.shape),
-    "full": lambda attrs, out, x: np.full(out.shape, x, out.dtype),
-    "full_like": lambda attrs, out, like, x: np.full(out.shape, x, out.dtype),
-    "zeros_like": lambda attrs, out, like: np.zeros(out.shape, out.dtype),
-    "ones_like": lambda attrs, out, like: np.ones(out.shape, out.dtype),
-    "transpose": _transpose,
-    "layout_transform": _layout_transform,
-    "concatenate": lambda attrs, out, fields: np.concatenate(fields, axis=int(attrs.axis)),
-    "strided_slice": _strided_slice,
-    "nn.pad": _pad,
-    "take": _take,
-    "tile": lambda attrs, out, x: np.tile(x, _ints(attrs.reps)),
-    "repeat": lambda attrs, out, x: np.repeat(x, int(attrs.repeats), axis=int(attrs.axis)),
-}

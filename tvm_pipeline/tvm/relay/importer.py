@@ -11,6 +11,7 @@ from tvm import relay
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.relay.import_folding import faster_importer
 
 Params = dict[str, Any]
 
@@ -46,7 +47,8 @@ def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
 
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
-    mod, params = relay.frontend.from_onnx(onnx.load_from_string(model.content), shapes, dtypes, freeze_params=True)
+    with faster_importer():
+        mod, params = relay.frontend.from_onnx(onnx.load_from_string(model.content), shapes, dtypes, freeze_params=True)
     return relay.transform.DynamicToStatic()(mod), params
 
 

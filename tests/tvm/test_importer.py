@@ -1,0 +1,102 @@
+"""TVM's importer of ONNX with constants folded in numpy: the same modules, and those that LLVM refuses."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+import onnx
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relay
+from tvm.relay.frontend import common
+from tvm.relay.frontend import onnx as importer
+
+from tests.support.onnx_models import onnx_bytes
+from tvm_pipeline.tvm.relay.import_folding import faster_importer
+
+
+def imported(content: bytes) -> tvm.IRModule:
+    mod, _ = relay.frontend.from_onnx(onnx.load_from_string(content), freeze_params=True)
+    return relay.transform.InferType()(mod)
+
+
+SHAPES = onnx_bytes(
+    [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "two", "four"], ["hw"]),
+        helper.make_node("Mul", ["hw", "scale"], ["larger"]),
+        helper.make_node("Concat", ["nc", "larger"], ["size"], axis=0),
+        helper.make_node("Resize", ["x", "", "", "size"], ["r"], mode="nearest", nearest_mode="floor"),
+        helper.make_node("Split", ["r"], ["a", "b", "c"], axis=1),
+        helper.make_node("Sub", ["a", "b"], ["d"]),
+        helper.make_node("Div", ["w", "v"], ["q"]),
+        helper.make_node("Add", ["d", "q"], ["e"]),
+        helper.make_node("Concat", ["e", "c"], ["y"], axis=1),
+    ],
+    {
+        "two": np.array([2]),
+        "four": np.array([4]),
+        "scale": np.array([2, 3]),
+        "nc": np.array([1, 3]),
+        "w": np.arange(4, dtype="float32").reshape(1, 1, 4, 1),
+        "v": np.array([3], "float32"),
+    },
+    shape=(1, 3, 2, 4),
+)
+# A vector floor_divide as exporters write it: Mod and Div of shapes.
+REFUSED_BY_LLVM = onnx_bytes(
+    [helper.make_node("Mod", ["w", "v"], ["m"]), helper.make_node("Add", ["x", "m"], ["y"])],
+    {"w": np.arange(-6, 6), "v": np.full(12, 4)},
+    shape=(12,),
+    dtype=TensorProto.INT64,
+)
+
+
+def test_the_module_is_that_of_tvms_own_folding() -> None:
+    expected = imported(SHAPES)
+    with faster_importer():
+        mod = imported(SHAPES)
+    tvm.ir.assert_structural_equal(mod, expected)
+    assert isinstance(mod["main"].body.args[0].fields[0].args[1], relay.Constant)  # w / v
+
+
+def test_a_vector_floor_divide_that_llvm_refuses_is_folded() -> None:
+    with faster_importer():
+        body = imported(REFUSED_BY_LLVM)["main"].body
+    np.testing.assert_array_equal(body.args[1].data.numpy(), np.arange(-6, 6) % 4)
+
+
+def test_what_numpy_does_not_fold_is_left_to_tvm() -> None:
+    content = onnx_bytes(
+        [helper.make_node("Softmax", ["w"], ["s"]), helper.make_node("Mul", ["x", "s"], ["y"])],
+        {"w": np.arange(4, dtype="float32").reshape(1, 4)},
+        shape=(1, 4),
+    )
+    expected = imported(content)
+    with faster_importer():
+        tvm.ir.assert_structural_equal(imported(content), expected)
+
+
+def test_the_importer_is_as_it_was_afterwards_and_serves_one_thread_at_a_time() -> None:
+    names = [(common, "fold_constant"), (importer, "fold_constant"), (common, "infer_type"), (importer, "infer_type")]
+    names.append((importer, "_get_convert_map"))
+    before = [getattr(module, name) for module, name in names]
+    inside = threading.Event()
+
+    def enter() -> None:
+        with faster_importer():
+            inside.set()
+
+    other = threading.Thread(target=enter)
+    with pytest.raises(ZeroDivisionError), faster_importer():
+        other.start()
+        assert not inside.wait(0.1)
+        raise ZeroDivisionError
+    other.join()
+    assert inside.is_set()
+    assert [getattr(module, name) for module, name in names] == before
