@@ -26,6 +26,7 @@ class Model:
         content: the bytes of the file.
         inputs: name, shape and dtype of every input, all fixed; empty where the format's importer knows them.
         params: parameters that were saved beside a Relay file, in TVM's own format; empty where the file has them.
+        outputs: the name of every output, in order; empty where the importer alone knows them, or nobody.
         winograd: its convolutions may be computed by Winograd's algorithm, whose values differ, where tuning found it
             faster.
 
@@ -41,6 +42,7 @@ class Model:
     inputs: tuple[Tensor, ...] = ()
     params: bytes = b""
     winograd: bool = False
+    outputs: tuple[str, ...] = ()
 
     @property
     def digest(self) -> str:

@@ -54,7 +54,8 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
     if not declared or not proto.graph.node:
         raise ModelError(f"{path}: the graph has no inputs or no operators")
     _check_names(path, shapes, [value.name for value in declared])
-    return Model(name, "onnx", content, tuple(_input(onnx, path, value, shapes) for value in declared))
+    inputs = tuple(_input(onnx, path, value, shapes) for value in declared)
+    return Model(name, "onnx", content, inputs, outputs=tuple(value.name for value in proto.graph.output))
 
 
 def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]) -> Tensor:

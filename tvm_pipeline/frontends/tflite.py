@@ -45,6 +45,8 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
     try:
         parsed = tflite.Model.GetRootAsModel(content, 0)
         inputs = _inputs(tflite, path, parsed)
+        graph = parsed.Subgraphs(0)
+        outputs = tuple(graph.Tensors(graph.Outputs(o)).Name().decode() for o in range(graph.OutputsLength()))
     except (struct.error, IndexError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(f"{path}: a damaged TFLite file, perhaps cut short: {error}") from error
     known = {tensor.name: tensor.shape for tensor in inputs}
@@ -52,7 +54,7 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         if known.get(given) != shape:
             listed = ", ".join(f"{n}:{list(s)}" for n, s in known.items())
             raise OptionError(f"`input_shapes` {given}:{list(shape)}: {path} fixes its inputs itself: {listed}")
-    return Model(name, "tflite", content, inputs)
+    return Model(name, "tflite", content, inputs, outputs=outputs)
 
 
 def _inputs(tflite: Any, path: Path, parsed: Any) -> tuple[Tensor, ...]:

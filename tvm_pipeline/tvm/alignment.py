@@ -43,6 +43,7 @@ def align(
     inputs: tuple[Tensor, ...],
     libraries: Sequence[Sequence[Kernel]],
     heads: Sequence[Sequence[Entry]],
+    outputs: Sequence[str] = (),
 ) -> tuple[OperatorGraph, list[Alignment]]:
     """Return one operator graph over all libraries (its sizes are those of the first), and the alignment of each.
 
@@ -51,6 +52,7 @@ def align(
         inputs: the model's inputs.
         libraries: the kernels of each library, in order.
         heads: for each library the entries that are the model's outputs.
+        outputs: the names of the model's outputs in its file; without them, operators name them as all other tensors.
 
     Raises:
         ModelError: the libraries do not compute the same operators of the same tensors.
@@ -76,8 +78,12 @@ def align(
     written: dict[str, list[Value]] = {label: [] for label in labels}
     for value in sorted(crossing, key=lambda value: (first.places[value[0]], value[1])):
         written[labels[group_of[value[0]]]].append(value)
+    names.update(_names_of_outputs(inputs, first.heads, outputs))
+    taken = set(names.values())
     for label, values in written.items():
-        names.update({v: label if len(values) == 1 else f"{label}.{position}" for position, v in enumerate(values)})
+        for position, value in enumerate(values):
+            if value not in names:
+                names[value] = _free(label if len(values) == 1 else f"{label}.{position}", taken)
 
     shapes = _tensors(reference, first.values)
     operators = []
@@ -95,6 +101,28 @@ def align(
         )
     graph = OperatorGraph(name, inputs, tuple(operators), tuple(names[value] for value in first.heads))
     return graph, [Alignment(held, names, one.values) for held, one in zip(members, known, strict=True)]
+
+
+def _names_of_outputs(inputs: Sequence[Tensor], heads: Sequence[Value], outputs: Sequence[str]) -> dict[Value, str]:
+    """Return the file's names of the outputs that operators write.
+
+    A name that another output or an input has already is left out, and so is a second name of one tensor: tensors are
+    told apart by their names.
+    """
+    taken = {tensor.name for tensor in inputs}
+    names: dict[Value, str] = {}
+    for value, name in zip(heads, outputs, strict=bool(outputs)):
+        if name and name not in taken and value[0] >= 0 and value not in names:
+            names[value] = name
+            taken.add(name)
+    return names
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """Return the name, with dashes behind it where the file's names have taken it."""
+    while name in taken:
+        name += "'"
+    return name
 
 
 def _check_same(name: str, first: Numbered, other: Numbered) -> None:

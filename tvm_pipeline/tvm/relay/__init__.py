@@ -3,7 +3,10 @@
 Relay's IR and its passes:
 
 importer.py            a Model becomes a Relay module
+import_folding.py      its constants are folded in numpy while TVM's importer runs
+output_names.py        the names of a module's outputs, which every pass keeps
 fold.py                constants are folded in numpy, which makes building several times faster
+fold_table.py          what numpy computes of Relay's operators
 child.py               a compile in a process of its own, which TVM or LLVM may end
 child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs

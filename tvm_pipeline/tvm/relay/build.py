@@ -35,6 +35,7 @@ from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
+from tvm_pipeline.tvm.relay.output_names import load_output_names, save_output_names
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
 from tvm_pipeline.tvm.relay.tuning.device_records import recorded
@@ -43,7 +44,7 @@ from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 
 TUNING = "tuning.json"  # of a library: its Tuning
-FORMAT = 10  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 11  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -82,6 +83,7 @@ class Library:
         module: the kernels.
         params: parameters by their name in the graph; every slice shares these arrays.
         inputs: the model's inputs, in order.
+        outputs: the names of the model's outputs, in order; none where its file does not tell.
         heads: the model's outputs as (kernel, output).
         entry_of_node: (node, output) of the JSON to (kernel, output), for all but parameters.
     """
@@ -94,6 +96,7 @@ class Library:
     params: dict[str, Any]
     folder: Path | None = None
     tuning: Tuning = field(default_factory=Tuning)
+    outputs: tuple[str, ...] = ()
     entry_of_node: dict[tuple[int, int], tuple[int, int]] = field(init=False)
     heads: list[tuple[int, int]] = field(init=False)
 
@@ -340,6 +343,7 @@ def _write(
     given: Mapping[Any, AnyChoice] = choices
     applied = tuple((workload, given[workload]) for workload in sorted(set(workloads.values())) if workload in given)
     (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
+    save_output_names(mod, folder)
     (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     (folder / "kernels.json").write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
@@ -363,10 +367,10 @@ def load_library(folder: Path) -> Library:
         ready_to_run(kind_of(target))
         params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
         module = load_kernels(folder / "kernels.so", has_own_memory(target))
-        tuning = _read_tuning(folder)
+        tuning, outputs = _read_tuning(folder), load_output_names(folder)
     except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
-    return Library(target, inputs, graph, kernels, module, params, folder, tuning)
+    return Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs)
 
 
 def _read_tuning(folder: Path) -> Tuning:

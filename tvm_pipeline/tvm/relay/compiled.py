@@ -65,7 +65,8 @@ class RelayModel:
         self.libraries = {library.target: library for library in libraries}
         first = libraries[0]
         kernels = [library.kernels for library in libraries]
-        self.graph, alignments = align(name, first.inputs, kernels, [library.heads for library in libraries])
+        heads = [library.heads for library in libraries]
+        self.graph, alignments = align(name, first.inputs, kernels, heads, first.outputs)
         self._alignments = dict(zip(self.libraries, alignments, strict=True))
         self._bind = bind
         self._on_device: dict[str, DeviceParams] = {}  # by the target of the device, with its index

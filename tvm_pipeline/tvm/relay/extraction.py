@@ -14,6 +14,7 @@ from tvm_pipeline.errors import GraphError
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.kernels import Kernel
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_module
+from tvm_pipeline.tvm.relay.output_names import output_names
 
 ATTRIBUTE = "operator_graph"
 
@@ -66,5 +67,5 @@ def analyse(mod: tvm.IRModule, name: str = "main", params: Collection[str] = ())
         for var in variables
     )
     kernels, calls, heads = kernels_of_module(mod, variables)
-    graph, alignments = align(name, inputs, [kernels], [heads])
+    graph, alignments = align(name, inputs, [kernels], [heads], output_names(mod))
     return Analysis(graph, alignments[0], kernels, calls)

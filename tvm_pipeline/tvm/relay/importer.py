@@ -12,6 +12,7 @@ from tvm import relay
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relay.import_folding import faster_importer
+from tvm_pipeline.tvm.relay.output_names import with_output_names
 
 Params = dict[str, Any]
 
@@ -32,6 +33,8 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     try:
         mod, params = importers[model.format](model)
         mod = relay.transform.InferType()(mod)
+        if model.outputs:
+            mod = with_output_names(mod, model)
     except ModelError:
         raise
     except Exception as error:  # TVM's importers raise any type of error
