@@ -159,7 +159,7 @@ def test_what_cannot_be_read_says_its_file_and_line(tmp_path: Path, before: str,
 def test_files_that_hold_no_text(tmp_path: Path) -> None:
     path = tmp_path / "plan.txt"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(PlanError, match=r"plan\.txt: 'utf-8'"):
+    with pytest.raises(PlanError, match=r"plan\.txt: it is no text: byte 0 is not utf-8"):
         read_plan(path)
     path.write_bytes(b"")
     with pytest.raises(PlanError, match=r"plan\.txt: a line beginning with 'plan' is missing"):

@@ -11,7 +11,7 @@ from tests.guards.sources import BACKENDS, CORE, files, imported, imports_of, mo
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors"),
-    ("files", "solvers"),
+    ("files", "documents", "solvers"),
     ("core",),
     ("memory",),
     ("cost",),

@@ -1,6 +1,7 @@
 """The vocabulary: graphs, platforms, profiles, problems, plans and statistics. No TVM, no solver.
 
 graph.py          the operator graph, its edges, and the tensors that cross a cut
+graph_limits.py   the figures that a graph may have
 topology.py       Kahn's algorithm on graphs of indices
 partition.py      the check that groups of operators are legal stages
 graph_files.py    graphs from files and from networkx

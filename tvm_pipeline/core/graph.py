@@ -17,6 +17,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
+from tvm_pipeline.core.graph_limits import MOST, tensor_fault
 from tvm_pipeline.core.topology import successors
 from tvm_pipeline.errors import GraphError
 
@@ -130,8 +131,11 @@ class OperatorGraph(_ComputedOnce):
                         f"graph {self.name}: operator {operator.name} reads {read}, which nothing before it "
                         "writes; list the operators in topological order and check for a cycle"
                     )
-            if operator.param_bytes < 0 or operator.macs < 0:
-                raise GraphError(f"graph {self.name}: operator {operator.name} has a negative size")
+            if not (0 <= operator.param_bytes <= MOST and 0 <= operator.macs <= MOST):
+                raise GraphError(
+                    f"graph {self.name}: operator {operator.name} has a negative size, or one beyond {MOST}: "
+                    f"param_bytes {operator.param_bytes}, macs {operator.macs}"
+                )
             for tensor in operator.outputs:
                 if tensor.name in known:
                     raise GraphError(f"graph {self.name}: tensor {tensor.name} is written twice")
@@ -142,14 +146,8 @@ class OperatorGraph(_ComputedOnce):
                 raise GraphError(f"graph {self.name}: nothing writes the output {output}")
 
     def _check_tensor(self, tensor: Tensor) -> None:
-        if any(extent < 0 for extent in tensor.shape):
-            raise GraphError(f"graph {self.name}: tensor {tensor.name} has shape {tensor.shape}")
-        try:
-            np.dtype(tensor.dtype)
-        except TypeError as error:
-            raise GraphError(
-                f"graph {self.name}: tensor {tensor.name} has dtype {tensor.dtype}, which numpy does not know"
-            ) from error
+        if fault := tensor_fault(tensor.shape, tensor.dtype):
+            raise GraphError(f"graph {self.name}: tensor {tensor.name} has {fault}")
 
     def __len__(self) -> int:
         return len(self.operators)

@@ -24,6 +24,7 @@ import msgspec
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.topology import find_cycle, topological_order
+from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import GraphError
 from tvm_pipeline.files import read_bytes
 
@@ -72,15 +73,13 @@ def read_graph(path: Path | str) -> OperatorGraph:
         [('image', (), 192), ('conv', ('image',), 256)]
     """
     content = read_bytes(path, GraphError)
-    try:
+    with blamed(path, GraphError, "`tvm-pipeline profile MODEL --graph FILE` writes one"):
         # msgspec's own reader refuses a NaN. This one accepts it, so that the message can name its operator.
         fields = json.loads(content)
         if isinstance(fields, dict) and "nodes" not in fields:
             return msgspec.convert(fields, OperatorGraph)
         file = msgspec.convert(fields, _NodeFile)
         return graph_of_nodes(file.name, file.nodes, file.edges)
-    except (ValueError, RecursionError, GraphError) as error:
-        raise GraphError(f"{path}: {error}") from error
 
 
 def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int | str, int | str]]) -> OperatorGraph:

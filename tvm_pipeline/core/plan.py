@@ -28,6 +28,7 @@ from typing import Any, Literal
 from tvm_pipeline.core.problem import OBJECTIVES, Objective
 from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.files import read_bytes
 
@@ -166,7 +167,7 @@ class Plan:
                 try:
                     heads[words[0]] = _head(line, words)
                 except (ValueError, TypeError) as error:
-                    raise PlanError(f"line {number}: cannot read {line!r} as part of a plan") from error
+                    raise PlanError(f"line {number}: cannot read {line[:80]!r} as part of a plan") from error
         for word in ("plan", "objective", "status", "predicted"):
             if word not in heads:
                 raise PlanError(f"a line beginning with {word!r} is missing")
@@ -315,7 +316,5 @@ def read_plan(path: Path | str) -> Plan:
         Stage(devices=('d1',), operators=('increment',))
     """
     content = read_bytes(path, PlanError)
-    try:
+    with blamed(path, PlanError, "`tvm-pipeline plan MODEL -o FILE` writes one"):
         return Plan.parse(content.decode())
-    except (UnicodeDecodeError, PlanError) as error:
-        raise PlanError(f"{path}: {error}") from error

@@ -29,20 +29,18 @@ figures are called modelled. `profiles/platforms/` has such files.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.documents import blamed, read_toml
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.files import read_bytes
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+LONGEST_S = 1e9  # that a figure may state, some thirty years; sums of such figures stay finite
+SLOWEST_PER_S = 1e-9  # the least rate, for the same reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +62,14 @@ class DeviceModel:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a device can have these figures: no negative time, positive rates, and no NaN."""
+        """Whether a device can have these figures: times up to LONGEST_S, rates from SLOWEST_PER_S, and no NaN."""
         rates = (self.macs_per_s, self.input_bytes_per_s, self.output_bytes_per_s, self.refill_bytes_per_s)
-        times = (self.call_s, self.operator_s, self.cached_bytes or 0)
-        return all(rate is None or 0 < rate < math.inf for rate in rates) and all(0 <= t < math.inf for t in times)
+        possible = all(rate is None or SLOWEST_PER_S <= rate < math.inf for rate in rates)
+        return (
+            possible
+            and all(0 <= t <= LONGEST_S for t in (self.call_s, self.operator_s))
+            and (self.cached_bytes or 0) >= 0
+        )
 
     @property
     def spill_s_per_byte(self) -> float:
@@ -167,9 +169,9 @@ class Transfer:
 
     @property
     def is_possible(self) -> bool:
-        """Whether a transfer can have these figures: no negative time, and no NaN."""
+        """Whether a transfer can have these figures: a time up to LONGEST_S, a rate from SLOWEST_PER_S, and no NaN."""
         bandwidth = self.bandwidth_bytes_per_s
-        return 0 <= self.latency_s < math.inf and (bandwidth is None or bandwidth > 0)
+        return 0 <= self.latency_s <= LONGEST_S and (bandwidth is None or bandwidth >= SLOWEST_PER_S)
 
     @property
     def s_per_byte(self) -> float:
@@ -240,9 +242,14 @@ class Platform:
         for name in names:
             if names.count(name) > 1:
                 raise PlatformError(f"platform {self.name}: two devices are called {name}")
-            if name.split() != [name]:
+            if name.split() != [name] or not name.isprintable():
                 raise PlatformError(f"platform {self.name}: a device is called {name!r}; its name must be one word")
         for device in self.devices:
+            if device.target != device.target.strip() or not device.target.isprintable():
+                raise PlatformError(
+                    f"platform {self.name}, device {device.name}: target {device.target!r} has blanks around it or "
+                    "cannot be printed; leave it out for the backend's choice, or give one such as llvm"
+                )
             for figure in (device.memory_bytes, device.active_w, device.cache_bytes):
                 if figure is not None and not (figure > 0 and math.isfinite(figure)):
                     raise PlatformError(
@@ -252,7 +259,7 @@ class Platform:
             if device.model is not None and not device.model.is_possible:
                 raise PlatformError(
                     f"platform {self.name}, device {device.name}: in its model a time is negative, or a rate not "
-                    f"positive: {device.model}"
+                    f"positive (up to {LONGEST_S:g} s, from {SLOWEST_PER_S:g}): {device.model}"
                 )
             if len(set(device.cores)) != len(device.cores) or any(core < 0 for core in device.cores):
                 raise PlatformError(f"platform {self.name}, device {device.name}: cores {list(device.cores)}")
@@ -263,7 +270,8 @@ class Platform:
             if not link.is_possible:
                 raise PlatformError(
                     f"platform {self.name}, link {link.source} -> {link.destination}: "
-                    "latency_s must not be negative and bandwidth_bytes_per_s must be positive"
+                    "latency_s must not be negative and bandwidth_bytes_per_s must be positive "
+                    f"(up to {LONGEST_S:g} s, from {SLOWEST_PER_S:g})"
                 )
         if len({(link.source, link.destination) for link in self.links}) != len(self.links):
             raise PlatformError(f"platform {self.name}: two links join the same source and destination")
@@ -326,13 +334,11 @@ def read_platform(path: Path | str) -> Platform:
         (0,)
     """
     content = read_bytes(path, PlatformError)
-    try:
-        tables = tomllib.loads(content.decode())
+    with blamed(path, PlatformError, "`tvm-pipeline devices -o FILE` writes one"):
+        tables = read_toml(content)
         _forbid_unknown(tables)
         file = msgspec.convert(tables, _PlatformFile)
         return Platform(file.name, tuple(file.device), tuple(file.link))
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError, PlatformError) as error:
-        raise PlatformError(f"{path}: {error}") from error
 
 
 _MODEL_KEYS = tuple(DeviceModel.__slots__)

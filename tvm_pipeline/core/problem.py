@@ -102,7 +102,8 @@ class Problem:
         }
         for option, limit in limits.items():
             if limit is not None and (math.isnan(limit) or limit < 0 or (limit == 0 and option != "time_limit_s")):
-                raise OptionError(f"`{option}` {limit:g}: it must be positive", option=option, value=limit)
+                what = "not be negative" if option == "time_limit_s" else "be positive"
+                raise OptionError(f"`{option}` {limit:g}: it must {what}", option=option, value=limit)
         if self.min_throughput_fps is not None and self.objective not in ("latency", "energy"):
             raise OptionError(
                 f"`min_throughput_fps` goes with objective latency or energy, not with {self.objective}",

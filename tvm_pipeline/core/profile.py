@@ -17,7 +17,8 @@ from typing import TypeVar
 import msgspec
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.platform import Link, Platform, Transfer
+from tvm_pipeline.core.platform import LONGEST_S, Link, Platform, Transfer
+from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.files import read_bytes
 
@@ -151,7 +152,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         for segment in self.segments:
-            if not (segment.seconds > 0 and math.isfinite(segment.seconds)):
+            if not 0 < segment.seconds <= LONGEST_S:
                 raise ProfileError(
                     f"profile of {self.graph}: a stage of {len(segment.operators)} operators took {segment.seconds} s "
                     f"on device {segment.device}; measure again"
@@ -159,7 +160,7 @@ class Profile:
         for name, device in self.devices.items():
             _check_device(f"profile of {self.graph}, device {name}", device)
         for name, seconds in self.lock_s.items():
-            if not (seconds >= 0 and math.isfinite(seconds)):
+            if not 0 <= seconds <= LONGEST_S:
                 raise ProfileError(f"profile of {self.graph}: lock_s of operator {name} is {seconds}; measure again")
         if len({frozenset(device.seconds) for device in self.devices.values()}) > 1:
             raise ProfileError(f"profile of {self.graph}: its devices list different operators; measure again")
@@ -221,7 +222,7 @@ def _check_device(where: str, device: DeviceProfile) -> None:
     )
     for figures in listed:
         for operator, figure in figures.items():
-            if figure is not None and not (figure >= 0 and math.isfinite(figure)):
+            if figure is not None and not 0 <= figure <= LONGEST_S:
                 raise ProfileError(f"{where}: the figure of operator {operator} is {figure}; measure again")
     others = ("spread", device.spread), ("joules", device.joules), ("uncertainty", device.uncertainty)
     for name, other in others:
@@ -254,12 +255,13 @@ def read_profile(path: Path | str) -> Profile:
         {'conv': 0.02}
     """
     content = read_bytes(path, ProfileError)
-    try:
-        return msgspec.json.decode(content, type=Profile)
-    except (msgspec.DecodeError, ProfileError) as error:
-        hint = ""
-        if "Expected `object`, got `array`" in str(error):
-            hint = (
-                "; it is of an earlier version, which listed figures by position: measure with `tvm-pipeline profile`"
-            )
-        raise ProfileError(f"{path}: {error}{hint}") from error
+    with blamed(path, ProfileError, "measure it with `tvm-pipeline profile`"):
+        try:
+            return msgspec.json.decode(content, type=Profile)
+        except msgspec.ValidationError as error:
+            if "Expected `object`, got `array`" not in str(error):
+                raise
+            raise ProfileError(
+                f"{error}; it is of an earlier version, which listed figures by position: measure with `tvm-pipeline "
+                "profile`"
+            ) from error

@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import re
 import stat
-import sys
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,15 +20,11 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
+from tvm_pipeline.documents import read_toml
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.service.option_names import explained, long_name
 from tvm_pipeline.service.settings import Settings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 KINDS = {name.replace("_", "-"): kind for name, kind in get_type_hints(Settings).items()}
 
@@ -63,14 +58,13 @@ def read_keys(path: Path, kinds: Mapping[str, Any]) -> Keys:
     """
     content = read_bytes(path, OptionError)
     try:
-        text = content.decode()
-        table = tomllib.loads(text)
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = read_toml(content)
+    except ValueError as error:
         line = re.search(r"line (\d+)", str(error))  # else it is the end of the document
         number = line[1] if line else content.count(b"\n") + 1
         raise OptionError(f"{path}, line {number}: it is no TOML: {error}") from error
     lines: dict[str, int] = {}
-    for number, written in enumerate(text.splitlines(), 1):
+    for number, written in enumerate(content.decode().splitlines(), 1):
         if key := re.match(r"""\s*\[*\s*["']?([\w-]+)["']?\s*[=.\]]""", written):
             lines.setdefault(key[1], number)
     keys = Keys(path, {}, lines)

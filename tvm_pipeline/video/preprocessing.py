@@ -8,7 +8,6 @@ annotations.py.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -22,13 +21,9 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
+from tvm_pipeline.documents import blamed, read_toml
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.files import read_bytes
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Fit = Literal["stretch", "letterbox", "crop", "pad"]
 Color = Literal["rgb", "bgr", "gray"]
@@ -119,14 +114,9 @@ class Preprocessing:
 
         Raises OptionError naming the file, the key and what is allowed.
         """
-        try:
-            values = tomllib.loads(read_bytes(path, OptionError).decode())
-        except ValueError as error:  # not TOML, or not UTF-8
-            raise OptionError(f'{path} is not a TOML file: {error}; a line looks like fit = "letterbox"') from error
-        try:
-            return cls.from_dict(values, defaults)
-        except OptionError as error:
-            raise OptionError(f"{path}: {error}") from error
+        content = read_bytes(path, OptionError)
+        with blamed(path, OptionError, 'a line looks like fit = "letterbox"'):
+            return cls.from_dict(read_toml(content), defaults)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], defaults: Preprocessing | None = None) -> Preprocessing:
