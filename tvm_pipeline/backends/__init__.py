@@ -8,5 +8,6 @@ cores.py             the name of the processor, and the check of a device's CPU 
 registry.py          installed backends, the devices they find, and which of them compiles for a platform
 sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
 operator_timing.py   seconds of operators that run as stages of their own
+archive.py           tar files from strangers, found without trusting a header
 bundle.py            a compiled model, its profile and its plan in one file
 """

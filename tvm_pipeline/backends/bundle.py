@@ -8,13 +8,14 @@
     application.json   the source and the decoder, where the plan holds the work around the model
     decision.json   the candidates, what was measured of them, and why the plan was chosen, where that is known
 
-Nothing in a bundle is pickled, and no path in it is trusted: only plain files that the manifest lists are read, and the
-sum of each is checked. A bundle contains machine code, as every compiled model does: run only bundles that you
-trust. Next: `contract.py`, for what a backend saves.
+Nothing in a bundle is pickled, and no path or size in it is trusted: only plain files that the manifest lists are read,
+and the sum of each is checked. A bundle contains machine code, as every compiled model does: run only bundles that you
+trust. Next: `archive.py`, for how tar files are read, and `contract.py`, for what a backend saves.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import tarfile
@@ -27,6 +28,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from tvm_pipeline.backends.archive import Archive, open_archive
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
@@ -34,12 +36,14 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Decision, Plan, Stage
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
-from tvm_pipeline.errors import BundleError, PlanError, PlatformError
+from tvm_pipeline.documents import blamed
+from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline.files import replacing
 from tvm_pipeline.version import __version__
 
 FORMAT = 2
-MOST_BYTES = 8 << 30  # the largest file that is unpacked
+_MOST_MANIFEST_BYTES = 64 << 20
+_AGAIN = "compile the model again"
 
 T = TypeVar("T")
 
@@ -142,29 +146,35 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
     """
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         root = Path(folder)
-        manifest = _unpack(path, root)
-        made_for = _read(path, root / "platform.json", Platform)
-        for name, version in _versions(made_for).items():
-            if manifest.versions.get(name) != version:
-                raise BundleError(
-                    f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; "
-                    "compile the model again"
-                )
-        graph = _read(path, root / "graph.json", OperatorGraph)
+        with blamed(path, BundleError, _AGAIN):
+            bundle = _opened(path, root)
+        with closing(bundle.compiled):
+            yield bundle
+
+
+def _opened(path: Path, root: Path) -> Bundle:
+    """Return a bundle that is unpacked into a folder, with its model loaded."""
+    manifest = _unpack(path, root)
+    made_for = _read(root / "platform.json", Platform)
+    for name, version in _versions(made_for).items():
+        if manifest.versions.get(name) != version:
+            raise BundleError(
+                f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; compile the model again"
+            )
+    graph = _read(root / "graph.json", OperatorGraph)
+    with blamed("plan.txt", BundleError, _AGAIN):
+        plan = Plan.parse((root / "plan.txt").read_text("utf-8"))
+    platform = _settled(path, made_for)  # this comes before its code is loaded, which may not run here
+    profile = _still_valid(_read(root / "profile.json", Profile), made_for, platform)
+    preprocessing = _read_optional(root / "preprocessing.json", dict[str, Any])
+    decision = _read_optional(root / "decision.json", Decision)
+    application = _read_optional(root / "application.json", dict[str, Any])
+    with blamed(f"{path}: its compiled model", BundleError, _AGAIN):
         try:
-            plan = Plan.parse((root / "plan.txt").read_text())
-        except (OSError, PlanError) as error:
-            raise BundleError(f"{path}: plan.txt: {error}") from error
-        platform = _settled(path, made_for)  # this comes before its code is loaded, which may not run here
-        profile = _still_valid(_read(path, root / "profile.json", Profile), made_for, platform)
-        pictures = root / "preprocessing.json"
-        preprocessing = _read(path, pictures, dict[str, Any]) if pictures.exists() else None
-        chosen = root / "decision.json"
-        decision = _read(path, chosen, Decision) if chosen.exists() else None
-        around = root / "application.json"
-        application = _read(path, around, dict[str, Any]) if around.exists() else None
-        with closing(_load(manifest.backend, platform, root / "compiled")) as compiled:
-            yield Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application)
+            compiled = _load(manifest.backend, platform, root / "compiled")
+        except BundleError as error:  # which names the folder that the bundle is unpacked into
+            raise BundleError(str(error).replace(f"{root}/", "")) from error
+    return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application)
 
 
 def _of_model(bundle: Bundle) -> list[Stage]:
@@ -216,28 +226,27 @@ def _still_valid(profile: Profile, made_for: Platform, platform: Platform) -> Pr
 
 
 def _unpack(path: Path, root: Path) -> Manifest:
+    """Write the files of a bundle into a folder; return the manifest, with whose sums all of them agree."""
     try:
-        with tarfile.open(path, "r:") as tar:
-            manifest = _manifest(path, tar)
+        with open_archive(path) as archive:
+            manifest = _manifest(path, archive)
             for name, expected in manifest.sha256.items():
                 target = root / _safe(path, name)
                 target.parent.mkdir(parents=True, exist_ok=True)
-                content = _member(path, tar, name)
-                if hashlib.sha256(content).hexdigest() != expected:
+                if archive.extract(name, target) != expected:
                     raise BundleError(f"{path}: {name} is damaged (its checksum differs); compile the model again")
-                target.write_bytes(content)
             return manifest
-    except tarfile.TarError as error:
-        raise BundleError(f"{path}: not a bundle, or cut short: {error}") from error
     except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise BundleError(
+                f"cannot unpack {path} into {root.parent}: no space is left; set TMPDIR to a place with some"
+            ) from error
         raise BundleError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def _manifest(path: Path, tar: tarfile.TarFile) -> Manifest:
-    try:
-        manifest = msgspec.json.decode(_member(path, tar, "manifest.json"), type=Manifest)
-    except msgspec.DecodeError as error:
-        raise BundleError(f"{path}: its manifest cannot be read: {error}") from error
+def _manifest(path: Path, archive: Archive) -> Manifest:
+    with blamed(f"{path}: its manifest", BundleError, _AGAIN):
+        manifest = msgspec.json.decode(archive.read("manifest.json", _MOST_MANIFEST_BYTES), type=Manifest)
     if manifest.format != FORMAT:
         raise BundleError(
             f"{path} has format {manifest.format}, made by tvm-pipeline {manifest.tvm_pipeline}; this version "
@@ -249,27 +258,16 @@ def _manifest(path: Path, tar: tarfile.TarFile) -> Manifest:
 def _safe(path: Path, name: str) -> PurePosixPath:
     """Return the name as a path below the bundle's folder; raise BundleError where it leads outside."""
     pure = PurePosixPath(name)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-        raise BundleError(f"{path}: its manifest names {name}, which lies outside of the bundle; do not trust it")
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or not name.isprintable():
+        raise BundleError(f"{path}: its manifest names {name!r}, which lies outside of the bundle; do not trust it")
     return pure
 
 
-def _member(path: Path, tar: tarfile.TarFile, name: str) -> bytes:
-    try:
-        member = tar.getmember(name)
-    except KeyError:
-        raise BundleError(f"{path}: {name} is missing; it is no bundle, or was cut short") from None
-    if not member.isreg() or member.size > MOST_BYTES:
-        raise BundleError(f"{path}: {name} is no plain file, or larger than any model; do not trust it")
-    stream = tar.extractfile(member)
-    content = stream.read() if stream else b""
-    if len(content) != member.size:
-        raise BundleError(f"{path}: {name} ends early; the bundle was cut short")
-    return content
-
-
-def _read(path: Path, file: Path, kind: type[T]) -> T:
-    try:
+def _read(file: Path, kind: type[T]) -> T:
+    """Return what a file of an unpacked bundle holds; an error names the file as it is called in the bundle."""
+    with blamed(file.name, BundleError, _AGAIN):
         return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
-        raise BundleError(f"{path}: {file.name}: {error}") from error
+
+
+def _read_optional(file: Path, kind: type[T]) -> T | None:
+    return _read(file, kind) if file.exists() else None
