@@ -1,11 +1,15 @@
-"""Files that are either whole or absent, and the folder where compiled models are kept."""
+"""Files that are either whole or absent, and the folder where compiled models are kept.
+
+`replacing` writes a file or a folder under another name first; `locked` has one process make what several need.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +27,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield temporary
+        _to_disk(temporary)
         os.replace(temporary, path)
     except OSError as error:
         raise PipelineError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
@@ -32,6 +37,17 @@ def replacing(path: Path | str) -> Iterator[Path]:
         else:
             with suppress(OSError):
                 temporary.unlink()
+
+
+def _to_disk(path: Path) -> None:
+    """Wait until a file, or every file of a folder, is on the disk: a power failure must not leave its name alone."""
+    for file in path.rglob("*") if path.is_dir() else (path,):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
@@ -55,3 +71,58 @@ def cache_folder() -> Path:
         return Path(override)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tvm-pipeline"
+
+
+@contextmanager
+def locked(path: Path, what: str, tell: Callable[[str], None] = lambda _: None) -> Iterator[None]:
+    """Hold the lock of a path in the cache, which nobody need have written yet, and make the folder that it is in.
+
+    A process that dies releases its lock. Whoever waits looks afterwards whether the other has made what it needs.
+
+    Args:
+        path: what is made while the lock is held. The lock is a file beside it, which goes when it is released.
+        what: what is made, for messages.
+        tell: hears that another process makes it, and that this one waits.
+
+    Raises:
+        PipelineError: the cache cannot be written.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = _locked_file(lock, lambda: tell(f"another process makes {what}; waiting for it"))
+    except OSError as error:
+        raise PipelineError(
+            f"cannot write the cache {path.parent}: {error.strerror or error}; set TVM_PIPELINE_CACHE to a folder that "
+            "can be written"
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            lock.unlink()
+        os.close(descriptor)
+
+
+def _locked_file(lock: Path, waits: Callable[[], None]) -> int:
+    """Return the descriptor of a lock's file, which this process holds; call `waits` before it waits for another."""
+    told = False
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    waits()
+                told = True
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # Its holder has removed the file before it released the lock; who comes later has another.
+            if os.fstat(descriptor).st_ino == lock.stat().st_ino:
+                return descriptor
+        except FileNotFoundError:
+            pass
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)

@@ -9,9 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from tvm import relay
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.errors import BundleError, ModelError, PipelineError
+from tvm_pipeline.errors import BundleError, ModelError
 from tvm_pipeline.files import cache_folder, replacing, write_bytes
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_target
@@ -35,6 +33,8 @@ from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
+from tvm_pipeline.tvm.relay.library_cache import kept_or_made
+from tvm_pipeline.tvm.relay.machine_code import load_kernels
 from tvm_pipeline.tvm.relay.output_names import load_output_names, save_output_names
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
@@ -163,27 +163,39 @@ def build_library(
     plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
     if choices is None:
         choices = recorded(target, winograd=model.winograd)
+    given = choices
+
+    def place() -> Path:
+        return _tuned_folder(plain, _own(plain, given)[0])
+
+    def make() -> Path:
+        return _make_library(model, target, host, plain, given, progress)
+
+    return kept_or_made(plain, f"{model.name} for {target}", place, load_library, make, progress)
+
+
+def _own(plain: Path, choices: AnyChoices) -> tuple[AnyChoices, bool]:
+    """Return the choices for workloads of this library, and whether it is known which these are."""
     known = _known_workloads(plain) if choices else None
-    if known is not None:
-        choices = {workload: choice for workload, choice in choices.items() if workload in known}
-    is_sorted = known is not None or not choices
-    folder = _tuned_folder(plain, choices) if is_sorted else plain.with_name(f"new-{secrets.token_hex(8)}")
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with replacing(folder) as temporary:
-                temporary.mkdir()
-                _compile_where_it_is_safe(model, target, host, temporary, progress, choices)
-        except ModelError:
-            raise
-        except PipelineError:
-            if not folder.exists():  # where it does, another process has compiled the same in the meantime
-                raise
-        tuning = _read_tuning(folder)
-        write_bytes(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
-        if not is_sorted:
-            folder = _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
-    return load_library(folder)
+    if known is None:
+        return choices, not choices
+    return {workload: choice for workload, choice in choices.items() if workload in known}, True
+
+
+def _make_library(
+    model: Model, target: str, host: str, plain: Path, choices: AnyChoices, progress: Callable[[str], None]
+) -> Path:
+    """Compile into the cache; return the folder."""
+    choices, is_sorted = _own(plain, choices)
+    folder = _tuned_folder(plain, choices) if is_sorted else plain.with_name(f"{plain.name}-new")
+    for left in (*plain.parent.glob(f".{plain.name}*"), plain.with_name(f"{plain.name}-new")):
+        shutil.rmtree(left, ignore_errors=True)  # by a process that was killed, since this one holds the lock
+    with replacing(folder) as temporary:
+        temporary.mkdir()
+        _compile_where_it_is_safe(model, target, host, temporary, progress, choices)
+    tuning = _read_tuning(folder)
+    write_bytes(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
+    return folder if is_sorted else _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
 
 
 def _tuned_folder(plain: Path, choices: AnyChoices) -> Path:
@@ -223,7 +235,7 @@ def _compile_where_it_is_safe(
     proven: set[str] = set()
     with suppress(OSError, msgspec.DecodeError):
         proven = msgspec.json.decode(record.read_bytes(), type=set[str])
-    if proven:
+    if proven and model.format != "relay.json":  # TVM's reader of JSON ends the process where a file is damaged
         progress(f"importing {model.name}")
         mod, params = import_model(model)
         if element_types(mod) <= proven:
@@ -377,19 +389,3 @@ def _read_tuning(folder: Path) -> Tuning:
     """Read what was tuned in a library; bundles of earlier versions do not tell."""
     file = folder / TUNING
     return msgspec.json.decode(file.read_bytes(), type=Tuning) if file.exists() else Tuning()
-
-
-def load_kernels(path: Path, alone: bool) -> tvm.runtime.Module:
-    """Load compiled kernels; `alone` loads a copy that no other module shares.
-
-    Host code that launches kernels of a device keeps their handles in its image. If a process loads one file twice,
-    both modules have one image, and the second dies with the first.
-    """
-    if not alone:
-        return tvm.runtime.load_module(str(path))
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    # Code can be loaded from the cache, but a temporary folder may forbid it.
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as folder:
-        copy = Path(folder) / path.name
-        shutil.copyfile(path, copy)
-        return tvm.runtime.load_module(str(copy))  # which keeps what it loaded when the file is gone

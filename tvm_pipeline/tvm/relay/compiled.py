@@ -249,7 +249,7 @@ class RelayModel:
         except OSError as error:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again") from error
         subfolders = sorted(
-            (entry for entry in folder.iterdir() if entry.name.isdigit()), key=lambda entry: int(entry.name)
+            (entry for entry in folder.iterdir() if entry.name.isdecimal()), key=lambda entry: int(entry.name)
         )
         if not subfolders:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again")

@@ -18,9 +18,9 @@ import tvm
 from tvm import relay
 
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.tvm.relay.build import load_kernels
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.importer import reason
+from tvm_pipeline.tvm.relay.machine_code import load_kernels
 from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
 from tvm_pipeline.tvm.relay.tuning.candidates import lowered, shapes_of
 
