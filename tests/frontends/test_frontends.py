@@ -106,7 +106,7 @@ def test_built_in_networks() -> None:
 
 def test_relay_files_bring_their_parameters(tmp_path: Path) -> None:
     (tmp_path / "net.relay").write_bytes(b'#[version = "0.0.5"]')
-    (tmp_path / "net.json").write_bytes(b"{}")
+    (tmp_path / "net.json").write_bytes(b'{"root": 1}')
     bare = load(tmp_path / "net.relay")
     assert (bare.name, bare.format, bare.params) == ("net", "relay", b"")
     (tmp_path / "net.params").write_bytes(b"weights")
@@ -304,6 +304,9 @@ def tflite_net(
         if content is not None:
             tflite.BufferAddData(builder, content)
         buffers.append(tflite.BufferEnd(builder))
+    tflite.OperatorCodeStart(builder)
+    tflite.OperatorCodeAddBuiltinCode(builder, tflite.BuiltinOperator.ADD)
+    code = tflite.OperatorCodeEnd(builder)
     graphs = []
     for _ in range(subgraphs):
         tensors = []
@@ -335,8 +338,10 @@ def tflite_net(
         graphs.append(tflite.SubGraphEnd(builder))
     all_graphs = offsets(tflite.ModelStartSubgraphsVector, graphs)
     all_buffers = offsets(tflite.ModelStartBuffersVector, buffers)
+    all_codes = offsets(tflite.ModelStartOperatorCodesVector, [code])
     tflite.ModelStart(builder)
     tflite.ModelAddVersion(builder, 3)
+    tflite.ModelAddOperatorCodes(builder, all_codes)
     tflite.ModelAddSubgraphs(builder, all_graphs)
     tflite.ModelAddBuffers(builder, all_buffers)
     builder.Finish(tflite.ModelEnd(builder), file_identifier=b"TFL3")

@@ -1,7 +1,8 @@
 """Read and check model files without TVM: `load` returns a Model that a backend compiles.
 
-onnx.py    ONNX files, checked by the package onnx
-tflite.py  TFLite files, read by the package tflite
+onnx.py           ONNX files, checked by the package onnx
+tflite.py         TFLite files, read by the package tflite
+tflite_checks.py  what a TFLite file must have, since TFLite's kernels end the process where it has not
 
 Each format has a module of its own. It names the file, the input or the operator at fault before a compiler sees it.
 Read `core/model.py` next.
@@ -78,6 +79,11 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
                 raise OptionError(f"`input_shapes`: {path} fixes its shapes itself")
             beside = path.with_suffix(".params")
             params = read_bytes(beside, ModelError) if beside.exists() else b""
+            if path.suffix.lower() == ".json" and b'"root"' not in content[:100]:
+                raise ModelError(
+                    f"{path}: it is no Relay module; if it is an operator graph, `plan` and `simulate` take it, and "
+                    "nothing compiles or measures it"
+                )
             kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
             return Model(path.stem, kind, content, params=params)  # type: ignore[arg-type]
     raise ModelError(f"{path}: unknown kind of model; it takes .onnx, .tflite, .relay, .txt and .json (Relay)")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 from typing import Any
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.frontends.tflite_checks import check_operators
 
 _DTYPES = {
     "FLOAT32": "float32",
@@ -42,13 +43,12 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         ) from error
     if content[4:8] != b"TFL3":
         raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")
-    try:
+    with blamed(f"{path}: a damaged TFLite file, perhaps cut short", ModelError, "download or convert it again"):
         parsed = tflite.Model.GetRootAsModel(content, 0)
         inputs = _inputs(tflite, path, parsed)
         graph = parsed.Subgraphs(0)
         outputs = tuple(graph.Tensors(graph.Outputs(o)).Name().decode() for o in range(graph.OutputsLength()))
-    except (struct.error, IndexError, ValueError, TypeError, AttributeError) as error:
-        raise ModelError(f"{path}: a damaged TFLite file, perhaps cut short: {error}") from error
+        check_operators(tflite, path, parsed)
     known = {tensor.name: tensor.shape for tensor in inputs}
     for given, shape in shapes.items():
         if known.get(given) != shape:
