@@ -235,7 +235,7 @@ def _compile_where_it_is_safe(
     proven: set[str] = set()
     with suppress(OSError, msgspec.DecodeError):
         proven = msgspec.json.decode(record.read_bytes(), type=set[str])
-    if proven and model.format != "relay.json":  # TVM's reader of JSON ends the process where a file is damaged
+    if proven:
         progress(f"importing {model.name}")
         mod, params = import_model(model)
         if element_types(mod) <= proven:

@@ -12,6 +12,7 @@ from tvm import relay
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relay.import_folding import faster_importer
+from tvm_pipeline.tvm.relay.json_trial import check_readable
 from tvm_pipeline.tvm.relay.output_names import with_output_names
 
 Params = dict[str, Any]
@@ -70,6 +71,7 @@ def _from_relay_text(model: Model) -> tuple[tvm.IRModule, Params]:
 
 
 def _from_relay_json(model: Model) -> tuple[tvm.IRModule, Params]:
+    check_readable(model.name, model.content)  # TVM's reader ends the process where a file is damaged
     return tvm.ir.load_json(model.content.decode()), _saved_params(model)
 
 
