@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_pipeline import files
-from tvm_pipeline.errors import ModelError, PipelineError, PlatformError
+from tvm_pipeline.errors import ModelError, PlatformError
 
 _NAME = "edgetpu_compiler"
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -126,18 +126,15 @@ def compile_parts(
         key.update(hashlib.sha256(part).digest())
     folder = files.cache_folder() / "edgetpu" / key.hexdigest()
     if not folder.is_dir():
-        tell(f"compiling {', '.join(names)} with {_NAME} {version}")
-        made = _compile(program, parts, names, timeout_s)
-        try:
-            with files.replacing(folder) as temporary:
-                temporary.mkdir(parents=True)
-                for index, (content, text) in enumerate(made):
-                    (temporary / f"{index}.tflite").write_bytes(content)
-                    (temporary / f"{index}.txt").write_text(text, encoding="utf-8")
-        except PipelineError:
-            # Another process may have written the folder first.
+        with files.locked(folder, f"{', '.join(names)} with {_NAME}", tell):
             if not folder.is_dir():
-                raise
+                tell(f"compiling {', '.join(names)} with {_NAME} {version}")
+                made = _compile(program, parts, names, timeout_s)
+                with files.replacing(folder) as temporary:
+                    temporary.mkdir(parents=True)
+                    for index, (content, text) in enumerate(made):
+                        (temporary / f"{index}.tflite").write_bytes(content)
+                        (temporary / f"{index}.txt").write_text(text, encoding="utf-8")
     return [_cached(folder, index) for index in range(len(parts))]
 
 
