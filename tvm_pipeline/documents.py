@@ -37,7 +37,7 @@ def blamed(path: Path | str, error: type[PipelineError], remedy: str = "") -> It
     An error of this package that names the file already stays as it is.
 
     Args:
-        path: the file that the block reads.
+        path: the file that the block reads, or "file: what of it".
         remedy: what the user does next, where the reason does not say it.
 
     Examples:
@@ -51,7 +51,7 @@ def blamed(path: Path | str, error: type[PipelineError], remedy: str = "") -> It
     try:
         yield
     except PipelineError as cause:
-        if str(path) in str(cause):
+        if str(path).partition(": ")[0] in str(cause):
             raise
         after = f"; {remedy}" if remedy and ";" not in str(cause) else ""
         raise error(f"{path}: {cause}{after}") from cause

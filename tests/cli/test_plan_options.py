@@ -178,7 +178,7 @@ def refused(outcome, code: int, *words: str) -> None:
         (["--scheduler", "dice"], 2, ["no scheduler is called dice", "ideals"]),
         (["--objective", "memory"], 2, ["--objective 'memory' is none of", "memory,communication"]),
         (["--objective", "communication,memory"], 2, ["is none of"]),
-        (["--time-limit", -1], 2, ["--time-limit -1: it must be positive"]),
+        (["--time-limit", -1], 2, ["--time-limit -1: it must not be negative"]),
         (["--time-limit", "nan"], 2, ["--time-limit nan"]),
         (["--max-latency", 0], 2, ["--max-latency 0: it must be positive"]),
         (["--min-throughput", 10], 2, ["--min-throughput goes with objective latency or energy, not with throughput"]),

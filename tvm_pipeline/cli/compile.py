@@ -21,16 +21,24 @@ from tvm_pipeline.cli.options import (
     StagesOption,
     VerifyOption,
     WinogradOption,
+    check_outputs,
     shapes_of,
     verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
-from tvm_pipeline.core.plan import Decision, Plan, read_plan
+from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import TextTable, candidates_table
-from tvm_pipeline.service.workflow import Compiled, checked_objective, compile_source, decide, measured_profile
+from tvm_pipeline.service.workflow import (
+    Compiled,
+    checked_objective,
+    checked_scheduler,
+    compile_source,
+    decide,
+    given_plan,
+    measured_profile,
+)
 
 
 def command(
@@ -78,6 +86,8 @@ def command(
     if source is None and (decoder or video):
         raise OptionError(f"{'--decoder' if decoder else '--video'} goes with --source, which it is measured on")
     chosen = checked_objective(objective)
+    checked_scheduler(scheduler)
+    check_outputs(output)
     seconds = verify_seconds(verify, f"the plan is that of {plan}" if plan else "")
     beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (beside if beside.exists() else None)
@@ -96,7 +106,7 @@ def command(
             application = {"source": source, "decoder": decoder or "", "setting": asdict(rehearsal.setting)}
         problem = Problem(graph, made.platform, measured, chosen, stages)
         if plan:
-            given = judged(problem, read_plan(plan))
+            given = given_plan(problem, plan)
             decision = Decision(given, (given,), f"it was given by {plan}")
         else:
             compiled = None if source else made.compiled

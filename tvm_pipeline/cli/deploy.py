@@ -12,7 +12,7 @@ import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.registry import platform_backend
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, TimeLimitOption
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, TimeLimitOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import OptionError
@@ -40,6 +40,7 @@ def command(
 
     Example: tvm-pipeline deploy faces.tar@30 scenes.tar@10
     """
+    check_outputs(folder=output)
     requested = [_parsed(model) for model in models]
     with spinner() as tell, ExitStack() as stack:
         sources = [stack.enter_context(planned(source, None, platform, None, tell, warn)) for source, _ in requested]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tvm_pipeline.core.problem import OBJECTIVES
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.frontends import Shapes, parse_shapes
 from tvm_pipeline.planning import MEASURED, SCHEDULERS
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
@@ -86,3 +87,25 @@ def verify_seconds(verify: float | None, obstacle: str = "") -> float:
     if verify and obstacle:
         raise OptionError(f"--verify {verify:g}: {obstacle}; leave it out")
     return verify
+
+
+def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
+    """Raise PipelineError where a file, or a folder that need not be there yet, cannot be written.
+
+    A command asks this before it compiles or measures, which takes minutes.
+    """
+    for file in files:
+        if file is not None and file.is_dir():
+            raise PipelineError(f"cannot write {file}: it is a folder; give the name of a file")
+    for path in (*(file and file.parent for file in files), folder):
+        if path is None:
+            continue
+        try:
+            place = path if path == folder else path.resolve(strict=True)
+            while not place.exists():
+                place = place.parent
+            with tempfile.TemporaryFile(dir=place):
+                pass
+        except OSError as error:
+            whole = next((file for file in files if file is not None and file.parent == path), path)
+            raise PipelineError(f"cannot write {whole}: {error.strerror or error}; choose another place") from error

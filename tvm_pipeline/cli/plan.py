@@ -19,16 +19,18 @@ from tvm_pipeline.cli.options import (
     StagesOption,
     TimeLimitOption,
     VerifyOption,
+    check_outputs,
     shapes_of,
     verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, cost_key
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, is_lexicographic
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
-from tvm_pipeline.service.workflow import checked_objective, decide, planned
+from tvm_pipeline.service.workflow import checked_objective, checked_scheduler, decide, planned
 
 
 def pareto_decision(problem: Problem) -> Decision:
@@ -66,6 +68,10 @@ def command(
     Example: tvm-pipeline plan model.onnx --objective latency -o plan.txt
     """
     chosen = checked_objective(objective)
+    checked_scheduler(scheduler)
+    check_outputs(output)
+    if front and is_lexicographic(chosen):
+        raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
     verify_seconds(verify, "--pareto lists plans and compares none" if front else "")
     with spinner() as tell, planned(model, shapes_of(input_shapes), platform, profile, tell, warn) as subject:
         problem = subject.problem(

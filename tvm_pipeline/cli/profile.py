@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, WinogradOption, shapes_of
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, WinogradOption, check_outputs, shapes_of
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
@@ -35,6 +35,7 @@ def command(
     """
     if repeats < 2:
         raise OptionError(f"--repeats {repeats}: a median needs at least 2")
+    check_outputs(output, graph)
     with spinner() as tell:
         made = compile_source(model, shapes_of(input_shapes), platform, tell, warn, winograd=winograd)
         measured = measured_profile(made, None, tell, warn, repeats, strict)

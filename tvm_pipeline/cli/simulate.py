@@ -9,14 +9,15 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.backends.bundle import open_bundle
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, ProfileOption
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, ProfileOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.plan import Plan, read_plan
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
 from tvm_pipeline.cost.simulate import simulate as run
-from tvm_pipeline.errors import OptionError
-from tvm_pipeline.report import DRAWN_FRAMES, TextTable, draw_gantt, stages_table, statistics_table
+from tvm_pipeline.documents import blamed
+from tvm_pipeline.errors import OptionError, PlanError
+from tvm_pipeline.report import DRAWN_FRAMES, TextTable, check_picture, draw_gantt, stages_table, statistics_table
 from tvm_pipeline.service.workflow import plan_json, planned
 
 
@@ -56,12 +57,16 @@ def command(
         raise OptionError("--live: say with --rate or --poisson how fast frames arrive")
     if not model.endswith((".json", ".tar")):
         raise OptionError(f"{model} is neither an operator graph (.json) nor a bundle (.tar); `compile` makes one")
+    if output:
+        check_picture(output)
+        check_outputs(output)
     arrivals = SATURATED
     if pace_fps is not None:
         arrivals = fixed_rate(pace_fps) if rate is not None else poisson(pace_fps, seed)
     with spinner() as tell, planned(model, None, platform, profile, tell, warn) as subject:
         problem, chosen = subject.problem(), _plan(model, plan)
-        evaluation = evaluate(problem, chosen.stages)
+        with blamed(plan or model, PlanError, "plan it anew with `tvm-pipeline plan`"):
+            evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
         found = run(problem, chosen.stages, frames, arrivals, in_flight=in_flight, drop=live, jitter=jitter, seed=seed)
     if output:

@@ -45,6 +45,7 @@ from tvm_pipeline.cost.evaluate import check_stages, evaluate, frames_inside
 from tvm_pipeline.errors import OptionError, ProfileError
 
 # When each frame arrives, in seconds: all of them at once, so that the source is never empty.
+MOST_JITTER = 100.0
 SATURATED: Iterable[float] = repeat(0.0)
 
 
@@ -127,8 +128,13 @@ def simulate(
         raise OptionError("frames arrive at seconds from 0 on, in ascending order")
     if in_flight is not None and in_flight < 1:
         raise OptionError(f"in_flight is {in_flight}; a pipeline holds at least one frame")
-    if not 0 <= jitter < math.inf:
-        raise OptionError(f"jitter is {jitter:g}; it is a standard deviation relative to the mean, such as 0.05")
+    if not 0 <= jitter <= MOST_JITTER:
+        raise OptionError(
+            f"jitter is {jitter:g}; it is a standard deviation relative to the mean, up to {MOST_JITTER:g}, such as "
+            "0.05"
+        )
+    if seed < 0:
+        raise OptionError(f"seed is {seed}; it is a whole number, 0 or more")
     run = _Run(_Work(problem, stages), in_flight, drop=drop, noise=_noise(jitter, seed))
     return run.through(times)
 

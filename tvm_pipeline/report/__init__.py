@@ -12,7 +12,7 @@ Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported
 """
 
 from tvm_pipeline.core.statistics import Bar
-from tvm_pipeline.report.drawing import draw_graph
+from tvm_pipeline.report.drawing import check_picture, draw_graph
 from tvm_pipeline.report.frame_bars import draw_frame_time
 from tvm_pipeline.report.gantt import DRAWN_FRAMES, draw_gantt, first_frames
 from tvm_pipeline.report.markdown import write_report
@@ -42,6 +42,7 @@ __all__ = [
     "TextTable",
     "alive_at",
     "candidates_table",
+    "check_picture",
     "comparison_table",
     "devices_table",
     "draw_frame_time",

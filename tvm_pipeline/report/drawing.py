@@ -36,10 +36,15 @@ def new_figure(width_in: float, height_in: float) -> Any:
     return figure
 
 
-def save_figure(figure: Any, path: Path | str) -> None:
-    """Write a figure as PNG or SVG, by the suffix of `path`; the file is complete or absent."""
+def check_picture(path: Path | str) -> None:
+    """Raise OptionError unless the name is that of a picture."""
     if Path(path).suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"cannot draw {path}: pictures are .png or .svg")
+
+
+def save_figure(figure: Any, path: Path | str) -> None:
+    """Write a figure as PNG or SVG, by the suffix of `path`; the file is complete or absent."""
+    check_picture(path)
     with replacing(path) as temporary:
         figure.savefig(temporary, dpi=130, facecolor="white")
 

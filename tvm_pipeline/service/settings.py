@@ -73,6 +73,8 @@ class Settings:
         self._check_sources()
         if self.limit is not None and self.limit < 1:
             raise _refusal("limit", self.limit, "at least one frame must run")
+        if self.limit is not None and self.limit >= 1 << 63:
+            raise _refusal("limit", self.limit, "no source has so many frames; leave it out")
         if self.rate is not None and not 0 < self.rate < float("inf"):
             raise _refusal("rate", f"{self.rate:g}", "it must be positive")
         if not 0 <= self.verify < float("inf"):

@@ -32,7 +32,8 @@ from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import ModelError, OptionError, PlatformError
+from tvm_pipeline.documents import blamed
+from tvm_pipeline.errors import ModelError, OptionError, PlanError, PlatformError
 from tvm_pipeline.frontends import Shapes, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.profiling.environment import environment
@@ -103,6 +104,16 @@ def checked_objective(text: str) -> Objective:
         if text == objective:
             return objective
     raise OptionError(f"`objective` {text!r} is none of {', '.join(OBJECTIVES)}", option="objective", value=text)
+
+
+def checked_scheduler(text: str) -> str:
+    """Return the name of a scheduler; raises OptionError where there is none."""
+    known = (planning.BEST, *planning.SCHEDULERS, planning.MEASURED)
+    if text not in known:
+        raise OptionError(
+            f"no scheduler is called {text}; there are {', '.join(known)}", option="scheduler", value=text
+        )
+    return text
 
 
 def stand_in_warnings(platform: Platform) -> list[str]:
@@ -178,6 +189,24 @@ def compile_source(
             where it has not.
     """
     model = replace(load(source, shapes), winograd=winograd)
+    with _naming(str(source), model):
+        return _compiled_on(model, platform, tell, warn, order, tuned)
+
+
+@contextmanager
+def _naming(source: str, model: Model) -> Iterator[None]:
+    """Name the file in errors of the model, which its compilers know by the model's name alone."""
+    try:
+        yield
+    except ModelError as error:
+        if source in str(error):
+            raise
+        raise ModelError(f"{source}: {str(error).removeprefix(f'{model.name}: ')}") from error
+
+
+def _compiled_on(
+    model: Model, platform: Path | None, tell: Say, warn: Say, order: Order | None, tuned: bool
+) -> Compiled:
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     for line in stand_in_warnings(settled):
         warn(line)
@@ -250,6 +279,9 @@ def planned(
             measured.
     """
     with ExitStack() as stack:
+        is_model = not source.endswith(".tar") and (not source.endswith(".json") or is_relay(source))
+        if shapes and not is_model:
+            raise OptionError(f"`input_shapes` goes with a model; {source} has its shapes", option="input_shapes")
         if source.endswith(".tar"):
             own = None if platform else profile
             bundle = stack.enter_context(opened_bundle(Path(source), warn, own))
@@ -263,7 +295,7 @@ def planned(
                 None if bundle.application else bundle.compiled,
                 obstacle,
             )
-        elif source.endswith(".json") and not is_relay(source):
+        elif not is_model:
             graph = read_graph(source)
             known = read_profile(profile) if profile else unmeasured(graph)
             machine = read_platform(platform) if platform else detect_platform()
@@ -310,7 +342,13 @@ def decide(
 def chosen_plan(bundle: Bundle, plan: Path | None = None) -> tuple[Problem, Plan]:
     """Return the bundle's problem with its plan, or with the plan of a file, whose figures are computed again."""
     problem = Problem(bundle.graph, bundle.platform, bundle.profile, bundle.plan.objective)
-    return problem, judged(problem, read_plan(plan) if plan else bundle.plan)
+    return problem, given_plan(problem, plan) if plan else judged(problem, bundle.plan)
+
+
+def given_plan(problem: Problem, path: Path) -> Plan:
+    """Return the plan of a file, with its figures computed again; raise PlanError, which names the file."""
+    with blamed(path, PlanError, "plan it anew with `tvm-pipeline plan`"):
+        return judged(problem, read_plan(path))
 
 
 def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:

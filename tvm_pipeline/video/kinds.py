@@ -35,6 +35,7 @@ GROUP = "tvm_pipeline.sources"
 PICTURES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 STREAM_SCHEMES = ("rtmp", "rtsp", "udp")
 ADDRESS_SCHEMES = ("http", "https")
+_MOST_PIXELS = 1 << 28  # of a synthetic picture
 PICTURE_FOLDER_FPS = 25  # FFmpeg's own rate for a sequence of pictures
 
 _log = logging.getLogger(__name__)
@@ -223,12 +224,14 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def _open_synthetic(spec: str, opening: Opening) -> Source:
-    form = re.fullmatch(r"synthetic(?::(\d+)x(\d+)(?:@(\d+(?:\.\d+)?))?(?::(\d+))?)?", spec)
+    form = re.fullmatch(r"synthetic(?::(\d{1,9})x(\d{1,9})(?:@(\d{1,9}(?:\.\d+)?))?(?::(\d{1,18}))?)?", spec)
     width, height = (int(form[1] or 640), int(form[2] or 480)) if form else (0, 0)
     fps = float(form[3] or 30) if form else 0.0
     frames = int(form[4]) if form and form[4] else None
     if min(width, height, fps) <= 0 or frames == 0:
         raise OptionError(f"cannot read {spec}; the form is synthetic:WIDTHxHEIGHT@FPS:FRAMES, all above 0")
+    if width * height > _MOST_PIXELS:
+        raise OptionError(f"cannot make {spec}: a picture has {_MOST_PIXELS} pixels at most")
     return Source(spec, _pattern(width, height, fps, frames), fps=fps, frames=frames, limit=opening.limit)
 
 

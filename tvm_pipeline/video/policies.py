@@ -36,7 +36,7 @@ def parse_policy(text: str) -> Policy:
     takes = "it takes block, latest, every=N, max-age=SECONDS (above 0), or several with commas, as every=2,latest"
     given: dict[str, str] = {}
     for part in text.split(","):
-        form = re.fullmatch(r"(block|latest)|(every)=(\d+)|(max-age)=(\d+\.?\d*|\.\d+)", part.strip())
+        form = re.fullmatch(r"(block|latest)|(every)=(\d{1,18})|(max-age)=(\d{1,18}\.?\d*|\.\d+)", part.strip())
         if not form or (form[2] and int(form[3]) == 0) or (form[4] and float(form[5]) == 0):
             raise OptionError(
                 f"`policy` {text}: cannot use {part.strip() or 'nothing'!r}; {takes}", option="policy", value=text
