@@ -14,6 +14,8 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relay.import_folding import faster_importer
 from tvm_pipeline.tvm.relay.json_trial import check_readable
 from tvm_pipeline.tvm.relay.output_names import with_output_names
+from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
+from tvm_pipeline.tvm.relay.tflite_walk import obstacles
 
 Params = dict[str, Any]
 
@@ -60,10 +62,11 @@ def _from_tflite(model: Model) -> tuple[tvm.IRModule, Params]:
     import tflite
 
     parsed = tflite.Model.GetRootAsModel(model.content, 0)
+    if obstacle := obstacles(parsed):
+        raise ModelError(f"{model.name}: TVM cannot import it: {obstacle}")
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
-    mod, params = relay.frontend.from_tflite(parsed, shape_dict=shapes, dtype_dict=dtypes)
-    return mod, params
+    return relay.frontend.from_tflite(parsed, shapes, dtypes, RepairedConverter)
 
 
 def _from_relay_text(model: Model) -> tuple[tvm.IRModule, Params]:
