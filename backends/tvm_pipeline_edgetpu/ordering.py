@@ -16,9 +16,9 @@ from typing import Any
 from ai_edge_litert import schema_py_generated as schema
 
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.frontends.tflite_resizing import packed
 from tvm_pipeline.memory import Buffer, MemoryGraph, footprint, minimum_peak
 from tvm_pipeline_edgetpu.model import indices
-from tvm_pipeline_edgetpu.slicer import packed
 
 # A running pipeline waits for the stages to be cut; nearly all orders are proven in a fraction of this.
 TIME_LIMIT_S = 2.0

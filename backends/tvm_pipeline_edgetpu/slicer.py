@@ -14,7 +14,6 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
 
 from tvm_pipeline.backends.ports import Array, Port, noise
@@ -23,11 +22,9 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_partition, check_stage
 from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.frontends.tflite_resizing import packed
 from tvm_pipeline_edgetpu.interpreter import every_tensor
 from tvm_pipeline_edgetpu.model import TfliteModel, indices
-
-# The schema demands it (`force_align: 16`), but flatbuffers' Python code does not do it.
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,29 +130,3 @@ def _operator(operator: Any, codes: list[int], position: dict[int, int]) -> Any:
     # It points into the metadata, which the slice does not have.
     changed.debugMetadataIndex = -1
     return changed
-
-
-class _AlignedBuffer:
-    """A stand-in for the schema's BufferT, which packs its data in the same way but aligned."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = b"" if data is None else bytes(data)
-
-    def Pack(self, builder: Any) -> int:  # noqa: N802, the schema calls it by this name
-        if self.data:
-            builder.StartVector(1, len(self.data), _ALIGNMENT)
-            builder.head -= len(self.data)
-            builder.Bytes[builder.head : builder.head + len(self.data)] = self.data
-            data = builder.EndVector()
-        schema.BufferStart(builder)
-        if self.data:
-            schema.BufferAddData(builder, data)
-        return int(schema.BufferEnd(builder))
-
-
-def packed(part: Any) -> bytes:
-    """Return the bytes of a schema's `ModelT`; its buffers are replaced by aligned ones."""
-    part.buffers = [_AlignedBuffer(buffer.data) for buffer in part.buffers]
-    builder = flatbuffers.Builder(sum(len(buffer.data) for buffer in part.buffers) + 4096)
-    builder.Finish(part.Pack(builder), b"TFL3")
-    return bytes(builder.Output())
