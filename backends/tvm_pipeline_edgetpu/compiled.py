@@ -20,8 +20,8 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
-from tvm_pipeline_edgetpu.interpreter import CPU, InterpreterStage
-from tvm_pipeline_edgetpu.model import parse_model
+from tvm_pipeline_edgetpu.interpreter import CPU, ENGINE, InterpreterStage
+from tvm_pipeline_edgetpu.model import parse_for_kernels
 from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
 from tvm_pipeline_edgetpu.slicer import Slice, TfliteSlicer
 from tvm_pipeline_edgetpu.support import unsupported
@@ -35,10 +35,13 @@ class EdgeTpuModel:
     """The CompiledModel of the Edge TPU backend.
 
     Args:
-        model: a .tflite.
+        model: a .tflite; `EdgeTpuBackend.compile` checks that an Edge TPU takes it, where it is to run on one.
         tell: is told what is being compiled.
         order: how TFLite and edgetpu_compiler are given the operators of a slice.
         parts: the files that edgetpu_compiler made of slices, by the digest of the slice.
+
+    Attributes:
+        uncut: why the model is one operator; empty where it can be cut.
     """
 
     def __init__(
@@ -50,7 +53,8 @@ class EdgeTpuModel:
     ) -> None:
         self.order: Order = order
         self._model = model
-        self._parsed = parse_model(Path(f"{model.name}.tflite"), model.content)
+        self._parsed = parse_for_kernels(Path(f"{model.name}.tflite"), model.content)
+        self.uncut = self._parsed.uncut
         self.graph = self._parsed.graph
         self._slicer = TfliteSlicer(model, self._parsed)
         self._tell = tell
@@ -66,7 +70,7 @@ class EdgeTpuModel:
             PlatformError: the Edge TPU or its compiler cannot be used.
         """
         part = self._slicer.slice(operators)
-        if device.stand_in:
+        if device.stand_in or device.target == ENGINE:
             return InterpreterStage(self._content(part), part.inputs, part.outputs, CPU, device.cores)
         try:
             return InterpreterStage(self._for_edge_tpu(part), part.inputs, part.outputs, device.target, device.cores)
@@ -133,7 +137,7 @@ class EdgeTpuModel:
 
     def _content(self, part: Slice) -> bytes:
         """Return the file of a slice as it runs or is compiled; its digest is that of the slice as it was cut."""
-        return memory_ordered(part.content) if self.order == "memory" else part.content
+        return memory_ordered(part.content) if self.order == "memory" and not self.uncut else part.content
 
     def _for_edge_tpu(self, part: Slice) -> bytes:
         digest = _digest(part)
@@ -179,7 +183,7 @@ def co_compile(residents: Sequence[tuple[EdgeTpuModel, Sequence[Stage]]], device
 
 def _is_compiled_for(device: Device) -> bool:
     """Return whether slices for the device go through edgetpu_compiler; for an absent one, if the compiler is here."""
-    return device.target != CPU and (not device.stand_in or find_compiler() is not None)
+    return device.target not in (CPU, ENGINE) and (not device.stand_in or find_compiler() is not None)
 
 
 def _digest(part: Slice) -> str:

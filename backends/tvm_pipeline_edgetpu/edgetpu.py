@@ -1,7 +1,8 @@
 """The Edge TPU backend: detection, stand-ins and compilation.
 
 A device's `target` is its address in libedgetpu (`usb:0`, `pci:1`). If that Edge TPU is not plugged in, TFLite's CPU
-kernels stand in for it, and every output says so; `target = "cpu"` requests them. Next: `compiled.py`.
+kernels stand in for it, and every output says so; `target = "cpu"` requests them. `target = "tflite"` is these kernels
+in their own right, as an engine for models that TVM refuses. Both take float models. Next: `compiled.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Platform
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline_edgetpu.interpreter import CPU
+from tvm_pipeline_edgetpu.interpreter import CPU, ENGINE
 
 if TYPE_CHECKING:
     from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
@@ -48,6 +49,7 @@ class EdgeTpuBackend:
     """The backend of Edge TPUs and of their stand-ins."""
 
     name = "edgetpu"
+    engine = "TFLite"
     cuts = ("tflite",)
     serves: tuple[str, ...] = ()
 
@@ -75,15 +77,20 @@ class EdgeTpuBackend:
             for index, address in enumerate(edge_tpus())
         ]
 
+    def engine_devices(self, beside: Sequence[Device]) -> Sequence[Device]:
+        return [Device(device.name, self.name, device.cores, ENGINE) for device in beside]
+
     def settle(self, device: Device) -> Device:
         if device.cores:  # these cores feed it or stand in for it; without any, the system chooses
             check_cores(device)
+        if device.target == ENGINE:
+            return device
         if device.target == CPU:
             return replace(device, stand_in=f"{KERNELS} (its target asks for them)")
         if not device.target:
             raise PlatformError(
                 f"device {device.name} does not say which Edge TPU it is; give `target`, such as usb:0 or pci:0, or "
-                f"cpu for {KERNELS}"
+                f"{CPU} or {ENGINE} for {KERNELS}"
             )
         from tvm_pipeline_edgetpu.delegate import absence, check_address
 
@@ -97,11 +104,15 @@ class EdgeTpuBackend:
     ) -> EdgeTpuModel:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
-        refused = self.refuses(model)
-        if refused:
-            raise ModelError(refused)
+        for_edge_tpus = any(device.target not in (CPU, ENGINE) for device in devices)
+        if model.format != "tflite" or for_edge_tpus or not devices:
+            refused = self.refuses(model)
+            if refused:
+                raise ModelError(refused)
         compiled = EdgeTpuModel(model, progress, order)
-        if any(device.target != CPU for device in devices):
+        if compiled.uncut:
+            _log.warning("%s is one stage, because it cannot be cut: %s", model.name, compiled.uncut)
+        if for_edge_tpus:
             for reason, operators in compiled.unsupported().items():
                 _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
         return compiled

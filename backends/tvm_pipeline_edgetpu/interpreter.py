@@ -17,8 +17,8 @@ from tvm_pipeline.backends.contract import Array, Port
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError, RunError
 
-# This address stands for TFLite's own kernels; it is the address of no device.
-CPU = "cpu"
+# These addresses are of no device: TFLite's own kernels, as a stand-in for an Edge TPU, and in their own right.
+CPU, ENGINE = "cpu", "tflite"
 
 
 def make_interpreter(content: bytes, address: str = CPU, threads: int = 1) -> Any:
@@ -106,7 +106,10 @@ class InterpreterStage:
         interpreter = self._interpreter
         tensor = interpreter.tensor
         for index, array in zip(self._reads, inputs, strict=True):
-            np.copyto(tensor(index)(), array)
+            if array.ndim:
+                np.copyto(tensor(index)(), array)
+            else:  # a view of a scalar is its value
+                interpreter.set_tensor(index, array)
         interpreter.invoke()
         for index, array in zip(self._writes, outputs, strict=True):
             np.copyto(array, tensor(index)())

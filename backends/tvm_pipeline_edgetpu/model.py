@@ -31,6 +31,8 @@ _DTYPES = {"bool", "float16", "float32", "float64", "complex64", "complex128"} |
 }
 # edgetpu_compiler replaces the operators that it takes by one custom operator of this name.
 _COMPILED = "edgetpu-custom-op"
+_UNPACKING = ("dequantize", "densify")
+_STATE = frozenset(("var_handle", "read_variable", "assign_variable"))
 # The schema's classes check nothing; a damaged file makes them raise one of these errors.
 _DAMAGE = (struct.error, IndexError, ValueError, TypeError, AttributeError, OverflowError)
 
@@ -42,12 +44,18 @@ class TfliteModel:
     Attributes:
         name: the name of the file without its ending.
         parsed: the file as the schema's `ModelT`; not to be changed.
-        graph: the operator graph, with one operator for each operator of `parsed`, in the same order.
+        graph: the operator graph, in the order of the file.
+        stored: the index in `parsed` of each operator of the graph; none where `uncut` is.
+        unpacking: the indices of the other operators: they unpack weights, and every slice that reads these has them.
+        uncut: why the file is one operator, and no slice of it can be made; empty for the others.
     """
 
     name: str
     parsed: Any
     graph: OperatorGraph
+    stored: tuple[int, ...] = ()
+    unpacking: tuple[int, ...] = ()
+    uncut: str = ""
 
 
 def read_model(path: Path | str) -> TfliteModel:
@@ -69,9 +77,32 @@ def parse_model(path: Path, content: bytes) -> TfliteModel:
         raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")
     try:
         parsed = schema.ModelT.InitFromPackedBuf(content, 0)
-        return TfliteModel(path.stem, parsed, _Reader(path, parsed).graph())
+        reader = _Reader(path, parsed)
+        return TfliteModel(path.stem, parsed, reader.graph(), reader.stored, reader.unpacking)
     except _DAMAGE as error:
         raise ModelError(f"{path}: a damaged TFLite file, perhaps cut short: {error}") from error
+
+
+def parse_for_kernels(path: Path, content: bytes) -> TfliteModel:
+    """Parse a file that only TFLite's kernels are to run: one that cannot be cut is one operator.
+
+    Such files have control flow, a state between frames, or tensors whose extents depend on data. The operator of a
+    file with a state takes all frames in order.
+
+    Raises:
+        ModelError: the file is damaged, has custom operators, or outputs of open extents.
+    """
+    try:
+        return parse_model(path, content)
+    except ModelError as error:
+        reason = str(error).partition(": ")[2]
+        if content[4:8] != b"TFL3":
+            raise
+        try:
+            parsed = schema.ModelT.InitFromPackedBuf(content, 0)
+            return TfliteModel(path.stem, parsed, _Reader(path, parsed, whole=True).whole(), uncut=reason)
+        except _DAMAGE:
+            raise error from None
 
 
 def described(model: TfliteModel, tensor: Tensor) -> dict[str, Any]:
@@ -94,9 +125,9 @@ def indices(vector: Iterable[int] | None) -> list[int]:
 class _Reader:
     """Checks a parsed file and makes its operator graph."""
 
-    def __init__(self, path: Path, parsed: Any) -> None:
+    def __init__(self, path: Path, parsed: Any, *, whole: bool = False) -> None:
         self.path, self.parsed = path, parsed
-        if len(parsed.subgraphs) != 1:
+        if len(parsed.subgraphs) != 1 and not whole:
             raise ModelError(f"{path}: it has {len(parsed.subgraphs)} subgraphs; only models with one can be cut")
         subgraph = parsed.subgraphs[0]
         self.tensors, self.operators = subgraph.tensors, subgraph.operators or []
@@ -105,11 +136,15 @@ class _Reader:
         if not self.operators or not self.inputs or not self.outputs:
             raise ModelError(f"{path}: the graph has no operators, no inputs or no outputs; convert the model again")
         self.computed = {*self.inputs, *(index for op in self.operators for index in indices(op.outputs))}
+        self.stored: tuple[int, ...] = ()
+        self.unpacking: tuple[int, ...] = ()
+        self.unpacked_bytes: dict[int, int] = {}  # of the constants, by what they are unpacked to
         self.open_batch = any(self._signature(index)[:1] == (-1,) for index in self.inputs)
 
     def graph(self) -> OperatorGraph:
         self._check_buffers()
         kinds = [self._kind(index) for index in range(len(self.operators))]
+        self._find_unpacking(kinds)
         names = Counter(self.names[index] for index in self.computed)
         for name, count in names.items():
             if count > 1:
@@ -118,11 +153,35 @@ class _Reader:
                     "each a name of its own"
                 )
         inputs = tuple(self._tensor(index) for index in self.inputs)
-        operators = tuple(self._operator(index, kind) for index, kind in enumerate(kinds))
+        operators = tuple(self._operator(index, kinds[index]) for index in self.stored)
         try:
             return OperatorGraph(self.path.stem, inputs, operators, tuple(self.names[index] for index in self.outputs))
         except GraphError as error:
             raise ModelError(f"{self.path}: its operators cannot be run in their order: {error}") from error
+
+    def _find_unpacking(self, kinds: list[str]) -> None:
+        """Tell operators that unpack constants, such as weights in float16, from those that read what is computed."""
+        for index, kind in enumerate(kinds):
+            reads, writes = indices(self.operators[index].inputs), indices(self.operators[index].outputs)
+            if kind in _UNPACKING and self.computed.isdisjoint(reads) and not set(writes).intersection(self.outputs):
+                self.unpacking += (index,)
+                self.computed.difference_update(writes)
+                self.unpacked_bytes |= dict.fromkeys(writes, sum(map(self._constant_bytes, reads)))
+            else:
+                self.stored += (index,)
+
+    def whole(self) -> OperatorGraph:
+        """Return the file as one operator."""
+        self._check_buffers()
+        kinds = [self._kind(index) for index in range(len(self.operators))]
+        inputs = tuple(self._tensor(index) for index in self.inputs)
+        outputs = tuple(self._tensor(index, ", an output,") for index in self.outputs)
+        weights = sum(0 if buffer.data is None else len(buffer.data) for buffer in self.parsed.buffers)
+        has_state = any(tensor.isVariable for graph in self.parsed.subgraphs for tensor in graph.tensors)
+        ordered = has_state or not _STATE.isdisjoint(kinds)
+        names = tuple(tensor.name for tensor in inputs)
+        operator = Operator(f"{self.path.stem}_whole", "tflite", names, outputs, weights, ordered=ordered)
+        return OperatorGraph(self.path.stem, inputs, (operator,), tuple(tensor.name for tensor in outputs))
 
     def _kind(self, index: int) -> str:
         """Return the kind of an operator; raise ModelError where it is not a builtin operator."""
@@ -200,6 +259,8 @@ class _Reader:
         return tuple(indices(self.tensors[index].shapeSignature))
 
     def _constant_bytes(self, index: int) -> int:
+        if index in self.unpacked_bytes:
+            return self.unpacked_bytes[index]
         data = self.parsed.buffers[self.tensors[index].buffer].data
         return 0 if data is None else len(data)
 

@@ -55,11 +55,13 @@ def slice_operators(model: TfliteModel, names: Collection[str]) -> Slice:
     operators = frozenset(names)
     inputs, outputs = slice_ends(model.graph, operators)
     subgraph = model.parsed.subgraphs[0]
-    chosen = [
-        operator
-        for operator, described in zip(subgraph.operators, model.graph.operators, strict=True)
-        if described.name in operators
-    ]
+    inside = {index for index, o in zip(model.stored, model.graph.operators, strict=True) if o.name in operators}
+    read = {tensor for index in inside for tensor in indices(subgraph.operators[index].inputs)}
+    for index in reversed(model.unpacking):
+        if not read.isdisjoint(indices(subgraph.operators[index].outputs)):
+            inside.add(index)
+            read.update(indices(subgraph.operators[index].inputs))
+    chosen = [subgraph.operators[index] for index in sorted(inside)]
     touched = {i for o in chosen for i in (*indices(o.inputs), *indices(o.outputs), *indices(o.intermediates))}
     tensors = sorted(touched - {-1})
     position = {index: new for new, index in enumerate(tensors)} | {-1: -1}
@@ -99,6 +101,8 @@ class TfliteSlicer:
     def slice(self, operators: Collection[str]) -> Slice:
         """Return the sub-model of these operators; raise PlanError where they are no legal stage."""
         check_stage(self._parsed.graph, operators)
+        if self._parsed.uncut:
+            return Slice(self._model.content, *slice_ends(self._parsed.graph, operators))
         return slice_operators(self._parsed, operators)
 
     def cut(self, operators: Collection[str]) -> ModelSlice:

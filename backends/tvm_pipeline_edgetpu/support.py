@@ -87,7 +87,8 @@ def _operators(model: TfliteModel) -> Iterator[_Operator]:
     subgraph = model.parsed.subgraphs[0]
     computed = {*indices(subgraph.inputs), *(i for o in subgraph.operators for i in indices(o.outputs))}
     tensors = [_tensor(model.parsed, tensor, index in computed) for index, tensor in enumerate(subgraph.tensors)]
-    for operator, described in zip(subgraph.operators, model.graph.operators, strict=True):
+    for index, described in zip(model.stored, model.graph.operators, strict=True):
+        operator = subgraph.operators[index]
         kind = described.kind
         data: list[_Tensor] = []
         parameters: list[_Tensor] = []
