@@ -11,7 +11,7 @@ pytest.importorskip("tvm")
 
 import onnx
 import tvm
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from tvm import relay
 from tvm.relay.frontend import common
 from tvm.relay.frontend import onnx as importer

@@ -5,6 +5,7 @@
     graph.json      the operator graph            profile.json   what was measured
     platform.json   the devices                   plan.txt       which device runs what
     preprocessing.json   how a picture becomes the model's input, where the model takes pictures
+    metadata.json   what the model's file says about itself: labels, task and the like
     application.json   the source and the decoder, where the plan holds the work around the model
     decision.json   the candidates, what was measured of them, and why the plan was chosen, where that is known
 
@@ -20,7 +21,7 @@ import hashlib
 import io
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -68,6 +69,7 @@ class Bundle:
         decision: how `plan` was chosen; None where that is not known.
         application: what `service.host_planning.Described` is made of, where the graph holds host operators around the
             model's; None where it is the model's alone.
+        metadata: what the model's file says about itself, see `core.model.Model`.
 
     Examples:
         >>> from tvm_pipeline.testing import example_model, example_problem
@@ -85,6 +87,7 @@ class Bundle:
     preprocessing: dict[str, Any] | None = None
     decision: Decision | None = None
     application: dict[str, Any] | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
@@ -113,6 +116,8 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
             (root / "preprocessing.json").write_bytes(msgspec.json.encode(bundle.preprocessing))
         if bundle.decision is not None:
             (root / "decision.json").write_bytes(msgspec.json.encode(bundle.decision))
+        if bundle.metadata:
+            (root / "metadata.json").write_bytes(msgspec.json.encode(dict(bundle.metadata)))
         if bundle.application is not None:
             (root / "application.json").write_bytes(msgspec.json.encode(bundle.application))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
@@ -169,12 +174,13 @@ def _opened(path: Path, root: Path) -> Bundle:
     preprocessing = _read_optional(root / "preprocessing.json", dict[str, Any])
     decision = _read_optional(root / "decision.json", Decision)
     application = _read_optional(root / "application.json", dict[str, Any])
+    metadata = _read_optional(root / "metadata.json", dict[str, str]) or {}
     with blamed(f"{path}: its compiled model", BundleError, _AGAIN):
         try:
             compiled = _load(manifest.backend, platform, root / "compiled")
         except BundleError as error:  # which names the folder that the bundle is unpacked into
             raise BundleError(str(error).replace(f"{root}/", "")) from error
-    return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application)
+    return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application, metadata)
 
 
 def _of_model(bundle: Bundle) -> list[Stage]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import typer
 
@@ -12,6 +12,11 @@ from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Order
 from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.cli.options import (
+    CLASSES_HELP,
+    DECODER_HELP,
+    LABELS_HELP,
+    PREPROCESSING_HELP,
+    THRESHOLD_HELP,
     JsonOption,
     ObjectiveOption,
     PlatformOption,
@@ -25,7 +30,7 @@ from tvm_pipeline.cli.options import (
     shapes_of,
     verify_seconds,
 )
-from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
+from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
@@ -40,6 +45,9 @@ from tvm_pipeline.service.workflow import (
     measured_profile,
 )
 
+if TYPE_CHECKING:
+    from tvm_pipeline.service.video_extra import Interpretation, Request
+
 
 def command(
     model: Annotated[str, typer.Argument(help="A model file, or a network of relay.testing such as resnet-50.")],
@@ -51,16 +59,20 @@ def command(
     platform: PlatformOption = None,
     profile: ProfileOption = None,
     preprocessing: Annotated[
-        Path | None,
-        typer.Option(help="TOML that says how a picture becomes the input; without it, MODEL.toml where that exists."),
+        str | None,
+        typer.Option(help=f"{PREPROCESSING_HELP} Without it, MODEL.toml where that exists."),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(help="Plan the work around the model, too, measured on this source: what `run` would take."),
     ] = None,
     decoder: Annotated[
-        str | None, typer.Option(help="With --source: the function that reads the outputs, as file.py:function.")
+        str | None,
+        typer.Option(help=f"With --source. {DECODER_HELP}"),
     ] = None,
+    labels: Annotated[str | None, typer.Option(help=f"With --source. {LABELS_HELP}")] = None,
+    threshold: Annotated[float | None, typer.Option(help=f"With --source. {THRESHOLD_HELP}")] = None,
+    classes: Annotated[str | None, typer.Option(help=f"With --source. {CLASSES_HELP}")] = None,
     video: Annotated[
         str | None, typer.Option(help="With --source: the extension of the annotated video to write, such as .mp4.")
     ] = None,
@@ -83,27 +95,33 @@ def command(
 
     A whole application: tvm-pipeline compile model.onnx -o app.tar --source bikes.mp4 --decoder my:decode
     """
-    if source is None and (decoder or video):
-        raise OptionError(f"{'--decoder' if decoder else '--video'} goes with --source, which it is measured on")
+    around_it = {"decoder": decoder, "labels": labels, "threshold": threshold, "classes": classes, "video": video}
+    for name, value in around_it.items():
+        if value is not None and source is None:
+            raise OptionError(f"--{name} goes with --source, which it is measured on")
     chosen = checked_objective(objective)
     checked_scheduler(scheduler)
     check_outputs(output)
     seconds = verify_seconds(verify, f"the plan is that of {plan}" if plan else "")
     beside = Path(model).with_suffix(".toml")
-    settings = preprocessing or (beside if beside.exists() else None)
+    settings = preprocessing or (str(beside) if beside.exists() else None)
     with spinner() as tell:
         order: Order | None = "memory" if memory_order else None
         made = compile_source(model, shapes_of(input_shapes), platform, tell, warn, order, winograd=winograd)
         memory_order = made.compiled.order == "memory"
-        prepared = _preprocessing(made, settings) if settings else None
+        request = _request(decoder, labels, threshold, classes) if settings or source else None
+        reading = _interpreted(made, settings, request) if request else None
+        prepared = reading.preprocessing.to_dict() if reading and settings else None
         measured = measured_profile(made, profile, tell, warn)
         graph, application, run = made.compiled.graph, None, None
-        if source:
-            from tvm_pipeline.service.host_planning import around  # it needs the libraries of the extra `video`
+        if source and reading and request:
+            from tvm_pipeline.service.host_planning import Described, around  # needs the libraries of `video`
 
-            rehearsal, measured = around(made, measured, source, prepared, decoder or "", video or "", tell)
+            for line in reading.said:
+                say(line)
+            rehearsal, measured = around(made, measured, source, reading, video or "", tell)
             graph, run = rehearsal.graph, rehearsal.runner(made.compiled, made.platform)
-            application = {"source": source, "decoder": decoder or "", "setting": asdict(rehearsal.setting)}
+            application = asdict(Described.asked(source, rehearsal.setting, request))
         problem = Problem(graph, made.platform, measured, chosen, stages)
         if plan:
             given = given_plan(problem, plan)
@@ -113,7 +131,17 @@ def command(
             decision, measured = decide(problem, scheduler, compiled, tell, verify_s=seconds, run=run)
         activations = _activations(made, decision.plan) if memory_order else []
         tell(f"writing {output}")
-        bundle = Bundle(graph, made.platform, measured, decision.plan, made.compiled, prepared, decision, application)
+        bundle = Bundle(
+            graph,
+            made.platform,
+            measured,
+            decision.plan,
+            made.compiled,
+            prepared,
+            decision,
+            application,
+            made.metadata,
+        )
         write_bundle(output, bundle)
     if json:
         listed: dict[str, Any] = {"tuned": [asdict(found) for found in tuned_kernels(made.compiled)]}
@@ -137,11 +165,18 @@ class _Activations(TypedDict):
     ordered_bytes: int
 
 
-def _preprocessing(made: Compiled, settings: Path) -> dict[str, Any]:
-    """Return how a picture becomes the model's input, by a TOML file."""
-    from tvm_pipeline.service.video_extra import preprocessing_for
+def _request(decoder: str | None, labels: str | None, threshold: float | None, classes: str | None) -> Request:
+    """Return what is wanted of the decoder; it needs the libraries of the extra `video`."""
+    from tvm_pipeline.service.settings import decoder_request
 
-    return preprocessing_for(made.compiled.graph, settings).to_dict()
+    return decoder_request(decoder, labels, threshold, classes)
+
+
+def _interpreted(made: Compiled, settings: str | None, request: Request) -> Interpretation:
+    """Return how a picture becomes the model's input, and what becomes of its outputs."""
+    from tvm_pipeline.service.video_extra import interpret
+
+    return interpret(made.compiled.graph, made.metadata, request, settings)
 
 
 def _activations(made: Compiled, plan: Plan) -> list[_Activations]:

@@ -69,6 +69,17 @@ WinogradOption = Annotated[
         "then differ, by up to 1e-5 of the largest value of a convolution's output.",
     ),
 ]
+DECODER_HELP = (
+    "What reads the outputs: classification, yolo, ssd, centernet, mediapipe, picodet, segmentation, text, keypoints, "
+    "or one of their forms (docs/decoders.md); a function of your own as file.py:function; none. Without it one is "
+    "recognised, if the outputs and the file's metadata tell."
+)
+LABELS_HELP = "Names of the classes: a file with one a line, or coco; without it, those of the model's file."
+THRESHOLD_HELP = "The least score of what a decoder of the box lists; without it, that of its family."
+CLASSES_HELP = "What is listed alone, as labels or numbers: person,car."
+PREPROCESSING_HELP = (
+    "How a picture becomes the input: a TOML file, or a preset: imagenet, yolo, raw and others (docs/decoders.md)."
+)
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
 ]

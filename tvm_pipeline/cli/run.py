@@ -1,4 +1,4 @@
-"""`tvm-pipeline run`: run bundles on videos, cameras and streams.
+"""`tvm-pipeline run`: run bundles and models on videos, cameras and streams.
 
 This file holds the options and the screen. Read next: service/settings.py (options that contradict each other),
 service/file.py (the same from a file), service/running.py (the run), service/supervisor.py (the run again, after a
@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_pipeline.cli.options import JsonOption, MaxLatencyOption, MinThroughputOption
+from tvm_pipeline.cli.options import (
+    CLASSES_HELP,
+    DECODER_HELP,
+    LABELS_HELP,
+    PREPROCESSING_HELP,
+    THRESHOLD_HELP,
+    JsonOption,
+    MaxLatencyOption,
+    MinThroughputOption,
+    ShapesOption,
+)
 from tvm_pipeline.cli.output import say
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.service.progress import WORKER, FrameCounts
@@ -29,7 +39,10 @@ def command(
     ctx: typer.Context,
     bundle: Annotated[
         list[Path] | None,
-        typer.Argument(help="Bundles of `compile`. Where there are several, each takes one --source, in their order."),
+        typer.Argument(
+            help="Bundles of `compile`, or model files (.onnx, .tflite), which are compiled into the cache first. "
+            "Where there are several, each takes one --source, in their order."
+        ),
     ] = None,
     source: Annotated[
         list[str] | None,
@@ -61,13 +74,23 @@ def command(
     ] = None,
     decoder: Annotated[
         list[str] | None,
-        typer.Option(help="The function that reads the outputs, as file.py:function; one, or one for each model."),
+        typer.Option(help=f"{DECODER_HELP} One, or one for each model."),
     ] = None,
+    labels: Annotated[list[str] | None, typer.Option(help=f"{LABELS_HELP} One, or one for each model.")] = None,
+    threshold: Annotated[list[float] | None, typer.Option(help=f"{THRESHOLD_HELP} One, or one for each model.")] = None,
+    classes: Annotated[list[str] | None, typer.Option(help=f"{CLASSES_HELP} One list for each model.")] = None,
     plan: Annotated[
         list[Path] | None,
         typer.Option("--plan", help="Run this plan instead of the bundle's own; one, or one for each model."),
     ] = None,
-    preprocessing: Annotated[Path | None, typer.Option(help="TOML instead of the bundle's own.")] = None,
+    preprocessing: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{PREPROCESSING_HELP} Without it, that of the bundle or MODEL.toml, else that of the model's "
+            "family or metadata, else what the shape of the input suggests; which of these it is gets said."
+        ),
+    ] = None,
+    input_shapes: ShapesOption = None,
     limit: Annotated[int | None, typer.Option(help="Stop each model after this number of frames.")] = None,
     policy: Annotated[
         list[str] | None,
@@ -144,11 +167,13 @@ def command(
     json: JsonOption = False,
     worker: Annotated[Path | None, typer.Option(envvar=WORKER, hidden=True)] = None,
 ) -> None:
-    """Run bundles on live video, with a table of measured figures; Ctrl-C drains the pipeline and ends.
+    """Run bundles or models on live video, with a table of measured figures; Ctrl-C drains the pipeline and ends.
 
     A device that fails is left out and its frames run again on the others, as long as there are others.
 
     Example: tvm-pipeline run model.tar --source bikes.mp4 --output out.mp4
+
+    A model file: tvm-pipeline run yolov8n.onnx --source bikes.mp4 --output out.mp4 --classes person,bicycle
 
     Two cameras: tvm-pipeline run model.tar --source camera:0 --source camera:1 --results -
 
@@ -166,8 +191,12 @@ def command(
         results=results,
         segment=segment,
         decoder=decoder or [],
+        labels=labels or [],
+        threshold=threshold or [],
+        classes=classes or [],
         plan=plan or [],
         preprocessing=preprocessing,
+        input_shapes=input_shapes,
         limit=limit,
         policy=policy or [],
         stall=stall,

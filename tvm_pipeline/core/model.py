@@ -6,7 +6,8 @@ Models come from `frontends/`, and backends compile them.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -29,6 +30,8 @@ class Model:
         outputs: the name of every output, in order; empty where the importer alone knows them, or nobody.
         winograd: its convolutions may be computed by Winograd's algorithm, whose values differ, where tuning found it
             faster.
+        metadata: what the file says about itself, as text; see `frontends/model_metadata.py`.
+        notes: what was assumed while it was read, a sentence each.
 
     Examples:
         >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
@@ -43,6 +46,8 @@ class Model:
     params: bytes = b""
     winograd: bool = False
     outputs: tuple[str, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict, compare=False)
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def digest(self) -> str:

@@ -4,6 +4,7 @@ onnx.py             ONNX files, checked by the package onnx
 tflite.py           TFLite files, read by the package tflite
 tflite_checks.py    what a TFLite file must have, since TFLite's kernels end the process where it has not
 tflite_resizing.py  TFLite files whose inputs are open get fixed shapes
+model_metadata.py   what a file says about itself: labels, task, sizes
 
 Each format has a module of its own. It names the file, the input or the operator at fault before a compiler sees it.
 Read `core/model.py` next.

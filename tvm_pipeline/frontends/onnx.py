@@ -8,6 +8,7 @@ from typing import Any
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.frontends.model_metadata import onnx_metadata, stated_shape
 
 _DTYPES = {
     "FLOAT": "float32",
@@ -49,13 +50,34 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"{path}: not a valid ONNX file, perhaps cut short: {reason}") from error
 
+    metadata = onnx_metadata(proto)
+    stated = _stated(proto, metadata, shapes)
+    shapes = stated | shapes
     constants = {initializer.name for initializer in proto.graph.initializer}
     declared = [value for value in proto.graph.input if value.name not in constants]
     if not declared or not proto.graph.node:
         raise ModelError(f"{path}: the graph has no inputs or no operators")
     _check_names(path, shapes, [value.name for value in declared])
+    notes = tuple(_note(name, shape) for name, shape in stated.items())
     inputs = tuple(_input(onnx, path, value, shapes) for value in declared)
-    return Model(name, "onnx", content, inputs, outputs=tuple(value.name for value in proto.graph.output))
+    outputs = tuple(value.name for value in proto.graph.output)
+    return Model(name, "onnx", content, inputs, outputs=outputs, metadata=metadata, notes=notes)
+
+
+def _stated(proto: Any, metadata: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of the one input that is left open, where the metadata states the size of its pictures."""
+    constants = {initializer.name for initializer in proto.graph.initializer}
+    declared = [value for value in proto.graph.input if value.name not in constants]
+    if len(declared) != 1 or declared[0].name in shapes:
+        return {}
+    extents = [max(extent.dim_value, 0) for extent in declared[0].type.tensor_type.shape.dim]
+    shape = stated_shape(metadata, extents)
+    return {declared[0].name: shape} if shape else {}
+
+
+def _note(name: str, shape: tuple[int, ...]) -> str:
+    shown = ",".join(map(str, shape))
+    return f"{name}:[{shown}] by the file's metadata (imgsz), which leaves it open; `input_shapes` gives another"
 
 
 def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]) -> Tensor:

@@ -11,6 +11,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.frontends.model_metadata import tflite_metadata
 from tvm_pipeline.frontends.tflite_checks import check_operators
 from tvm_pipeline.frontends.tflite_resizing import resized
 
@@ -60,9 +61,10 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
             listed = ", ".join(f"{label}:{list(extents)}" for label, extents in fixed.items())
             raise OptionError(f"`input_shapes` {given}:{list(shape)}: {path} fixes its inputs itself: {listed}")
     tensors = tuple(replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor, _ in inputs)
+    metadata = tflite_metadata(content, parsed)
     if any(-1 in fixed[label] for label in shapes):
         content = resized(path, content, {tensor.name: tensor.shape for tensor in tensors})
-    return Model(name, "tflite", content, tensors, outputs=outputs)
+    return Model(name, "tflite", content, tensors, outputs=outputs, metadata=metadata)
 
 
 def _fits(shape: tuple[int, ...], fixed: tuple[int, ...]) -> bool:

@@ -7,6 +7,7 @@ settings.py       the options of a run
 option_names.py   their names on the command line and in files
 file.py           the options of a run, from a TOML file
 running.py        Service: a run, from the bundles to the last record
+model_bundle.py   the bundle of a model file, compiled into the cache
 running_model.py  one model of a run: its pipeline, its sources, its watcher
 host_planning.py  the plan of a model with the host work around it
 inputs.py         the sources of a run

@@ -108,7 +108,10 @@ def read_service(path: Path) -> Keys:
         values["results"] = str(folder / values["results"])
     values["source"] = [str(folder / s) if (folder / s).exists() else s for s in values.get("source", [])]
     values["decoder"] = [str(folder / name) if ".py:" in name else name for name in values.get("decoder", [])]
-    for name in ("source", "decoder"):
+    values["labels"] = [str(folder / name) if (folder / name).exists() else name for name in values.get("labels", [])]
+    if (folder / values.get("preprocessing", "")).is_file():
+        values["preprocessing"] = str(folder / values["preprocessing"])
+    for name in ("source", "decoder", "labels"):
         if not values[name]:
             del values[name]
     return keys

@@ -41,10 +41,10 @@ from tvm_pipeline.service.video_extra import (
     Analysed,
     Frame,
     HostSetting,
-    Preprocessing,
+    Interpretation,
     Rehearsal,
-    find_decoder,
-    preprocessing_for,
+    Request,
+    interpret,
     profile_host,
 )
 from tvm_pipeline.service.workflow import Compiled
@@ -253,8 +253,7 @@ def rehearsed_application(
     model: OperatorGraph,
     platform: Platform,
     spec: str,
-    preprocessing: Preprocessing,
-    decoder: str = "",
+    found: Interpretation,
     *,
     video: str = "",
     lines: bool = False,
@@ -262,12 +261,11 @@ def rehearsed_application(
     """Return an application on a stretch of its source.
 
     Args:
-        decoder: the name of the function that reads the outputs, as `find_decoder` takes it; empty without one.
+        found: how the model is read.
         video: the extension of the video that it writes; empty without one.
         lines: whether it writes a line for each frame.
 
     Raises:
-        OptionError: there is no such decoder.
         VideoError: the source cannot be opened.
     """
 
@@ -278,17 +276,17 @@ def rehearsed_application(
         with ResultFiles(Settings(output=output, results=results), fps, False) as files:
             yield lambda seen, picture: files.write(seen, platform.stand_ins, "", picture)
 
-    decode = find_decoder(decoder) if decoder else None
     opens = scratch if video or lines else None
-    return Rehearsal(model, spec, preprocessing, decode, decoder=decoder, video=video, lines=lines, scratch=opens)
+    return Rehearsal(
+        model, spec, found.preprocessing, found.decode, decoder=found.name, video=video, lines=lines, scratch=opens
+    )
 
 
 def around(
     made: Compiled,
     profile: Profile,
     source: str,
-    preprocessing: dict[str, Any] | None,
-    decoder: str,
+    found: Interpretation,
     video: str,
     tell: Callable[[str], None],
 ) -> tuple[Rehearsal, Profile]:
@@ -297,10 +295,7 @@ def around(
     A line for each frame is taken to be written, as `run --results` does. Raises what `rehearsed_application` and
     `profile_host` raise.
     """
-    prepared = preprocessing_for(made.compiled.graph, preprocessing)
-    rehearsal = rehearsed_application(
-        made.compiled.graph, made.platform, source, prepared, decoder, video=video, lines=True
-    )
+    rehearsal = rehearsed_application(made.compiled.graph, made.platform, source, found, video=video, lines=True)
     return rehearsal, profile_host(rehearsal, made.compiled, made.platform, profile, progress=tell)
 
 
@@ -310,13 +305,27 @@ class Described:
 
     Attributes:
         source: what was measured on, as `open_source` takes it.
-        decoder: the name of the function that reads the outputs; empty without one.
+        decoder: the decoder as it was requested; empty where one was to be recognised, if there is one.
         setting: what the cost of the host operators depends on.
+        labels, threshold, classes: as `Request` has them.
     """
 
     source: str
     decoder: str
     setting: HostSetting
+    labels: tuple[str, ...] = ()
+    threshold: float | None = None
+    classes: tuple[str, ...] = ()
+
+    @classmethod
+    def asked(cls, source: str, setting: HostSetting, request: Request) -> Described:
+        """Return that of a request for a decoder."""
+        return cls(source, request.name, setting, request.labels, request.threshold, request.classes)
+
+    @property
+    def request(self) -> Request:
+        """What was wanted of the decoder."""
+        return Request(self.decoder, self.labels, self.threshold, self.classes)
 
     @classmethod
     def of(cls, bundle: Bundle) -> Described | None:
@@ -331,7 +340,7 @@ class Described:
     def rehearsal(self, bundle: Bundle) -> Rehearsal:
         """Return the application again, on its own source; raise as `rehearsed_application` does."""
         model, setting = bundle.compiled.graph, self.setting
-        prepared = preprocessing_for(model, bundle.preprocessing)
+        found = interpret(model, bundle.metadata, self.request, bundle.preprocessing)
         return rehearsed_application(
-            model, bundle.platform, self.source, prepared, self.decoder, video=setting.video, lines=setting.lines
+            model, bundle.platform, self.source, found, video=setting.video, lines=setting.lines
         )

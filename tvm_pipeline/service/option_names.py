@@ -28,6 +28,7 @@ SAME_NAMES = frozenset(
     [
         "adapt",
         "children_together",
+        "classes",
         "config",
         "control",
         "decoder",
@@ -36,6 +37,7 @@ SAME_NAMES = frozenset(
         "input_shapes",
         "isolate",
         "json",
+        "labels",
         "limit",
         "max_latency",
         "memory_order",
@@ -56,6 +58,7 @@ SAME_NAMES = frozenset(
         "stages",
         "stall",
         "supervise",
+        "threshold",
         "time_limit",
         "token",
         "unhealthy_after",

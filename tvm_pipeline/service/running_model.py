@@ -25,9 +25,16 @@ from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import isolated
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.service.control import requested_problem
-from tvm_pipeline.service.host_planning import HostPlan, application_key, plan_with_host, rehearsed_application
+from tvm_pipeline.service.host_planning import (
+    Described,
+    HostPlan,
+    application_key,
+    plan_with_host,
+    rehearsed_application,
+)
 from tvm_pipeline.service.inputs import ModelSources, opened_sources
 from tvm_pipeline.service.listener import Listener
+from tvm_pipeline.service.model_bundle import opened_model, settings_beside
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
@@ -36,16 +43,16 @@ from tvm_pipeline.service.video_extra import (
     USUAL_FPS,
     Analysed,
     Application,
-    Decoder,
     Frame,
-    Preprocessing,
+    Interpretation,
+    Request,
     draw,
-    find_decoder,
     host_devices,
-    preprocessing_for,
+    interpret,
+    is_known,
     stream,
 )
-from tvm_pipeline.service.workflow import chosen_plan, opened_bundle
+from tvm_pipeline.service.workflow import chosen_plan
 
 Picture = NDArray[np.uint8]
 
@@ -116,7 +123,6 @@ def opened_models(
     labels = _labels(settings.bundle) if settings.models > 1 else [""]
     policies = for_each("policy", settings.policy, len(settings.source), "sources")
     plans = for_each("plan", settings.plan, settings.models, "models")
-    decoders = for_each("decoder", settings.decoder, settings.models, "models")
     with ExitStack() as stack:
         if keeps_results and settings.results is not None and settings.results != "-":
             counts.recall(Path(settings.results), settings.segment is not None)
@@ -124,16 +130,16 @@ def opened_models(
         opened: list[_Opened] = []
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
-            specs, name = settings.source[own], decoders[index] or ""
-            bundle = stack.enter_context(opened_bundle(settings.bundle[index], listener.warn))
-            model = bundle.compiled.graph
-            prepared = preprocessing_for(model, settings.preprocessing or bundle.preprocessing)
-            decode = find_decoder(name) if name else None
-            planned = _planned(settings, index, bundle, plans[index], specs[0], prepared, name, listener)
+            specs, given = settings.source[own], settings.bundle[index]
+            path, bundle = stack.enter_context(opened_model(given, settings.input_shapes, listener))
+            found = _interpreted(settings, index, bundle)
+            for line in found.said:
+                listener.say(f"{label}: {line}" if label else line)
+            planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener)
             sources = stack.enter_context(
                 opened_sources(specs, policies[own], settings.stall, settings.limit, partial(counts.of, label))
             )
-            opened.append(_Opened(label, bundle, prepared, decode, planned, sources))
+            opened.append(_Opened(label, bundle, found, planned, sources))
         write = stack.enter_context(writing(opened, settings, keeps_results))
         models = []
         for index, one in enumerate(opened):
@@ -148,26 +154,33 @@ class _Opened:
 
     label: str
     bundle: Bundle
-    preprocessing: Preprocessing
-    decode: Decoder | None
+    found: Interpretation
     planned: HostPlan
     sources: ModelSources
 
 
+def _interpreted(settings: Settings, index: int, bundle: Bundle) -> Interpretation:
+    """Return how a model is read: as the settings say, else as the bundle has it, else as its file suggests."""
+    request = settings.request(index)
+    if request == Request() and (known := Described.of(bundle)) and is_known(known.decoder or "none"):
+        request = known.request  # a function of the user's own is taken only where it is given
+    given = settings.preprocessing or bundle.preprocessing or settings_beside(settings.bundle[index])
+    return interpret(bundle.compiled.graph, bundle.metadata, request, given, "from the bundle")
+
+
 def _planned(
     settings: Settings,
-    index: int,
+    path: Path,
     bundle: Bundle,
     plan: Path | None,
     spec: str,
-    preprocessing: Preprocessing,
-    decoder: str,
+    found: Interpretation,
     listener: Listener,
 ) -> HostPlan:
     """Return the plan of a model with the host work around it; of the model alone where that cannot be planned.
 
     The plan is that of a file, or that of a bundle which was compiled with a given plan; else the best one for
-    the objective and the limits that the settings request, or for the bundle's own objective.
+    the objective and the limits that the settings request, or for the bundle's own objective. `path` is the bundle's.
     """
     given, chosen = chosen_plan(bundle, plan)
     problem = requested_problem(given, settings.objective, settings.min_throughput, settings.max_latency)
@@ -177,8 +190,7 @@ def _planned(
             bundle.compiled.graph,
             bundle.platform,
             spec,
-            preprocessing,
-            decoder,
+            found,
             video=settings.output.suffix.lower() if settings.output else "",
             lines=bool(settings.results),
         )
@@ -190,7 +202,7 @@ def _planned(
             rate_fps,
             settings.verify,
             given=chosen if plan or (not asked and _was_given(bundle)) else None,
-            key=application_key(settings.bundle[index], problem, rehearsal, rate_fps),
+            key=application_key(path, problem, rehearsal, rate_fps),
             fresh=settings.fresh,
             listener=listener,
         )
@@ -217,8 +229,8 @@ def _running(
             bundle.compiled.graph,
             planned.problem.graph,
             sources.frames,
-            opened.preprocessing,
-            opened.decode,
+            opened.found.preprocessing,
+            opened.found.decode,
             partial(write, label),
             settings.rate,
             sources.place,
@@ -242,7 +254,7 @@ def _running(
     if application:
         results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
     else:
-        results = partial(stream, pipeline, sources.frames, opened.preprocessing, opened.decode)
+        results = partial(stream, pipeline, sources.frames, opened.found.preprocessing, opened.found.decode)
     return RunningModel(label, bundle, planned.problem, pipeline, sources, results, application is None)
 
 

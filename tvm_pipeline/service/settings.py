@@ -15,7 +15,7 @@ from typing import TypeVar
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Adaptation, HillClimb
 from tvm_pipeline.runtime.strategy import Strategy
-from tvm_pipeline.service.video_extra import parse_policy, source_kind
+from tvm_pipeline.service.video_extra import Request, parse_policy, read_labels, source_kind
 
 # The strategies that may propose another plan while one runs; `off` has none.
 STRATEGIES: dict[str, Callable[[], Strategy | None]] = {
@@ -31,8 +31,9 @@ T = TypeVar("T")
 class Settings:
     """The options of `tvm-pipeline run`, under their own names; the help of the command explains them.
 
-    Lists hold one value for each model (bundle, decoder, plan) or source (source, policy). Nothing is checked before
-    `check`, so that settings from several places can be put together.
+    Lists hold one value for each model (bundle, decoder, labels, threshold, classes, plan) or source (source, policy).
+    Nothing is checked before `check`, so that settings from several places can be put together. `bundle` may name
+    model files, too.
     """
 
     bundle: list[Path] = field(default_factory=list)
@@ -41,8 +42,12 @@ class Settings:
     results: str | None = None
     segment: float | None = None
     decoder: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    threshold: list[float] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
     plan: list[Path] = field(default_factory=list)
-    preprocessing: Path | None = None
+    preprocessing: str | None = None
+    input_shapes: str | None = None
     limit: int | None = None
     policy: list[str] = field(default_factory=list)
     stall: float = 10.0
@@ -122,7 +127,7 @@ class Settings:
 
     def _check_sources(self) -> None:
         if not self.bundle or not self.source:
-            raise OptionError("give a bundle of `compile` and at least one `source`")
+            raise OptionError("give a model file, or a bundle of `compile`, and at least one `source`")
         if self.models > 1 and len(self.source) != self.models:
             raise OptionError(
                 f"`source` is given {len(self.source)} times for {self.models} models; each takes one, in their order",
@@ -133,11 +138,24 @@ class Settings:
             raise OptionError("`source` names one source twice", option="source")
         if cameras := [spec for spec in twice if source_kind(spec).exclusive]:
             raise OptionError(f"`source` names {cameras[0]} twice; a camera can be opened once only", option="source")
-        for_each("decoder", self.decoder, self.models, "models")
+        for index in range(self.models):
+            self.request(index)
         for_each("plan", self.plan, self.models, "models")
         for policy in for_each("policy", self.policy, len(self.source), "sources"):
             if policy is not None:
                 parse_policy(policy)
+
+    def request(self, index: int) -> Request:
+        """Return what is wanted of the decoder of a model; raise OptionError where its labels cannot be read."""
+        models = self.models
+        name = for_each("decoder", self.decoder, models, "models")[index] or ""
+        labels = for_each("labels", self.labels, models, "models")[index]
+        threshold = for_each("threshold", self.threshold, models, "models")[index]
+        # Several lists of classes are one where there is one model.
+        classes = for_each("classes", [",".join(self.classes)] if models == 1 else self.classes, models, "models")[
+            index
+        ]
+        return decoder_request(name, labels, threshold, classes)
 
     def watch_port(self, index: int = 0) -> tuple[str, int] | None:
         """Return the address and the port where the model of that index is watched; None where it is not."""
@@ -147,6 +165,17 @@ class Settings:
         if not re.fullmatch("[0-9]+", port):
             raise _refusal("watch", self.watch, "give it as PORT or ADDRESS:PORT")
         return address or "127.0.0.1", int(port) and int(port) + index
+
+
+def decoder_request(
+    decoder: str | None, labels: str | None = None, threshold: float | None = None, classes: str | None = None
+) -> Request:
+    """Return what is wanted of a decoder, with the labels read and the list of classes taken apart.
+
+    Raises OptionError where the labels cannot be read.
+    """
+    wanted = tuple(filter(None, (word.strip() for word in (classes or "").split(","))))
+    return Request(decoder or "", read_labels(labels) if labels else (), threshold, wanted)
 
 
 def for_each(option: str, given: Sequence[T], count: int, of: str) -> Sequence[T | None]:

@@ -22,17 +22,17 @@ try:
         Source,
         VideoFile,
         draw,
-        find_decoder,
         merge,
         open_source,
         parse_policy,
-        preprocessing_for,
         source_kind,
         stream,
     )
     from tvm_pipeline.video.application import Application
+    from tvm_pipeline.video.decoders import Request, is_known, read_labels
     from tvm_pipeline.video.decoding import without_password
     from tvm_pipeline.video.host_profile import host_devices, profile_host
+    from tvm_pipeline.video.interpret import Interpretation, interpret
     from tvm_pipeline.video.rehearsals import USUAL_FPS, HostSetting, Rehearsal
 except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
@@ -44,22 +44,25 @@ __all__ = [
     "Decoder",
     "Frame",
     "HostSetting",
+    "Interpretation",
     "JsonLines",
     "LiveSource",
     "LiveStatistics",
     "Preprocessing",
     "Reconnect",
     "Rehearsal",
+    "Request",
     "Source",
     "VideoFile",
     "draw",
-    "find_decoder",
     "host_devices",
+    "interpret",
+    "is_known",
     "merge",
     "open_source",
     "parse_policy",
-    "preprocessing_for",
     "profile_host",
+    "read_labels",
     "source_kind",
     "stream",
     "without_password",

@@ -13,9 +13,9 @@ them it is silent, and warnings go to the log. Read next: planning/ (how plans a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,16 @@ def silent(_: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A model that was compiled for the devices of a platform, with the backend that did it."""
+    """A model that was compiled for the devices of a platform, with the backend that did it.
+
+    Attributes:
+        metadata: what the model's file says about itself.
+    """
 
     backend: Backend
     compiled: CompiledModel
     platform: Platform
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +194,8 @@ def compile_source(
             where it has not.
     """
     model = replace(load(source, shapes), winograd=winograd)
+    for note in model.notes:
+        warn(note)
     with _naming(str(source), model):
         return _compiled_on(model, platform, tell, warn, order, tuned)
 
@@ -236,7 +243,7 @@ def _compiled(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"
         )
-    return Compiled(backend, compiled, settled)
+    return Compiled(backend, compiled, settled, model.metadata)
 
 
 def measured_profile(

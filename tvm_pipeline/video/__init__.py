@@ -12,6 +12,10 @@ analysis.py       a source through a running pipeline
 application.py    reading, decoding and writing as operators of the pipeline, beside the model's
 rehearsals.py     an application on a stretch of its source, to be run again and again
 host_profile.py   how long these operators take on each device
+presets.py        named forms of a model's input
+decoders/         what the outputs of known families of models mean
+interpret.py      what a model's input wants and its outputs mean: given, recognised, or assumed, and said
+detections.py     annotations as those of the package supervision
 annotations.py    what was found in a frame, drawn on it
 sinks.py          results become JSON lines
 video_file.py     frames become a video that plays while it is written
@@ -20,46 +24,59 @@ video_file.py     frames become a video that plays while it is written
 from __future__ import annotations
 
 from tvm_pipeline.video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
-from tvm_pipeline.video.annotations import Annotation, draw
+from tvm_pipeline.video.annotations import Annotation, Mask, draw
 from tvm_pipeline.video.application import Application, host_graph
+from tvm_pipeline.video.decoders import FAMILIES, Choice, Request, choose
 from tvm_pipeline.video.decoding import Picture
+from tvm_pipeline.video.detections import detections
 from tvm_pipeline.video.host_profile import host_devices, profile_host
+from tvm_pipeline.video.interpret import Interpretation, interpret
 from tvm_pipeline.video.kinds import KINDS, Kind, Opening, open_source, source_kind
 from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics, merge
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
+from tvm_pipeline.video.presets import PRESETS
 from tvm_pipeline.video.rehearsals import HostSetting, Rehearsal
 from tvm_pipeline.video.sinks import JsonLines
 from tvm_pipeline.video.sources import Frame, Source
 from tvm_pipeline.video.video_file import VideoFile
 
 __all__ = [
+    "FAMILIES",
     "KINDS",
+    "PRESETS",
     "Analysed",
     "Annotation",
     "Application",
+    "Choice",
     "Decoder",
     "Frame",
     "HostSetting",
+    "Interpretation",
     "JsonLines",
     "Kind",
     "LiveFrame",
     "LiveSource",
     "LiveStatistics",
+    "Mask",
     "Opening",
     "Picture",
     "Policy",
     "Preprocessing",
     "Reconnect",
     "Rehearsal",
+    "Request",
     "Source",
     "Transform",
     "VideoFile",
+    "choose",
     "default_for",
+    "detections",
     "draw",
     "find_decoder",
     "host_devices",
     "host_graph",
+    "interpret",
     "merge",
     "open_source",
     "parse_policy",

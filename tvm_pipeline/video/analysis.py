@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +86,24 @@ def decoded(decode: Decoder, outputs: Outputs, settings: Preprocessing, frame: F
     try:
         found = decode(outputs, settings.transform(frame.image.shape[1], frame.image.shape[0]))
     except Exception as error:
-        raise RunError(f"{name} failed at {where}: {type(error).__name__}: {error}; mend the function") from error
+        at = _line_of(error, decode)
+        given = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
+        raise RunError(
+            f"{name} failed at {where}: {type(error).__name__}: {error}{at}; the outputs are {given}; mend the function"
+        ) from error
     if not isinstance(found, Sequence) or not all(isinstance(one, Annotation) for one in found):
         raise RunError(
             f"{name} returned {str(found)[:60]!r} at {where}; it must return a list of tvm_pipeline.video.Annotation"
         )
     return found
+
+
+def _line_of(error: Exception, decode: Decoder) -> str:
+    """Return file and line of a decoder's error: the innermost of its own file, if it has one."""
+    code = getattr(decode, "__code__", None) or getattr(type(decode).__call__, "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code is not None and frame.filename == code.co_filename] or frames[-1:]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | None = None) -> Preprocessing:

@@ -5,10 +5,46 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """Some pixels of a picture, as COCO's uncompressed run-length encoding writes them.
+
+    Attributes:
+        size: height and width of the picture.
+        counts: how many pixels are outside, inside, outside and so on, down the columns from the left.
+
+    Examples:
+        >>> mask = Mask.of(np.array([[0, 1, 1], [0, 1, 0]]))
+        >>> mask
+        Mask(size=(2, 3), counts=(2, 3, 1))
+        >>> mask.pixels().astype(int).tolist()
+        [[0, 1, 1], [0, 1, 0]]
+    """
+
+    size: tuple[int, int]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pixels: NDArray[Any]) -> Mask:
+        """Return the mask of the pixels (height, width) that are not 0."""
+        flat = np.concatenate([[False], np.asarray(pixels, bool).ravel(order="F"), [False]])
+        changes = np.flatnonzero(flat[1:] != flat[:-1])
+        runs = np.diff(changes, prepend=0, append=pixels.size)
+        counts = runs.tolist() if runs[-1] else runs[:-1].tolist()
+        height, width = pixels.shape
+        return cls((height, width), tuple(counts))
+
+    def pixels(self) -> NDArray[np.bool_]:
+        """Return the mask as an array (height, width)."""
+        inside = np.arange(len(self.counts)) % 2 == 1
+        return np.repeat(inside, self.counts).reshape(self.size, order="F")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +56,25 @@ class Annotation:
         score: how sure the model is, usually 0 to 1.
         box: left, top, right, bottom; None if it concerns the whole frame.
         points: key points, (x, y) each.
+        polygon: its outline, (x, y) each, where a box would not do: text that is not level.
+        mask: its pixels.
     """
 
     label: str
     score: float | None = None
     box: tuple[float, float, float, float] | None = None
     points: tuple[tuple[float, float], ...] = ()
+    polygon: tuple[tuple[float, float], ...] = ()
+    mask: Mask | None = None
 
 
 def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray[np.uint8]:
     """Return a copy of a frame (uint8 HxWx3 RGB) with the annotations; those without a box are lines at top left."""
+    masks = [(one.mask.pixels(), one.label) for one in annotations if one.mask and one.mask.size == image.shape[:2]]
+    if masks:
+        image = image.copy()
+        for pixels, label in masks:  # half of the picture shows through
+            image[pixels] = image[pixels] // 2 + np.array(ImageColor.getrgb(_color(label)), np.uint8) // 2
     picture = Image.fromarray(image)
     pen = ImageDraw.Draw(picture)
     size = max(10, image.shape[0] // 30)
@@ -44,7 +89,10 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
         else:
             left, right = sorted(annotation.box[0::2])
             top, bottom = sorted(annotation.box[1::2])
-            pen.rectangle((left, top, right, bottom), outline=color, width=max(1, size // 8))
+            if annotation.polygon:
+                pen.polygon(annotation.polygon, outline=color, width=max(1, size // 8))
+            else:
+                pen.rectangle((left, top, right, bottom), outline=color, width=max(1, size // 8))
             at = (max(0.0, left), max(0.0, top - size - 4))
         if text:
             pen.rectangle((*at, at[0] + pen.textlength(text, font=font) + 4, at[1] + size + 3), fill=color)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tvm_pipeline.documents import blamed, read_toml
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.files import read_bytes
+from tvm_pipeline.video.presets import FOR_INTEGERS, PRESETS
 
 Fit = Literal["stretch", "letterbox", "crop", "pad"]
 Color = Literal["rgb", "bgr", "gray"]
@@ -46,12 +47,18 @@ _ALLOWED = {
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The map from a picture to the model's input: model = image * scale + offset, in pixels."""
+    """The map from a picture to the model's input: model = image * scale + offset, in pixels.
+
+    Attributes:
+        width, height: of the picture; 0 where they are not known.
+    """
 
     scale_x: float
     scale_y: float
     offset_x: float
     offset_y: float
+    width: int = 0
+    height: int = 0
 
     def to_image(self, x: float, y: float) -> tuple[float, float]:
         """Return the point of the original picture for a point of the model's input; it may lie outside the picture."""
@@ -120,26 +127,70 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], defaults: Preprocessing | None = None) -> Preprocessing:
-        """Return what `to_dict` was made from, also after JSON; raise OptionError as `from_toml` does."""
+        """Return what `to_dict` was made from, also after JSON; raise OptionError as `from_toml` does.
+
+        A key `preset` names a row of `presets.PRESETS`, whose fields come before the defaults.
+        """
         types = get_type_hints(cls)
         checked = {}
+        base = defaults or cls()
+        if "preset" in values:
+            base = base.with_preset(str(values["preset"]))
         for key, value in values.items():
+            if key == "preset":
+                continue
             if key not in types:
                 raise OptionError(f"preprocessing: there is no key {key!r}; the keys are {', '.join(types)}")
             try:
                 checked[key] = msgspec.convert(value, types[key])
             except msgspec.ValidationError as error:
                 raise OptionError(f"preprocessing: {key} = {value!r}; it must be {_ALLOWED[key]}") from error
-        return replace(defaults or cls(), **checked)
+        return replace(base, **checked)
+
+    def with_preset(self, name: str) -> Preprocessing:
+        """Return the form with the fields of a preset; raise OptionError where there is none of this name.
+
+        Examples:
+            >>> Preprocessing(size=(640, 640)).with_preset("yolo").fit
+            'letterbox'
+        """
+        if name not in PRESETS:
+            raise OptionError(f"preprocessing: there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
+        fields = dict(PRESETS[name].fields)
+        if self.dtype != "float32":
+            fields = {key: value for key, value in fields.items() if key in FOR_INTEGERS}
+        if self.color == "gray":
+            fields.pop("color", None)
+            fields |= {key: fields[key][:1] for key in ("mean", "std") if key in fields}
+        return replace(self, **fields)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         return asdict(self)
 
+    def __str__(self) -> str:
+        """Return size, fit, colours and range of values in words, for messages.
+
+        Examples:
+            >>> print(Preprocessing(size=(640, 384), fit="letterbox", scale=1 / 255))
+            640x384 letterbox, rgb, 0..1
+        """
+        size = f"{self.size[0]}x{self.size[1]} " if self.size else "as large as the picture, "
+        ends = [
+            {round((pixel * self.scale - mean) / std, 3) for mean in self.mean for std in self.std}
+            for pixel in (0, 255)
+        ]
+        if all(len(values) == 1 for values in ends):
+            values = "..".join(f"{end.pop():g}" for end in ends)
+        else:
+            mean, std = ([round(value, 3) for value in values] for values in (self.mean, self.std))
+            values = f"{'0..1' if self.scale < 0.1 else '0..255'} less {mean} by {std}"
+        return f"{size}{self.fit}, {self.color}, {values}" + ("" if self.dtype == "float32" else f", {self.dtype}")
+
     def transform(self, width: int, height: int) -> Transform:
         """Return the map from a picture of this size to the input."""
         (scaled_w, scaled_h), (x, y) = self._scaled_position(width, height)
-        return Transform(scaled_w / width, scaled_h / height, x, y)
+        return Transform(scaled_w / width, scaled_h / height, x, y, width, height)
 
     def input_shape(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return the tensor's shape for a picture of this size; if `size` is set, it is the same for all."""

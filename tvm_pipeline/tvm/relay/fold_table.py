@@ -19,7 +19,6 @@ from tvm import relay
 Array: TypeAlias = npt.NDArray[Any]
 
 
-
 class Out(NamedTuple):
     """The type of a call's result: static shape and a dtype numpy has."""
 

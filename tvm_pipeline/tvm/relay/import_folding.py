@@ -29,9 +29,9 @@ _ONE_AT_A_TIME = threading.RLock()  # the importers' modules are shared by all t
 def faster_importer() -> Iterator[None]:
     """Let TVM's importer of ONNX fold constants in numpy while the block lasts; one thread at a time.
 
-        before: fold_constant(floor_divide(const, const)) compiles a function and runs it;
-                infer_type(node) infers the types of all nodes before it
-        after:  it computes `const // const`; types that are known are not inferred again
+    before: fold_constant(floor_divide(const, const)) compiles a function and runs it;
+            infer_type(node) infers the types of all nodes before it
+    after:  it computes `const // const`; types that are known are not inferred again
     """
     with _ONE_AT_A_TIME:
         fold_stock, infer_stock, convert_map = common.fold_constant, common.infer_type, onnx._get_convert_map

@@ -78,7 +78,9 @@ def _distinct(model: Model, fields: Sequence[relay.Expr]) -> list[relay.Expr]:
         while isinstance(origin, relay.Call) and getattr(origin.op, "name", "") in _SHOWING:
             origin = origin.args[0]
         if isinstance(origin, relay.Constant):
-            raise ModelError(f"{model.name}: output {name} does not depend on the inputs; leave it out of the exported model")
+            raise ModelError(
+                f"{model.name}: output {name} does not depend on the inputs; leave it out of the exported model"
+            )
         is_input = isinstance(origin, relay.Var) and not (origin is field and field.name_hint == name)
         # TVM makes one of equal copies, so the third of three is a copy of a copy.
         copies = times[field] + (is_input or first.setdefault(origin, field) is not field)

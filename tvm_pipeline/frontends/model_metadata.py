@@ -1,0 +1,149 @@
+"""What a model's file says about itself: its labels, its task, the pictures that it takes. Untrusted, and only text.
+
+    ONNX      the properties of the model, such as Ultralytics' `names`, `task`, `stride` and `imgsz`
+    TFLite    the files of the archive that follows the model (labels, Ultralytics' metadata.json), and the
+              normalisation of TensorFlow's TFLITE_METADATA
+
+All values are text. Keys besides the file's own: `producer_name` (ONNX), `labels` (lines), `input_mean` and `input_std`
+(numbers with blanks between them). Read next: video/decoders/choice.py, which reads them.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+MOST_BYTES = 1 << 20  # of one text in an archive
+MOST_FILES = 100
+
+
+def onnx_metadata(proto: Any) -> dict[str, str]:
+    """Return the properties of an ONNX model."""
+    found = {entry.key: entry.value for entry in proto.metadata_props}
+    return {"producer_name": proto.producer_name, **found} if proto.producer_name else found
+
+
+def stated_extents(metadata: Mapping[str, str]) -> tuple[int, int] | None:
+    """Return the height and the width that Ultralytics writes as `imgsz`; None without them.
+
+    Examples:
+        >>> stated_extents({"imgsz": "[320, 640]"})
+        (320, 640)
+    """
+    try:
+        height, width = ast.literal_eval(metadata.get("imgsz", ""))
+        extents = int(height), int(width)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
+    return extents if min(extents) > 0 else None
+
+
+def stated_shape(metadata: Mapping[str, str], extents: list[int]) -> tuple[int, ...] | None:
+    """Return the shape of a picture whose batch, height and width are open (0), where the metadata states a size.
+
+    Examples:
+        >>> stated_shape({"imgsz": "[320, 640]"}, [0, 3, 0, 0])
+        (1, 3, 320, 640)
+        >>> stated_shape({"imgsz": "[320, 640]"}, [1, 3, 224, 224])
+    """
+    stated = stated_extents(metadata)
+    if stated is None or len(extents) != 4 or extents[0] > 1 or extents[1] not in (1, 3) or all(extents):
+        return None
+    height, width = stated
+    return (1, extents[1], extents[2] or height, extents[3] or width)
+
+
+def tflite_metadata(content: bytes, parsed: Any) -> dict[str, str]:
+    """Return what a TFLite file says: the texts of its archive, and the normalisation of its first input.
+
+    Args:
+        content: the bytes of the file.
+        parsed: the model, as the package tflite reads it.
+    """
+    found: dict[str, str] = {}
+    for name, text in _texts(content).items():
+        table = _table(text)
+        if table is not None:  # Ultralytics' metadata.json or temp_meta.txt
+            found |= table
+        elif name.endswith(".txt"):
+            found.setdefault("labels", text)
+    for index in range(parsed.MetadataLength()):
+        entry = parsed.Metadata(index)
+        if entry.Name() == b"TFLITE_METADATA":
+            try:
+                found |= _normalisation(parsed.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
+            except (struct.error, IndexError, ValueError, TypeError, AttributeError):
+                continue  # a damaged description of a sound model
+    return found
+
+
+def _texts(content: bytes) -> dict[str, str]:
+    """Return the small texts of the archive after the model, by name; nothing is unpacked to a file."""
+    found: dict[str, str] = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for entry in archive.infolist()[:MOST_FILES]:
+                if entry.filename.lower().endswith((".txt", ".json")) and entry.file_size <= MOST_BYTES:
+                    with archive.open(entry) as file:
+                        found[entry.filename.lower()] = file.read(MOST_BYTES).decode(errors="replace")
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error):
+        pass  # no archive, or one that is damaged: the model is sound without it
+    return found
+
+
+def _table(text: str) -> dict[str, str] | None:
+    """Return a table of texts from a table in JSON or in Python's notation; None where the text is neither."""
+    if not text.lstrip().startswith("{"):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            table = read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if isinstance(table, dict):
+            return {str(key): _text(value) for key, value in table.items()}
+    return None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):  # JSON has texts for keys: {"0": "person"}
+        value = {int(key) if str(key).isdigit() else key: entry for key, entry in value.items()}
+    return str(value)
+
+
+def _normalisation(description: bytes) -> dict[str, str]:
+    """Return mean and std of the first input, by the flatbuffer schema of TFLite's metadata (metadata_schema.fbs)."""
+    from flatbuffers.number_types import Float32Flags, UOffsetTFlags
+    from flatbuffers.table import Table
+
+    root = Table(description, struct.unpack_from("<I", description)[0])
+
+    def tables(table: Any, field: int) -> list[Any]:
+        """Return the tables of a vector."""
+        offset = table.Offset(4 + 2 * field)
+        if not offset:
+            return []
+        start, length = table.Vector(offset), min(table.VectorLen(offset), MOST_FILES)
+        return [Table(description, table.Indirect(start + 4 * index)) for index in range(length)]
+
+    def numbers(table: Any, field: int) -> str:
+        offset = table.Offset(4 + 2 * field)
+        length = min(table.VectorLen(offset), 4) if offset else 0
+        start = table.Vector(offset) if offset else 0
+        return " ".join(repr(table.Get(Float32Flags, start + 4 * index)) for index in range(length))
+
+    for subgraph in tables(root, 3)[:1]:
+        for tensor in tables(subgraph, 2)[:1]:
+            for unit in tables(tensor, 4):
+                kind, options = unit.Offset(4), unit.Offset(6)
+                if kind and options and description[kind + unit.Pos] == 1:  # NormalizationOptions
+                    offset = unit.Get(UOffsetTFlags, options + unit.Pos)
+                    chosen = Table(description, options + unit.Pos + offset)
+                    return {"input_mean": numbers(chosen, 0), "input_std": numbers(chosen, 1)}
+    return {}

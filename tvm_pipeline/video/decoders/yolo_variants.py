@@ -1,0 +1,164 @@
+"""YOLO's variants of v8 and later: masks (segment), key points (pose) and turned boxes (obb).
+
+    yolov8-seg     [1, 4 + classes + 32, N] and prototypes of masks [1, 32, h, w]
+    yolov8-pose    [1, 4 + 1 + points * 2 or 3, N]
+    yolov8-obb     [1, 4 + classes + 1, N], the last column is the angle
+
+Pose and obb look like a detector of other classes, so they are recognised by the file's metadata (`task`,
+`kpt_shape`), or named. Read next: yolo.py, for the rows.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.video.annotations import Annotation, Mask
+from tvm_pipeline.video.decoders.boxes import annotated, from_centers, kept, probabilities, to_picture
+from tvm_pipeline.video.decoders.interface import Form, Interface, Options, Outputs
+from tvm_pipeline.video.decoders.masks import interpolated, picture_size, positions
+from tvm_pipeline.video.decoders.yolo import OVERLAP, THRESHOLD, Rows, candidates, flat, in_pixels, only, rows_of
+from tvm_pipeline.video.preprocessing import Transform
+
+SCORE = 4  # the column of the first class
+
+
+def forms(model: Interface, name: str) -> list[Form]:
+    """Return the forms of the variants: by the prototypes of masks, by the file's metadata, or because one is named."""
+    rows = rows_of(model)
+    if rows is None or rows.anchors != 1:
+        return []
+    size, columns = (model.width, model.height), rows.columns
+    if len(model.outputs) == 2:
+        protos = next(tensor for tensor in model.outputs if tensor is not rows.tensor)
+        classes = columns - SCORE - protos.shape[1] if len(protos.shape) == 4 else 0
+        if classes < 1 or protos.shape[2] * model.width != protos.shape[3] * model.height:
+            return []
+        return [_form("yolov8-seg", (rows.tensor, protos), partial(Segments, rows, protos, size, classes), classes)]
+    if len(model.outputs) != 1:
+        return []
+    found = []
+    if model.task == "pose" or name == "yolov8-pose":
+        points, values = _key_points(model, columns)
+        if points and (classes := columns - SCORE - points * values) > 0:
+            found.append(_form("yolov8-pose", (rows.tensor,), partial(Pose, rows, size, classes, points), classes))
+    if (model.task == "obb" or name == "yolov8-obb") and columns > SCORE + 1:
+        classes = columns - SCORE - 1
+        found.append(_form("yolov8-obb", (rows.tensor,), partial(Turned, rows, size), classes))
+    return found
+
+
+def _form(
+    name: str, read: tuple[Tensor, ...], make: partial[Segments] | partial[Pose] | partial[Turned], classes: int
+) -> Form:
+    return Form(name, read, make, classes, threshold=THRESHOLD, preset="yolo")
+
+
+def _key_points(model: Interface, columns: int) -> tuple[int, int]:
+    """Return how many key points a row has and of how many values: by the metadata, else of one class, else 0."""
+    try:
+        points, values = ast.literal_eval(model.metadata.get("kpt_shape", ""))
+        return int(points), int(values)
+    except (ValueError, SyntaxError, TypeError):
+        rest = columns - SCORE - max(1, len(model.labels))
+        return (rest // 3, 3) if rest > 0 and rest % 3 == 0 else (0, 0)
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Finds boxes, and the mask of each: a sum of the prototypes, weighted by the last columns of its row."""
+
+    rows: Rows
+    protos: Tensor
+    size: tuple[int, int]
+    classes: int
+    options: Options
+
+    def __call__(self, outputs: Outputs, transform: Transform) -> list[Annotation]:
+        table = flat(outputs, self.rows)
+        scored = slice(SCORE, SCORE + self.classes)
+        boxes, scores, classes, found = candidates(table, scored, self.options.threshold)
+        boxes = from_centers(in_pixels(boxes, self.size, table))
+        best = kept(boxes, scores, classes, OVERLAP)
+        plain = annotated(boxes[best], scores[best], classes[best], self.options.label, transform)
+        protos = only(outputs, self.protos.name)[0]
+        grids = probabilities(np.tensordot(table[scored.stop :, found[best]].T, protos, axes=1))
+        return [
+            Annotation(one.label, one.score, one.box, mask=mask_within(grid, one.box, self.size, transform))
+            for one, grid in zip(plain, grids, strict=True)
+            if one.box
+        ]
+
+
+def mask_within(
+    grid: np.ndarray, box: tuple[float, float, float, float], size: tuple[int, int], transform: Transform
+) -> Mask:
+    """Return the mask of a grid of probabilities over the model's input, cut to a box of the picture."""
+    width, height = picture_size(transform, *size)
+    left, top = max(0, round(box[0])), max(0, round(box[1]))
+    right, bottom = min(width, round(box[2])), min(height, round(box[3]))
+    pixels = np.zeros((height, width), bool)
+    if left < right and top < bottom:
+        down = positions(height, transform.scale_y, transform.offset_y, size[1], grid.shape[0])[top:bottom]
+        across = positions(width, transform.scale_x, transform.offset_x, size[0], grid.shape[1])[left:right]
+        pixels[top:bottom, left:right] = interpolated(grid, down, across) > 0.5
+    return Mask.of(pixels)
+
+
+@dataclass(frozen=True)
+class Pose:
+    """Finds boxes with key points; points that the model is not sure of (the third value) are left out."""
+
+    rows: Rows
+    size: tuple[int, int]
+    classes: int
+    points: int
+    options: Options
+
+    def __call__(self, outputs: Outputs, transform: Transform) -> list[Annotation]:
+        table = flat(outputs, self.rows)
+        scored = slice(SCORE, SCORE + self.classes)
+        boxes, scores, classes, found = candidates(table, scored, self.options.threshold)
+        boxes = from_centers(in_pixels(boxes, self.size, table))
+        best = kept(boxes, scores, classes, OVERLAP)
+        plain = annotated(boxes[best], scores[best], classes[best], self.options.label, transform)
+        values = table[scored.stop :, found[best]].T.reshape(len(best), self.points, -1)
+        shares = in_pixels(np.ones((1, 4), np.float32), self.size, table)[0, :2]  # 1, or the size of the input
+        dots = to_picture(values[:, :, :2] * shares, transform)
+        sure = values[:, :, 2] >= 0.5 if values.shape[2] > 2 else np.ones(values.shape[:2], bool)
+        return [
+            Annotation(one.label, one.score, one.box, tuple((float(x), float(y)) for x, y in own[seen]))
+            for one, own, seen in zip(plain, dots, sure, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Turned:
+    """Finds turned boxes: a polygon each, and the level box around it."""
+
+    rows: Rows
+    size: tuple[int, int]
+    options: Options
+
+    def __call__(self, outputs: Outputs, transform: Transform) -> list[Annotation]:
+        table = flat(outputs, self.rows)
+        boxes, scores, classes, found = candidates(table, slice(SCORE, -1), self.options.threshold)
+        boxes = in_pixels(boxes, self.size, table)
+        angle = table[-1, found]
+        along = np.stack([np.cos(angle), np.sin(angle)], axis=1) * boxes[:, 2:3] / 2
+        beside = np.stack([-np.sin(angle), np.cos(angle)], axis=1) * boxes[:, 3:4] / 2
+        center = boxes[:, :2]
+        sides = [center - along - beside, center + along - beside, center + along + beside, center - along + beside]
+        corners = np.stack(sides, axis=1)
+        level = np.concatenate([corners.min(axis=1), corners.max(axis=1)], axis=1)
+        best = kept(level, scores, classes, OVERLAP)
+        plain = annotated(level[best], scores[best], classes[best], self.options.label, transform)
+        outlines = to_picture(corners[best], transform).tolist()
+        return [
+            Annotation(one.label, one.score, one.box, polygon=tuple((x, y) for x, y in outline))
+            for one, outline in zip(plain, outlines, strict=True)
+        ]
