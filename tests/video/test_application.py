@@ -120,8 +120,23 @@ def test_a_decoder_that_raises_or_returns_nonsense_is_named_with_the_frame():
     def broken(outputs, transform):
         raise KeyError("heat")
 
+    def deep(outputs, transform):
+        return np.concatenate([np.zeros(2), np.zeros((2, 2))])
+
+    class Spread:
+        def __call__(self, outputs, transform):
+            raise IndexError
+
+    line = broken.__code__.co_firstlineno + 1
+
     for decode, words in (
-        (broken, r"broken failed at frame 0 of synthetic.*KeyError: 'heat'; mend the function"),
+        (
+            broken,
+            rf"broken failed at frame 0 of synthetic.*KeyError: 'heat' \({__file__}, line {line}\); the outputs are",
+        ),
+        (broken, r"the outputs are y \[1, 3\]; mend the function"),
+        (deep, rf"deep failed at frame 0.*\({__file__}, line {line + 3}\)"),  # not the line inside of numpy
+        (Spread(), rf"Spread failed at frame 0.*\({__file__}, line"),
         (lambda outputs, transform: {"face": 1}, r"returned .*face.* at frame 0 of synthetic.*must return a list of"),
         (lambda outputs, transform: None, r"returned 'None' at frame 0"),
     ):
