@@ -104,15 +104,17 @@ class StageError(RunError):
     """A stage raised. The original exception is `__cause__`.
 
     Attributes:
-        stage: index of the stage in the plan.
+        stage: index of the stage in the plan; -1 where it could not be made.
         device: name of the device it ran on.
         frame: index of the frame it was given; -1 where it could not be tied to its device.
         operator: the host operator that raised; empty where the device failed. No other device would do better.
     """
 
     def __init__(self, stage: int, device: str, frame: int, cause: BaseException, operator: str = "") -> None:
-        where = f"{operator} in stage {stage}" if operator else f"stage {stage}"
-        super().__init__(f"{where} on {device} failed at frame {frame}: {type(cause).__name__}: {cause}")
+        which = "a stage" if stage < 0 else f"stage {stage}"
+        where = f"{operator} in {which}" if operator else which
+        when = "before its first frame" if frame < 0 else f"at frame {frame}"
+        super().__init__(f"{where} on {device} failed {when}: {type(cause).__name__}: {cause}")
         self.stage = stage
         self.device = device
         self.frame = frame

@@ -40,7 +40,7 @@ def raises() -> None:
     raise ValueError("no such kernel")
 
 
-WAYS = {function.__name__: function for function in (segfault, hangs, raises)}
+WAYS = {function.__name__: function for function in (segfault, hangs, leaves, raises)}
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,32 @@ class AddOne:
         return [x + 1]
 
 
+@dataclass(frozen=True)
 class EndsLoading:
-    """An operator whose backend dies while the model is loaded."""
+    """An operator whose backend dies while the model is loaded: only the first time where a file can remember that."""
+
+    once: Path | None = None
 
     def __call__(self, x: Array) -> list[Array]:
         return [x + 1]
 
-    def __reduce__(self) -> tuple[object, tuple[()]]:
-        return leaves, ()
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return unpickled, (type(self), "leaves", self.once)
+
+
+@dataclass(frozen=True)
+class HangsLoading(EndsLoading):
+    """An operator whose backend hangs while the model is loaded."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return unpickled, (type(self), "hangs", self.once)
+
+
+def unpickled(kind: type[EndsLoading], way: str, once: Path | None) -> EndsLoading:
+    try:
+        if once:
+            once.touch(exist_ok=False)
+    except FileExistsError:
+        return kind(once)
+    WAYS[way]()
+    return kind(once)

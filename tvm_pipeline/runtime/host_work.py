@@ -55,11 +55,13 @@ class HostWork:
         functions: the host operators by name, each ordered in `graph`. The first one takes frames from outside, and
             raises EndOfStream where none is left.
         place: is called with the device of the first operator before it runs there, to move threads of the source.
+        known_as: what stands behind an operator, for messages, such as the name of a decoder.
     """
 
     graph: OperatorGraph
     functions: Mapping[str, HostFunction]
     place: Callable[[Device], None] = field(default=lambda _: None)
+    known_as: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ through memory that both map. That memory has no name (memfd), so nothing is lef
 what way. The child is started anew, never forked, because threads run here. It tells the ports, since to make a stage
 may open the device, which the parent must then leave alone.
 
-A child ends when its stage is closed: by itself, so that its backend may let go of the device, or killed where it is at
-a frame that was given up. It also ends when its parent is gone, even in the middle of a kernel.
+A child has a time limit for making its stage and for tying it to the device; how long it is at a frame is for the
+pipeline's watchdog. A child ends when its stage is closed: by itself, so that its backend may let go of the device, or
+killed where it is at a frame that was given up. It also ends when its parent is gone, even in the middle of a kernel.
 
 Next: `worker.py`, whose thread waits here.
 """
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -48,11 +50,17 @@ from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformErro
 
 TICK_S = 0.1  # between two looks at whether a child still runs
 GRACE_S = 5.0  # for a child to end once nothing more can come
+MAKING_S = 60.0  # for a child to make its stage; also to tie it to the device
 MOST_BYTES = 1 << 17  # of a message
 MOST_TEXT = 4096  # characters of an error
 
-# The child finds modules where its parent does, as one of `multiprocessing` would.
-CHILD = "import sys; sys.path[:] = sys.argv[2:]; from tvm_pipeline.runtime import isolation; isolation.serve()"
+# The child finds modules where its parent does, as one of `multiprocessing` would. SIGINT and SIGTERM are for the
+# parent, which may want to drain.
+CHILD = (
+    "import sys; sys.path[:] = sys.argv[2:]; import signal; "
+    "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]; "
+    "from tvm_pipeline.runtime import isolation; isolation.serve()"
+)
 DONE = b"done"
 # Of a child's errors these keep their type; of others the name is passed on.
 TYPES = {kind.__name__: kind for kind in (BundleError, ModelError, PlanError, PlatformError)}
@@ -78,43 +86,57 @@ class Order:
 
 
 @contextmanager
-def isolated(compiled: CompiledModel, platform: Platform, stages: Sequence[Stage]) -> Iterator[CompiledModel]:
+def isolated(
+    compiled: CompiledModel, platform: Platform, stages: Sequence[Stage], making_s: float = MAKING_S
+) -> Iterator[CompiledModel]:
     """Yield the model with every stage in a process of its own; pipelines of it must end before the block does.
 
     Args:
         compiled: the model; it is saved into a temporary folder, for the children to load.
         platform: the devices, settled on this machine.
         stages: those of the first plan, so that they are saved ready to run.
+        making_s: seconds that a process has for making its stage, and again for tying it to the device.
 
     Yields:
         A model whose `stage` starts a process. To read the stage's ports raises what the process could not make.
-        Timing operators and saving stay in this process.
+        Timing operators and saving stay in this process. When the block ends, so does every process.
     """
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         compiled.save(Path(folder), stages, platform)
         backends = tuple(sorted({device.backend for device in platform.devices}))
-        yield cast(CompiledModel, IsolatedModel(compiled, backends, folder))
+        model = IsolatedModel(compiled, backends, folder, making_s)
+        try:
+            yield cast(CompiledModel, model)
+        finally:
+            model.end()
 
 
 class IsolatedModel:
     """The model that it was given, but for its stages."""
 
-    def __init__(self, compiled: CompiledModel, backends: tuple[str, ...], folder: str) -> None:
-        self._compiled, self._backends, self._folder = compiled, backends, folder
+    def __init__(self, compiled: CompiledModel, backends: tuple[str, ...], folder: str, making_s: float) -> None:
+        self._compiled, self._backends, self._folder, self._making_s = compiled, backends, folder, making_s
+        self._stages: weakref.WeakSet[IsolatedStage] = weakref.WeakSet()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
-        stage = IsolatedStage(Order(self._backends, self._folder, tuple(operators), device))
+        stage = IsolatedStage(Order(self._backends, self._folder, tuple(operators), device), self._making_s)
+        self._stages.add(stage)
         return cast(StageRunner, stage)  # whose ports are properties: nobody sets them
+
+    def end(self) -> None:
+        """End the processes of all stages, also of those that another thread still makes."""
+        for stage in list(self._stages):
+            stage.close()
 
 
 class IsolatedStage:
     """A stage in a child: the StageRunner. The child begins to load at once, so several do so at the same time."""
 
-    def __init__(self, order: Order) -> None:
-        self._process = StageProcess(order)
+    def __init__(self, order: Order, making_s: float = MAKING_S) -> None:
+        self._process = StageProcess(order, making_s)
 
     @property
     def inputs(self) -> tuple[Port, ...]:
@@ -126,8 +148,8 @@ class IsolatedStage:
         return self._process.ports[1]
 
     def bind(self) -> None:
-        """Tie the child to the device."""
-        self._process.ask(b"bind")
+        """Tie the child to the device; raise RunError where it is not in the time for that."""
+        self._process.ask(b"bind", self._process.making_s)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Raise RunError where the child raised, with the error's name and text, and where it died, with how."""
@@ -146,15 +168,19 @@ class IsolatedStage:
 class StageProcess:
     """A child, seen by its parent."""
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
+    def __init__(self, order: Order, making_s: float) -> None:
+        self._order, self.making_s = order, making_s
+        self._until_s = time.monotonic() + making_s  # when the stage must be made
         self._waiting = threading.Lock()  # held by the thread that waits for an answer
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel.settimeout(TICK_S)
         command = [sys.executable, "-c", CHILD, str(theirs.fileno()), *sys.path]
         try:
             # Standard output is the caller's own, for results; the child's goes where errors go.
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, pass_fds=[theirs.fileno()])
+            # A session of its own: Ctrl-C comes to the parent alone.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=2, pass_fds=[theirs.fileno()], start_new_session=True
+            )
         except OSError as error:
             self._channel.close()
             raise RunError(f"no process can be started for {order}: {error.strerror}; run without isolation") from error
@@ -177,7 +203,7 @@ class StageProcess:
 
     @cached_property
     def _loaded(self) -> tuple[Ports, list[Array], list[Array]]:
-        answer, descriptors = self._receive()
+        answer, descriptors = self._receive(self._until_s, "make its stage")
         if not descriptors:
             raise _told(answer, self._order)
         ports = msgspec.json.decode(answer, type=Ports)
@@ -191,12 +217,15 @@ class StageProcess:
     def outputs(self) -> list[Array]:
         return self._loaded[2]
 
-    def ask(self, what: bytes) -> None:
-        """Have the child do something, and wait until it is done."""
+    def ask(self, what: bytes, limit_s: float | None = None) -> None:
+        """Have the child do something, and wait until it is done; raise RunError where that takes more than `limit_s`.
+
+        Without a limit, wait as long as the child lives.
+        """
         _ = self._loaded
         with suppress(BrokenPipeError, ConnectionResetError):
             self._channel.send(what)
-        answer, _ = self._receive()
+        answer, _ = self._receive(None if limit_s is None else time.monotonic() + limit_s, what.decode())
         if answer != DONE:
             raise _told(answer, self._order)
 
@@ -204,14 +233,19 @@ class StageProcess:
         """End the child, by force where a thread still waits for it; that thread closes again when it hears of it."""
         if self._waiting.acquire(blocking=False):
             try:
+                if "_loaded" not in vars(self):  # nobody waits for what it makes
+                    self._process.kill()
                 self._end()
             finally:
                 self._waiting.release()
         else:
             self._process.kill()
 
-    def _receive(self) -> tuple[bytes, list[int]]:
-        """Return the child's next message, and the descriptors that came with it."""
+    def _receive(self, until_s: float | None, what: str) -> tuple[bytes, list[int]]:
+        """Return the child's next message, and the descriptors that came with it.
+
+        A child that has not done `what` by the time `until_s` is killed, and RunError is raised.
+        """
         with self._waiting:
             answer: bytes = b""
             while True:
@@ -219,7 +253,13 @@ class StageProcess:
                     answer, descriptors, _, _ = socket.recv_fds(self._channel, MOST_BYTES, 1)
                 except TimeoutError:
                     if self._process.poll() is None:
-                        continue
+                        if until_s is None or time.monotonic() < until_s:
+                            continue
+                        self._process.kill()
+                        raise RunError(
+                            f"the process of {self._order} did not {what} within {self.making_s:g} s, and was ended; "
+                            "where this device needs longer, give a longer time as `watchdog`"
+                        ) from None
                 except ConnectionResetError:
                     pass
                 if answer:
@@ -281,13 +321,21 @@ def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Por
 
 
 def serve() -> None:
-    """Run a child: make the stage that is ordered, then do what each message says until no more can come."""
+    """Run a child: make the stage that is ordered, then do what each message says until no more can come.
+
+    A parent that has hung up, because it gave the stage up or is gone, wants to hear of nothing.
+    """
     faulthandler.enable()
-    for number in (signal.SIGINT, signal.SIGTERM):  # are for the parent, which may want to drain
-        signal.signal(number, signal.SIG_IGN)
+    with suppress(BrokenPipeError, ConnectionResetError):
+        _serve()
+
+
+def _serve() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    if not (line := sys.stdin.buffer.readline()):  # the parent is gone
+        return
+    order = msgspec.json.decode(line, type=Order)
     _end_with_parent()
     with ExitStack() as opened:
         try:

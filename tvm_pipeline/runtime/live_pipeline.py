@@ -51,6 +51,7 @@ from tvm_pipeline.runtime.strategy import TICK_S, Strategy
 from tvm_pipeline.runtime.worker import Threads
 
 KEPT_EVENTS = 1000
+STOP_S = 2.0  # how long `stop` waits for a plan that is being exchanged
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class LivePipeline(FrameStream):
         plan: what to begin with.
         adaptation: watches the devices and proposes plans; None keeps the plan while nothing fails.
         watchdog_s: a stage that works at one frame for longer has failed; None waits for ever.
+        making_s: a device that takes longer to tie a stage's thread to has failed; None waits for ever.
         cool_down_s: how long a failed device is left out before it may serve again, see `Quarantine`.
         on_event: is called with every event, from the thread in which it happens.
         in_flight, host: as for Pipeline.
@@ -80,33 +82,40 @@ class LivePipeline(FrameStream):
         *,
         adaptation: Strategy | None = None,
         watchdog_s: float | None = None,
+        making_s: float | None = None,
         cool_down_s: float = 30.0,
         on_event: Callable[[Event], None] = lambda _: None,
         in_flight: int | None = None,
         host: HostWork | None = None,
     ) -> None:
-        self.plan, self.version = plan, 0
+        self.version = 0
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
         self._compiled, self._problem, self._in_flight = compiled, timed(problem), in_flight
-        self._adaptation, self._watchdog_s, self._host = adaptation, watchdog_s, host
+        self._adaptation, self._watchdog_s, self._making_s, self._host = adaptation, watchdog_s, making_s, host
         self._on_event = on_event
         self._limits = LimitWatch()
         self._quarantine = Quarantine(cool_down_s)
         self._threads = Threads()
         self._changing = threading.RLock()  # held while a plan is being exchanged
-        self._generations = Generations(self._pipeline(plan))
         self._record = RunRecord()
         self.frames = 0  # results taken
-        self.last_result_s = 0.0
-        self.began_s = self._last_entry_s = 0.0
+        self.last_result_s = self._last_entry_s = 0.0
+        self.began_s = time.perf_counter()
         self._closing = False
         self._ended = threading.Event()
+        self.plan = plan
+        self._generations = Generations(self._first(plan))
         self._watcher = threading.Thread(target=self._watch, name="watcher", daemon=True)
 
     def start(self) -> None:
         self.began_s = self.last_result_s = time.perf_counter()
-        self._generations.newest.pipeline.start()
-        self._tell("start", "it was given", 0)
+        try:
+            self._generations.newest.pipeline.start(self._making_s)
+        except StageError as error:
+            self._failed(error)
+            pipeline, self.plan = self._survivor((), error)
+            self._generations = Generations(pipeline)
+        self._tell("start", "devices failed" if self._quarantine.out() else "it was given", 0)
         self._watcher.start()
 
     @property
@@ -174,10 +183,15 @@ class LivePipeline(FrameStream):
 
     def stop(self) -> None:
         self._ended.set()
-        with self._changing:
+        # Another thread may be making a stage, which it gives up when it sees that this has ended.
+        held = self._changing.acquire(timeout=STOP_S)
+        try:
             for generation in self._generations:
                 generation.pipeline.stop()
             self._threads.close()
+        finally:
+            if held:
+                self._changing.release()
         if self._watcher.ident is not None and self._watcher is not threading.current_thread():
             self._watcher.join()
 
@@ -225,8 +239,7 @@ class LivePipeline(FrameStream):
             if self.state != "running":
                 return False
             try:
-                pipeline = self._pipeline(plan, after=self._generations.newest.pipeline)
-                pipeline.start()
+                pipeline = self._made(plan, after=self._generations.newest.pipeline)
             except PipelineError as error:
                 if isinstance(error, StageError):
                     self._leave_out(error.device)
@@ -271,6 +284,25 @@ class LivePipeline(FrameStream):
         inside, platform, threads = max(least_slots, slots), self._problem.platform, self._threads
         return Pipeline(self._compiled, plan, platform, in_flight=inside, threads=threads, after=after, host=self._host)
 
+    def _first(self, plan: Plan) -> Pipeline:
+        """Return the pipeline of the plan, or of another one where a device fails while its stage is made."""
+        while True:
+            try:
+                self.plan = plan
+                return self._pipeline(plan)
+            except StageError as error:
+                self._failed(error)
+                plan = self._plan_left(error)
+
+    def _made(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
+        """Return a started pipeline of the plan; raise PipelineClosedError where `stop` came meanwhile."""
+        pipeline = self._pipeline(plan, least_slots, after)
+        pipeline.start(self._making_s)
+        if self._ended.is_set():
+            pipeline.stop()
+            raise PipelineClosedError("the pipeline was stopped")
+        return pipeline
+
     def _outlive(self, generation: Generation, failure: StageError) -> None:
         """Put the unfinished frames of a failed pipeline into a new one on other devices.
 
@@ -280,39 +312,45 @@ class LivePipeline(FrameStream):
         cause = failure.__cause__ or failure
         number = generation.base + failure.frame
         error = StageError(failure.stage, failure.device, number, cause, failure.operator)
+        error.__cause__ = cause
         if error.operator:
-            raise error from cause
+            raise error
         with self._changing, generation.taking:
             if generation.over:
                 return
             generation.finish()  # the frames before the failed one still come out
-            self._leave_out(error.device)
-            self._tell("failure", str(error), -1)
+            self._failed(error)
             unfinished = generation.pipeline.unfinished()
-            pipeline, plan = self._survivor(unfinished, error, cause)
+            pipeline, plan = self._survivor(unfinished, error)
             base = self._generations.replace(generation, pipeline, closing=self._closing)
             if base is not None:
                 self._now(plan, "switch", f"device {error.device} failed; {len(unfinished)} frames run again", base)
 
-    def _survivor(self, frames: Sequence[Tagged], error: StageError, cause: BaseException) -> tuple[Pipeline, Plan]:
+    def _survivor(self, frames: Sequence[Tagged], error: StageError) -> tuple[Pipeline, Plan]:
         """Return a started pipeline on the devices that are left, with these frames inside, and its plan."""
         while True:
-            try:
-                plan = nearest_plan(self.problem)
-            except (NoPlanError, PlatformError):
-                raise error from cause
+            plan = self._plan_left(error)
             pipeline: Pipeline | None = None
             try:
-                pipeline = self._pipeline(plan, len(frames))
-                pipeline.start()
+                pipeline = self._made(plan, len(frames))
                 for inputs, tag in frames:
                     pipeline.submit(inputs, tag=tag)
                 return pipeline, plan
             except StageError as again:  # a stage in a process of its own may fail while it is made
                 if pipeline is not None:
                     pipeline.stop()
-                self._leave_out(again.device)
-                self._tell("failure", str(again), -1)
+                self._failed(again)
+
+    def _plan_left(self, error: StageError) -> Plan:
+        """Return the best plan for the devices that are left; raise the error where there is none."""
+        try:
+            return nearest_plan(self.problem)
+        except (NoPlanError, PlatformError):
+            raise error from error.__cause__
+
+    def _failed(self, error: StageError) -> None:
+        self._leave_out(error.device)
+        self._tell("failure", str(error), -1)
 
     def _leave_out(self, label: str) -> None:
         device = next(device.name for device in self._problem.platform.devices if device.label == label)

@@ -153,13 +153,17 @@ class Pipeline(FrameStream):
         self._last_entry_s = 0.0
         self._early: dict[int, Slot] = {}
 
-    def start(self) -> None:
+    def start(self, limit_s: float | None = None) -> None:
         """Start the threads and return when every one is tied to its device.
+
+        Args:
+            limit_s: a device that takes longer to tie its thread to has failed; None waits for ever.
 
         Raises:
             PipelineClosedError: it was started before.
             StageError: a thread could not be tied to its device; its `frame` is -1.
         """
+        until_s = math.inf if limit_s is None else time.monotonic() + limit_s
         with self._stream.lock:
             if self._stream.name != "new":
                 raise PipelineClosedError("this pipeline was started before; make a new one")
@@ -174,7 +178,10 @@ class Pipeline(FrameStream):
                 self._threads.start(worker)
                 self._started.append(worker)
             for _ in self._workers:
-                self._bound.acquire()
+                left_s = until_s - time.monotonic()
+                if not self._bound.acquire(timeout=None if math.isinf(left_s) else max(left_s, 0.0)):
+                    self._give_up(f"its thread was not tied to the device within {limit_s:g} s")
+                    break
             self._raise_failure()
         except BaseException:
             self.stop()
@@ -256,10 +263,19 @@ class Pipeline(FrameStream):
 
         Its thread cannot be ended; it is left behind, and `stop` does not wait for it.
         """
-        late = [worker for worker in self._workers if worker.busy_s() > limit_s and not worker.abandoned]
-        for worker in late:
-            worker.fail(PipelineTimeoutError(f"it did not end within {limit_s:g} s"))
-            worker.abandon()
+        known_as = self._host.known_as if self._host else {}
+        for worker in self._workers:
+            if worker.busy_s() > limit_s and not worker.abandoned:
+                what = known_as.get(worker.operator, "it")
+                worker.fail(PipelineTimeoutError(f"{what} did not end within {limit_s:g} s"))
+                worker.abandon()
+
+    def _give_up(self, why: str) -> None:
+        """Let every stage fail whose thread is not tied to its device."""
+        for worker in self._workers:
+            if not worker.is_bound:
+                worker.fail(PipelineTimeoutError(why))
+                worker.abandon()
 
     def stop(self) -> None:
         """End every thread after its current frame, and close the stages; frames inside are dropped.

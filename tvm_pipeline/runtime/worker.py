@@ -195,7 +195,7 @@ class Worker:
         self._stream, self._bound = stream, bound
         self.frame = -1
         self._since_s: float | None = None
-        self.abandoned = False
+        self.abandoned = self.is_bound = False
         self.done = threading.Event()
         self._follows = list(follows)
         self._before, self._after, self._waits = before, after, waits
@@ -246,6 +246,9 @@ class Worker:
             self._runner.bind()
         except BaseException as error:  # whatever it is, the caller must hear of it
             self.fail(error)
+        if self.done.is_set():  # it was given up, because that took too long
+            return
+        self.is_bound = True
         self._bound()
         give = self._gate.target.put
         idle_since = time.perf_counter()
