@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -15,13 +16,20 @@ from pathlib import Path
 
 from tvm_pipeline.errors import PipelineError
 
+# What a write into a file that is open already fails with, where the place is at fault.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
     """Yields a temporary path beside `path`; it takes its place when the block ends without an error.
 
     The temporary name keeps the suffix, since some libraries choose a format by it. It may become a file or
-    a folder. Raises PipelineError where the file cannot be written.
+    a folder.
+
+    Raises:
+        PipelineError: the file cannot be written. Any other error of the block, such as that of a process which cannot
+            be started, is raised as it is.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
@@ -30,6 +38,8 @@ def replacing(path: Path | str) -> Iterator[Path]:
         _to_disk(temporary)
         os.replace(temporary, path)
     except OSError as error:
+        if not _is_about(error, temporary):
+            raise
         raise PipelineError(f"cannot write {path}: {error.strerror or error}; choose another place") from error
     finally:
         if temporary.is_dir():
@@ -37,6 +47,14 @@ def replacing(path: Path | str) -> Iterator[Path]:
         else:
             with suppress(OSError):
                 temporary.unlink()
+
+
+def _is_about(error: OSError, temporary: Path) -> bool:
+    """Return whether an error was met where `temporary` is written: it names a path there, or the disk is full."""
+    if not isinstance(error.filename, (str, bytes)):
+        return error.errno in _FULL
+    named = Path(os.fsdecode(error.filename))
+    return named == temporary.parent or temporary in (named, *named.parents)
 
 
 def _to_disk(path: Path) -> None:

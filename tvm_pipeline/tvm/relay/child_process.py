@@ -65,10 +65,18 @@ def run_child(module: str, order: bytes, heard: Heard) -> Ended:
     """Run `serve` of a module in a child until it ends, or until it is silent for too long.
 
     Raises:
-        RunError: the child was killed and does not go, because a driver holds it.
+        RunError: it cannot be started; or it was killed and does not go, because a driver holds it.
     """
-    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder, open(f"{folder}/stderr", "w+b") as spoken:
-        (Path(folder) / ORDER).write_bytes(order)
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = opened.enter_context(tempfile.TemporaryDirectory(prefix="tvm-pipeline-"))
+            spoken = opened.enter_context(open(f"{folder}/stderr", "w+b"))
+            (Path(folder) / ORDER).write_bytes(order)
+        except OSError as error:
+            raise RunError(
+                f"cannot write what a process of {module} is to do: {error.strerror or error}; make room in the folder "
+                "for temporary files, or name another one in the variable TMPDIR"
+            ) from error
         reading, writing = os.pipe()
         command = [sys.executable, "-c", CHILD, module, str(writing), folder, *sys.path]
         try:
@@ -82,6 +90,11 @@ def run_child(module: str, order: bytes, heard: Heard) -> Ended:
                     pass_fds=[writing],
                     start_new_session=True,
                 )
+            except OSError as error:
+                raise RunError(
+                    f"no process can be started for {module}: {error.strerror or error}; end other programs, or raise "
+                    "the limit of processes (`ulimit -u`)"
+                ) from error
             finally:
                 os.close(writing)
             try:
