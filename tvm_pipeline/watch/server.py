@@ -26,7 +26,8 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from email.message import Message
 from http import HTTPStatus
 from http.client import LineTooLong
@@ -34,7 +35,7 @@ from http.server import BaseHTTPRequestHandler
 from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import msgspec
 import numpy as np
@@ -50,11 +51,16 @@ from tvm_pipeline.watch.trace import chrome_trace
 LONGEST_TRACE_S = 600.0
 MOST_CONNECTIONS = 32  # a faulty client must not take the machine from the pipeline
 LARGEST_REQUEST = 16 * 1024  # bytes, its headers among them; a body is never read
-SILENCE_S = 10.0  # after which a silent client is disconnected
+REQUEST_S = 10.0  # that a client has for sending its request, and again for taking the answer
+OLD_S = 0.5  # a connection of this age makes room for a new one
+MAKES_ROOM_S = 0.5  # how long that may take
 SHORTEST_TOKEN = 16
 STOP_S = 0.1  # how long `stop` may wait
 
 Reply = tuple[HTTPStatus, str, bytes]  # status, content type, body
+
+# The Host of a request that names no site: `uri-host [ ":" port ]` of RFC 9110, without user, zone and escapes.
+HOST = re.compile(r"(?:(?i:localhost)|(?P<v4>[0-9.]+)|\[(?P<v6>[0-9a-fA-F:.]+)\])(?::(?P<port>[0-9]{0,5}))?")
 
 # The page may run its own scripts, draw, and make requests to this server; nothing else.
 SECURITY = {
@@ -170,7 +176,7 @@ class WatchServer:
         if self._token is None:
             # A page of another site may have its own name resolve to this address, and so read what is here
             # (DNS rebinding); its requests still carry the name.
-            if _names_an_address(headers.get("Host", "")):
+            if _names_an_address(headers.get_all("Host", [])):
                 return None
             return _text(HTTPStatus.FORBIDDEN, "ask for this server by its address or as localhost, or give it a token")
         scheme, _, given = headers.get("Authorization", "").partition(" ")
@@ -227,15 +233,40 @@ class _Server(ThreadingMixIn, TCPServer):
     def __init__(self, family: socket.AddressFamily, address: tuple[Any, ...], site: WatchServer) -> None:
         self.address_family, self.site = family, site
         self._capacity = threading.BoundedSemaphore(MOST_CONNECTIONS)
+        self._connections: dict[socket.socket, float] = {}  # and when each began; the oldest first
+        self._lock = threading.Lock()  # over these
         super().__init__(address, _Handler)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._capacity.acquire(blocking=False)
+        if self._capacity.acquire(blocking=False):
+            return True
+        return self._make_room() and self._capacity.acquire(timeout=MAKES_ROOM_S)
+
+    def _make_room(self) -> bool:
+        """Hang up on the client that is connected for longest; return False where none is for long.
+
+        Slow clients can thus not keep others out.
+        """
+        with self._lock:
+            oldest = next(iter(self._connections), None)
+            if oldest is None or time.monotonic() - self._connections[oldest] < OLD_S:
+                return False
+            del self._connections[oldest]
+            with suppress(OSError):
+                oldest.shutdown(socket.SHUT_RDWR)
+            return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            self._connections[request] = time.monotonic()
         try:
-            super().process_request_thread(request, client_address)
+            self.finish_request(request, client_address)
+        except Exception:
+            self.handle_error(request, client_address)
         finally:
+            with self._lock:  # before it is closed, and its number is another one's
+                self._connections.pop(request, None)
+            self.shutdown_request(request)
             self._capacity.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -271,12 +302,13 @@ class _Handler(BaseHTTPRequestHandler):
     """One request; the standard library refuses all methods but GET."""
 
     server: _Server
-    timeout = SILENCE_S
+    timeout = REQUEST_S
     server_version, sys_version = "tvm-pipeline", ""
 
     def setup(self) -> None:
         super().setup()
-        self.rfile = _Request(self.rfile.detach())
+        self.rfile.close()
+        self.rfile = _Request(_Incoming(self.connection))
 
     def do_GET(self) -> None:
         try:
@@ -287,6 +319,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status is HTTPStatus.UNAUTHORIZED:
             self.send_header("WWW-Authenticate", "Bearer")
+        self.connection.settimeout(REQUEST_S)
         for name, value in {"Content-Type": content_type, "Content-Length": str(len(body)), **SECURITY}.items():
             self.send_header(name, value)
         self.end_headers()
@@ -294,6 +327,23 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing, because the address of the page contains the token."""
+
+
+class _Incoming(io.RawIOBase):
+    """What a client sends, within `REQUEST_S`, however small the pieces are."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._until_s = connection, time.monotonic() + REQUEST_S
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the request took too long")
+        self._connection.settimeout(left_s)
+        return self._connection.recv_into(buffer)
 
 
 class _Request(io.BufferedReader):
@@ -309,13 +359,21 @@ class _Request(io.BufferedReader):
         return line
 
 
-def _names_an_address(host: str) -> bool:
-    """Return whether the Host of a request is an IP address, localhost, or absent."""
+def _names_an_address(hosts: Sequence[str]) -> bool:
+    """Return whether the Host of a request is an IP address or localhost, with or without a port, or absent."""
+    if not hosts:
+        return True
+    found = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if not found or int(found["port"] or 0) >= 1 << 16:
+        return False
     try:
-        name = urlsplit(f"//{host}").hostname or "localhost"
-        return name == "localhost" or bool(ipaddress.ip_address(name))
+        if found["v4"]:
+            ipaddress.IPv4Address(found["v4"])
+        if found["v6"]:
+            ipaddress.IPv6Address(found["v6"])
     except ValueError:
         return False
+    return True
 
 
 def _json(status: HTTPStatus, content: Any) -> Reply:

@@ -1,0 +1,71 @@
+"""A file that cannot be written is told with its name; what else fails meanwhile keeps its own error."""
+
+from __future__ import annotations
+
+import errno
+import resource
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tvm_pipeline.errors import PipelineError, RunError
+from tvm_pipeline.files import replacing, write_bytes
+from tvm_pipeline.tvm.relay.child_process import run_child
+
+
+@pytest.fixture
+def full() -> Iterator[None]:
+    """No file may become longer than a kilobyte, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").touch()
+    for path in (tmp_path / "none" / "file", tmp_path / "folder"):
+        with pytest.raises(PipelineError, match=f"cannot write {path}: .*; choose another place"):
+            write_bytes(path, b"text")
+
+
+@pytest.mark.usefixtures("full")
+def test_a_disk_that_is_full(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match=r"cannot write .*/file: File too large; choose another place"):
+        write_bytes(tmp_path / "file", bytes(4096))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory", "/usr/bin/no-such-compiler"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        subprocess.SubprocessError("no child"),
+    ],
+)
+def test_what_has_nothing_to_do_with_the_place_keeps_its_error(error: Exception, tmp_path: Path) -> None:
+    def write() -> None:
+        with replacing(tmp_path / "file") as temporary:
+            temporary.touch()
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        write()
+    assert caught.value is error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_that_cannot_be_started_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
+    with pytest.raises(RunError, match=r"no process can be started for json: No such file"), replacing(tmp_path / "x"):
+        run_child("json", b"", lambda _: None)
+
+
+@pytest.mark.usefixtures("full")
+def test_a_full_folder_for_temporary_files_is_told_as_such(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="TMPDIR"), replacing(tmp_path / "x"):
+        run_child("json", bytes(4096), lambda _: None)
