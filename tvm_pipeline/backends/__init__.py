@@ -7,6 +7,7 @@ tuning.py            what a backend has as well if it can make its kernels faste
 cores.py             the name of the processor, and the check of a device's CPU cores
 registry.py          installed backends, the devices they find, and which of them compiles for a platform
 sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
+carried.py           a compiled model whose state goes from frame to frame
 operator_timing.py   seconds of operators that run as stages of their own
 archive.py           tar files from strangers, found without trusting a header
 bundle.py            a compiled model, its profile and its plan in one file

@@ -30,6 +30,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tvm_pipeline.backends.archive import Archive, open_archive
+from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
@@ -37,8 +38,9 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Decision, Plan, Stage
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.documents import blamed
-from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.errors import BundleError, OptionError, PlatformError
 from tvm_pipeline.files import replacing
 from tvm_pipeline.version import __version__
 
@@ -177,9 +179,13 @@ def _opened(path: Path, root: Path) -> Bundle:
     metadata = _read_optional(root / "metadata.json", dict[str, str]) or {}
     with blamed(f"{path}: its compiled model", BundleError, _AGAIN):
         try:
-            compiled = _load(manifest.backend, platform, root / "compiled")
+            loaded = _load(manifest.backend, platform, root / "compiled")
         except BundleError as error:  # which names the folder that the bundle is unpacked into
             raise BundleError(str(error).replace(f"{root}/", "")) from error
+    try:
+        compiled = with_carry(loaded, carry_of(graph))
+    except OptionError as error:
+        raise BundleError(f"graph.json: {error}; {_AGAIN}") from error
     return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application, metadata)
 
 

@@ -33,6 +33,7 @@ from tvm_pipeline.cli.options import (
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.state_loops import parse_carry
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.service.workflow import (
@@ -87,6 +88,13 @@ def command(
         ),
     ] = False,
     winograd: WinogradOption = False,
+    carry: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A state that goes from frame to frame, as INPUT:OUTPUT, such as state:stateN: the output of a frame "
+            "is the input of the next one, and frame 0 gets zeros. Once for each state."
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Compile, measure and plan a model, and write one file with all that `run` needs.
@@ -103,11 +111,14 @@ def command(
     checked_scheduler(scheduler)
     check_outputs(output)
     seconds = verify_seconds(verify, f"the plan is that of {plan}" if plan else "")
+    states = tuple(map(parse_carry, carry or ()))
     beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (str(beside) if beside.exists() else None)
     with spinner() as tell:
         order: Order | None = "memory" if memory_order else None
-        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn, order, winograd=winograd)
+        made = compile_source(
+            model, shapes_of(input_shapes), platform, tell, warn, order, winograd=winograd, carry=states
+        )
         memory_order = made.compiled.order == "memory"
         request = _request(decoder, labels, threshold, classes) if settings or source else None
         reading = _interpreted(made, settings, request) if request else None

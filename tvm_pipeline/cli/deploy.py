@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
+from tvm_pipeline.backends.carried import without_carry
 from tvm_pipeline.backends.registry import platform_backend
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, TimeLimitOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, warn, with_options
@@ -62,7 +63,7 @@ def _write(output: Path, sources: Sequence[Planned], plans: Sequence[Plan]) -> N
     for index, plan in enumerate(plans):
         write_bytes(output / f"{index}-{plan.graph}.txt", str(plan).encode())
     platform = sources[0].platform
-    residents = [(s.compiled, plan.stages) for s, plan in zip(sources, plans, strict=True) if s.compiled]
+    residents = [without_carry(s.compiled, p.stages) for s, p in zip(sources, plans, strict=True) if s.compiled]
     if not residents:
         return
     platform_backend(platform).share(residents, platform)

@@ -53,6 +53,8 @@ class Operator:
         macs: multiply-accumulates, or elementary operations where there is nothing to multiply.
         ordered: whether one instance takes all frames, in order, so that its stage has no replicas. An encoder of video
             is such an operator.
+        carried: the state that it hands from each frame to the next one: tensors that it reads, each with the name of
+            the output that is it for the next frame. See `state_loops.py`.
 
     Examples:
         >>> conv = Operator("conv", "conv2d+relu", ("image",), (Tensor("features", (1, 8, 8, 4)),), param_bytes=432)
@@ -67,10 +69,16 @@ class Operator:
     param_bytes: int = 0
     macs: int = 0
     ordered: bool = False
+    carried: tuple[tuple[Tensor, str], ...] = ()
 
     @property
     def output_bytes(self) -> int:
         return sum(tensor.bytes for tensor in self.outputs)
+
+    @property
+    def is_host(self) -> bool:
+        """Whether it is work of an application around its model: ordered, and no loop of the model's own."""
+        return self.ordered and not self.carried
 
 
 class _ComputedOnce:
@@ -246,9 +254,9 @@ class Edges:
 
 
 def _hashed(operator: Operator) -> dict[str, object]:
-    """Return the fields of an operator that its graph's fingerprint covers: `ordered` only where it is true."""
+    """Return the fields of an operator that its graph's fingerprint covers: these two only where they say anything."""
     fields = {name: getattr(operator, name) for name in Operator.__slots__}
-    return fields if operator.ordered else {name: value for name, value in fields.items() if name != "ordered"}
+    return {name: value for name, value in fields.items() if value or name not in ("ordered", "carried")}
 
 
 def _fits_a_line(name: str) -> bool:

@@ -77,7 +77,7 @@ def separators(before: Neighbours, after: Neighbours) -> set[int]:
     return _alone_ready(order, before, after) & _alone_ready(reversed(order), after, before)
 
 
-def find_cycle(before: Neighbours, order: Iterable[int]) -> list[int]:
+def find_cycle(before: Sequence[Sequence[int] | set[int]], order: Iterable[int]) -> list[int]:
     """Return the nodes of a cycle, in the direction of the edges.
 
     Args:

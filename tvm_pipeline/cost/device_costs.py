@@ -87,11 +87,11 @@ class DeviceCosts:
     def can_run(self, operator: Operator) -> bool:
         """Return whether the device can run the operator.
 
-        A device without measurements is taken to run all, but for ordered operators, which the models of devices do not
+        A device without measurements is taken to run all, but for the host's, which the models of devices do not
         describe.
         """
         if self._seconds is None:
-            return not (self.is_modelled and operator.ordered)
+            return not (self.is_modelled and operator.is_host)
         return self._seconds[operator.name] is not None
 
     def added_s(self, operator: Operator) -> float:

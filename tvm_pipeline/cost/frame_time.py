@@ -43,7 +43,7 @@ def frame_time(
         alone_s = [costs.alone_s(operator) for operator in operators]
         scale = cost.share * cost.compute_s / max(sum(alone_s), 1e-12)
         for operator, seconds in zip(operators, alone_s, strict=True):
-            parts[operator.name if operator.ordered else MODEL] += seconds * scale
+            parts[operator.name if operator.is_host else MODEL] += seconds * scale
         parts[TRANSFER] += cost.transfer_s * cost.share
     rate = throughput_fps or evaluation.predicted.throughput_fps or 0.0
     for parts in found.values():

@@ -3,6 +3,7 @@
 frame_stream.py   the interface of every running pipeline: submit, result, map, results, drain, stop
 pipeline.py       Pipeline: one plan that runs
 host_work.py      operators of an application around its model's
+carried_state.py  the state that goes from frame to frame
 worker.py         the thread of one stage on one device
 slots.py          the buffers of a frame on its way, and how each worker sees them
 isolation.py      stages in processes of their own

@@ -42,13 +42,18 @@ class Generation:
         with self.taking:
             return self.early.popleft() if self.early else self.pipeline.result(timeout_s)
 
-    def finish(self) -> None:
-        """Take every result that a failed pipeline still gives; the caller holds `taking`."""
+    def finish(self) -> StageError | None:
+        """Take every result that a drained or failed pipeline still gives; the caller holds `taking`.
+
+        Returns why it failed, or None.
+        """
         while True:
             try:
                 self.early.append(self.pipeline.result())
-            except (StageError, PipelineClosedError):
-                return
+            except StageError as error:
+                return error
+            except PipelineClosedError:
+                return None
 
 
 class Generations:
@@ -85,6 +90,7 @@ class Generations:
                 return None
             old.pipeline.drain()
             base = old.base + old.pipeline.submitted
+            pipeline.begin_at(base)
             self._generations.append(Generation(pipeline, base))
             return base
 

@@ -41,11 +41,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tvm_pipeline.backends.carried import with_carry, without_carry
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
 from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
 
 TICK_S = 0.1  # between two looks at whether a child still runs
@@ -103,10 +105,11 @@ def isolated(
     """
     with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
         compiled.save(Path(folder), stages, platform)
+        carry, (own, _) = carry_of(compiled.graph), without_carry(compiled, ())
         backends = tuple(sorted({device.backend for device in platform.devices}))
-        model = IsolatedModel(compiled, backends, folder, making_s)
+        model = IsolatedModel(own, backends, folder, making_s)
         try:
-            yield cast(CompiledModel, model)
+            yield with_carry(cast(CompiledModel, model), carry)
         finally:
             model.end()
 

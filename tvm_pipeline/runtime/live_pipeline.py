@@ -32,6 +32,7 @@ from tvm_pipeline.errors import (
     PlatformError,
     StageError,
 )
+from tvm_pipeline.runtime.carried_state import CarriedState
 from tvm_pipeline.runtime.events import Event
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.generations import Generation, Generations
@@ -97,6 +98,7 @@ class LivePipeline(FrameStream):
         self._quarantine = Quarantine(cool_down_s)
         self._threads = Threads()
         self._changing = threading.RLock()  # held while a plan is being exchanged
+        self._state = CarriedState(compiled.graph)
         self._record = RunRecord()
         self.frames = 0  # results taken
         self.last_result_s = self._last_entry_s = 0.0
@@ -113,7 +115,7 @@ class LivePipeline(FrameStream):
             self._generations.newest.pipeline.start(self._making_s)
         except StageError as error:
             self._failed(error)
-            pipeline, self.plan = self._survivor((), error)
+            pipeline, self.plan = self._survivor((), 0, error)
             self._generations = Generations(pipeline)
         self._tell("start", "devices failed" if self._quarantine.out() else "it was given", 0)
         self._watcher.start()
@@ -173,6 +175,7 @@ class LivePipeline(FrameStream):
             else:
                 self.last_result_s = done_s = time.perf_counter()
                 self.frames += 1
+                self._state.forget(self.frames)
                 self._record.add(done_s - result.latency_s, done_s)
                 return replace(result, frame=generation.base + result.frame)
 
@@ -281,8 +284,16 @@ class LivePipeline(FrameStream):
 
     def _pipeline(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
         slots = frames_inside(plan.stages, plan.predicted) if self._in_flight is None else self._in_flight
-        inside, platform, threads = max(least_slots, slots), self._problem.platform, self._threads
-        return Pipeline(self._compiled, plan, platform, in_flight=inside, threads=threads, after=after, host=self._host)
+        return Pipeline(
+            self._compiled,
+            plan,
+            self._problem.platform,
+            in_flight=max(least_slots, slots),
+            threads=self._threads,
+            after=after,
+            host=self._host,
+            state=self._state,
+        )
 
     def _first(self, plan: Plan) -> Pipeline:
         """Return the pipeline of the plan, or of another one where a device fails while its stage is made."""
@@ -294,9 +305,10 @@ class LivePipeline(FrameStream):
                 self._failed(error)
                 plan = self._plan_left(error)
 
-    def _made(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
+    def _made(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None, base: int = 0) -> Pipeline:
         """Return a started pipeline of the plan; raise PipelineClosedError where `stop` came meanwhile."""
         pipeline = self._pipeline(plan, least_slots, after)
+        pipeline.begin_at(base)
         pipeline.start(self._making_s)
         if self._ended.is_set():
             pipeline.stop()
@@ -315,24 +327,42 @@ class LivePipeline(FrameStream):
         error.__cause__ = cause
         if error.operator:
             raise error
-        with self._changing, generation.taking:
+        with self._changing:
+            if self._state and not generation.over:
+                self._complete_before(generation)
+            self._replace_failed(generation, error)
+
+    def _complete_before(self, generation: Generation) -> None:
+        """Take all results of the generations before this one, whose frames wait for the state that those leave."""
+        for older in self._generations:
+            if older is generation:
+                return
+            with older.taking:
+                failure = None if older.over else older.finish()
+            if failure is not None:
+                self._outlive(older, failure)
+                self._complete_before(generation)  # there is one more now
+                return
+
+    def _replace_failed(self, generation: Generation, error: StageError) -> None:
+        with generation.taking:
             if generation.over:
                 return
             generation.finish()  # the frames before the failed one still come out
             self._failed(error)
             unfinished = generation.pipeline.unfinished()
-            pipeline, plan = self._survivor(unfinished, error)
-            base = self._generations.replace(generation, pipeline, closing=self._closing)
-            if base is not None:
+            base = generation.base + generation.pipeline.delivered
+            pipeline, plan = self._survivor(unfinished, base, error)
+            if self._generations.replace(generation, pipeline, closing=self._closing) is not None:
                 self._now(plan, "switch", f"device {error.device} failed; {len(unfinished)} frames run again", base)
 
-    def _survivor(self, frames: Sequence[Tagged], error: StageError) -> tuple[Pipeline, Plan]:
-        """Return a started pipeline on the devices that are left, with these frames inside, and its plan."""
+    def _survivor(self, frames: Sequence[Tagged], base: int, error: StageError) -> tuple[Pipeline, Plan]:
+        """Return a started pipeline on the devices that are left, with these frames from `base` on, and its plan."""
         while True:
             plan = self._plan_left(error)
             pipeline: Pipeline | None = None
             try:
-                pipeline = self._made(plan, len(frames))
+                pipeline = self._made(plan, len(frames), base=base)
                 for inputs, tag in frames:
                     pipeline.submit(inputs, tag=tag)
                 return pipeline, plan

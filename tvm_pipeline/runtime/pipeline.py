@@ -37,6 +37,7 @@ from tvm_pipeline.errors import (
     PipelineTimeoutError,
     StageError,
 )
+from tvm_pipeline.runtime.carried_state import CarriedState
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.host_work import HostStage, HostWork, StageWork, stage_work
 from tvm_pipeline.runtime.slots import Binding, Slot, bind_slots, keep_on_devices, new_slot, slot_ports
@@ -58,6 +59,7 @@ class Pipeline(FrameStream):
             stage holds host operators, when that pipeline has no more frames for these.
         host: the host operators around the model's, where the plan holds some. Frames then come from the first of
             these: submit `{}` for each, with the tag that the operators share.
+        state: what goes from frame to frame, where other pipelines have a part of the frames; its own unless given.
 
     Raises:
         OptionError: `in_flight` is less than one.
@@ -85,6 +87,7 @@ class Pipeline(FrameStream):
         threads: Threads | None = None,
         after: Pipeline | None = None,
         host: HostWork | None = None,
+        state: CarriedState | None = None,
     ) -> None:
         if in_flight is not None and in_flight < 1:
             raise OptionError(f"in_flight is {in_flight}; a pipeline holds at least one frame")
@@ -93,6 +96,8 @@ class Pipeline(FrameStream):
         self.plan, self._host = plan, host
         self._work = [stage_work(stage.operators, host) for stage in plan.stages]
         self._inputs = {tensor.name: tensor for tensor in self._graph.inputs}
+        self._state = CarriedState(compiled.graph) if state is None else state
+        self._forgets = state is None  # else frames of others may need what the state was before these
         with ExitStack() as opened:  # what follows may fail, and stages may hold devices
             runners = [
                 [opened.enter_context(closing(_runner(compiled, work, platform.device(d)))) for d in stage.devices]
@@ -145,6 +150,7 @@ class Pipeline(FrameStream):
                         {name: functions[name] for name in work.before},
                         {name: functions[name] for name in work.after},
                         source,
+                        self._state.of(work.model),
                     )
                 )
                 if self._host and source in work.before:
@@ -152,6 +158,10 @@ class Pipeline(FrameStream):
         self._submitted = self._delivered = 0
         self._last_entry_s = 0.0
         self._early: dict[int, Slot] = {}
+
+    def begin_at(self, base: int) -> None:
+        """Take note, before the first frame, of its number in a run that another pipeline began."""
+        self._stream.base = base
 
     def start(self, limit_s: float | None = None) -> None:
         """Start the threads and return when every one is tied to its device.
@@ -238,6 +248,8 @@ class Pipeline(FrameStream):
         slot.tag = None  # a picture would stay in memory until the slot is used again
         self._record.add(slot.entered_s, slot.done_s)
         self._delivered += 1
+        if self._forgets:
+            self._state.forget(self._delivered)
         self._free.put(slot)
         return result
 

@@ -80,8 +80,9 @@ class Binding:
 
 
 def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -> dict[str, Port]:
-    """Return how each tensor stands in a slot: inputs of the model in logical order, others as first written."""
-    ports = {tensor.name: Port(tensor.name, tensor.shape, tensor.dtype) for tensor in graph.inputs}
+    """Return how each tensor stands in a slot: inputs and states of the model in logical order, others as written."""
+    states = (state for operator in graph.operators for state, _ in operator.carried)
+    ports = {tensor.name: Port(tensor.name, tensor.shape, tensor.dtype) for tensor in (*graph.inputs, *states)}
     for stage in runners:
         for runner in stage:
             for port in runner.outputs:

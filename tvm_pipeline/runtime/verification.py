@@ -123,13 +123,13 @@ def _predicted(problem: Problem, decision: Decision, note: str = "", failed: Col
 def pool_meets_host_work(problem: Problem, plan: Plan) -> bool:
     """Return whether a device with threads on several cores shares one of them with host work of the plan.
 
-    Host work is the ordered operators of the graph. The threads of a pool wait for each other at each operator, so all
-    of them stall where anything else runs on a core of one.
+    The threads of a pool wait for each other at each operator, so all of them stall where anything else runs on a core
+    of one.
     """
-    ordered = {operator.name for operator in problem.graph.operators if operator.ordered}
+    host = {operator.name for operator in problem.graph.operators if operator.is_host}
     used = [(stage, problem.platform.device(name)) for stage in plan.stages for name in stage.devices]
-    hosts = [device for stage, device in used if not ordered.isdisjoint(stage.operators)]
-    pools = [device for stage, device in used if len(device.cores) > 1 and not ordered.issuperset(stage.operators)]
+    hosts = [device for stage, device in used if not host.isdisjoint(stage.operators)]
+    pools = [device for stage, device in used if len(device.cores) > 1 and not host.issuperset(stage.operators)]
     # A device without cores may work on any core of the machine.
     return any(not host.cores or host.overlaps(pool) for host in hosts for pool in pools)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from tvm_pipeline.backends.contract import StageRunner
 from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline.runtime.carried_state import StageState
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction
 from tvm_pipeline.runtime.slots import Binding, Slot
 
@@ -62,6 +63,7 @@ class StreamState:
         name: new, running, and then drained, stopped or failed.
         failure: the arguments of a StageError for the earliest frame that failed.
         end: frames from this one on are dropped.
+        base: the number of frame 0 in the whole run, which other pipelines may have begun.
         lock: over the others, where more than one thread writes them.
     """
 
@@ -69,6 +71,7 @@ class StreamState:
         self.name = "new"
         self.failure: Failure | None = None
         self.end: float = math.inf
+        self.base = 0
         self.lock = threading.Lock()
         self._entrance, self._free = entrance, free
 
@@ -172,7 +175,7 @@ class Worker:
 
     Args:
         before, after: the host operators of the stage, to run before and after the model's, in turn.
-        ordered: whether the frames are to be taken in order, also where the stage before has replicas.
+        state: what the loops of the stage hand from frame to frame; None where it holds none.
         waits: the name of a host operator that waits for frames from outside, for as long as that takes.
         follows: events to wait for before the first frame.
     """
@@ -189,6 +192,7 @@ class Worker:
         before: Mapping[str, HostFunction],
         after: Mapping[str, HostFunction],
         waits: str,
+        state: StageState | None = None,
     ) -> None:
         self.record = record
         self._runner, self._bindings, self._gate = runner, bindings, gate
@@ -199,7 +203,8 @@ class Worker:
         self.done = threading.Event()
         self._follows = list(follows)
         self._before, self._after, self._waits = before, after, waits
-        self._ordered = bool(before or after)
+        self._state = state
+        self._ordered = bool(before or after or state)  # also where the stage before has replicas
         self.operator = ""  # the host operator that it is at
 
     @property
@@ -256,6 +261,8 @@ class Worker:
             if self._stream.drops(slot.frame):
                 continue
             self._follow()  # a frame that took a core from those before it would hold up both
+            if not self._receive_state(slot):
+                continue
             try:
                 idle_since = self._process(slot, idle_since)
             except EndOfStream:
@@ -278,6 +285,11 @@ class Worker:
         while self._follows and self._stream.end > 0:
             if self._follows[-1].wait(FOLLOW_S):
                 self._follows.pop()
+
+    def _receive_state(self, slot: Slot) -> bool:
+        """Wait for what the frame before leaves, perhaps in another plan; return whether the frame is still wanted."""
+        frame = self._stream.base + slot.frame
+        return self._state is None or self._state.give(slot, frame, lambda: self._stream.drops(slot.frame))
 
     def _taken(self) -> Iterator[Slot]:
         """Yield the slots that come, in the order of their frames where that is asked for."""
@@ -308,6 +320,8 @@ class Worker:
         computed = clock()
         for conversion in binding.send:
             conversion.send()
+        if self._state is not None and not self.abandoned:
+            self._state.keep(slot, self._stream.base + slot.frame)
         sent = clock()
         self._run_host(self._after, slot)
         slot.done_s = done = clock()

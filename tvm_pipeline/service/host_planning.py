@@ -72,7 +72,7 @@ class HostPlan:
     @property
     def has_host(self) -> bool:
         """Whether the plan holds host work, or the model alone."""
-        return any(operator.ordered for operator in self.problem.graph.operators)
+        return any(operator.is_host for operator in self.problem.graph.operators)
 
 
 class _Kept(msgspec.Struct):

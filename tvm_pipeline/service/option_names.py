@@ -27,6 +27,7 @@ OTHER_NAMES = {
 SAME_NAMES = frozenset(
     [
         "adapt",
+        "carry",
         "children_together",
         "classes",
         "config",

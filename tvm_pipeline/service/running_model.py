@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import isolated
@@ -132,6 +133,11 @@ def opened_models(
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
             specs, given = settings.source[own], settings.bundle[index]
             path, bundle = stack.enter_context(opened_model(given, settings.input_shapes, listener))
+            if len(specs) > 1 and (carried := carry_of(bundle.compiled.graph)):
+                raise OptionError(
+                    f"{path} carries a state ({carried[0][0]}) from frame to frame, which several sources in turn "
+                    "would mix; give it one `source`, and run it once for each of the others"
+                )
             found = _interpreted(settings, index, bundle)
             for line in found.said:
                 listener.say(f"{label}: {line}" if label else line)

@@ -21,6 +21,7 @@ from typing import Any
 
 from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
+from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.registry import description, detect_platform, served_devices, settle_platform
 from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
@@ -31,6 +32,7 @@ from tvm_pipeline.core.plan import Decision, Plan, read_plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
+from tvm_pipeline.core.state_loops import Carry
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError, PlatformError
@@ -179,6 +181,7 @@ def compile_source(
     *,
     tuned: bool = True,
     winograd: bool = False,
+    carry: Carry = (),
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
@@ -192,12 +195,13 @@ def compile_source(
         tuned: False leaves out what tuning has found.
         winograd: allow other values, where tuning has found Winograd's algorithm faster (see `Model.winograd`); warn
             where it has not.
+        carry: pairs of an input, and the output that is this input for the next frame; see `core/state_loops.py`.
     """
     model = replace(load(source, shapes), winograd=winograd)
     for note in model.notes:
         warn(note)
     with _naming(str(source), model):
-        return _compiled_on(model, platform, tell, warn, order, tuned)
+        return _compiled_on(model, platform, tell, warn, order, tuned, carry)
 
 
 @contextmanager
@@ -212,13 +216,19 @@ def _naming(source: str, model: Model) -> Iterator[None]:
 
 
 def _compiled_on(
-    model: Model, platform: Path | None, tell: Say, warn: Say, order: Order | None, tuned: bool
+    model: Model,
+    platform: Path | None,
+    tell: Say,
+    warn: Say,
+    order: Order | None,
+    tuned: bool,
+    carry: Carry,
 ) -> Compiled:
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     for line in stand_in_warnings(settled):
         warn(line)
     try:
-        return _compiled(model, backend, settled, tell, warn, order, tuned)
+        return _compiled(model, backend, settled, tell, warn, order, tuned, carry)
     except (ModelError, PlatformError) as error:
         others = served_devices(backend, settled)
         if platform or not others:
@@ -227,11 +237,18 @@ def _compiled_on(
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
         warn(f"{left_out} left out of {model.name}: {error}")
     backend, settled = settle_platform(replace(settled, devices=others))
-    return _compiled(model, backend, settled, tell, warn, order, tuned)
+    return _compiled(model, backend, settled, tell, warn, order, tuned, carry)
 
 
 def _compiled(
-    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order | None, tuned: bool
+    model: Model,
+    backend: Backend,
+    settled: Platform,
+    tell: Say,
+    warn: Say,
+    order: Order | None,
+    tuned: bool,
+    carry: Carry,
 ) -> Compiled:
     if order is None:
         states_memory = any(device.memory_bytes is not None for device in settled.devices)
@@ -243,7 +260,7 @@ def _compiled(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"
         )
-    return Compiled(backend, compiled, settled, model.metadata)
+    return Compiled(backend, with_carry(compiled, carry), settled, model.metadata)
 
 
 def measured_profile(

@@ -240,7 +240,7 @@ def _with_host(
     profile: Profile, graph: OperatorGraph, platform: Platform, pooled: Mapping[str, Samples], lock_s: dict[str, float]
 ) -> Profile:
     """Return the profile with the host operators on the devices that have cores."""
-    names = [operator.name for operator in graph.operators if operator.ordered]
+    names = [operator.name for operator in graph.operators if operator.is_host]
     targets = {device.name: device.target for device in platform.devices if device.cores}
     devices = {
         name: _device_with_host(device, names, pooled.get(targets[name]) if name in targets else None)
