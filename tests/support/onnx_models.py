@@ -57,3 +57,39 @@ def write_picture_net(path: Path, *, batch: int | str = 1, seed: int = 0) -> Pat
     checker.check_model(model)
     save(model, str(path))
     return path
+
+
+def write_remembering_net(path: Path) -> Path:
+    """Write a net for a 16 x 16 picture whose scores hang on all pictures before: `state` in, `state_next` out."""
+    from onnx import TensorProto, checker, helper, numpy_helper, save
+
+    draw = np.random.default_rng(0)
+    shapes = {"w1": (8, 3, 3, 3), "w2": (8, 8), "w3": (8, 8), "w4": (8, 4)}
+    weights = [
+        numpy_helper.from_array((draw.standard_normal(shape) / 3).astype("float32"), name)
+        for name, shape in shapes.items()
+    ]
+    nodes = [
+        helper.make_node("Conv", ["picture", "w1"], ["a"], strides=[2, 2]),
+        helper.make_node("Relu", ["a"], ["b"]),
+        helper.make_node("GlobalAveragePool", ["b"], ["c"]),
+        helper.make_node("Flatten", ["c"], ["d"]),
+        helper.make_node("Gemm", ["d", "w2"], ["e"]),
+        helper.make_node("Gemm", ["state", "w3"], ["f"]),
+        helper.make_node("Add", ["e", "f"], ["g"]),
+        helper.make_node("Tanh", ["g"], ["state_next"]),
+        helper.make_node("Gemm", ["state_next", "w4"], ["scores"]),
+    ]
+
+    def value(name: str, *shape: int):
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+    inputs, outputs = (
+        (value("picture", 1, 3, 16, 16), value("state", 1, 8)),
+        (value("scores", 1, 4), value("state_next", 1, 8)),
+    )
+    graph = helper.make_graph(nodes, "remembering_net", inputs, outputs, weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    checker.check_model(model)
+    save(model, str(path))
+    return path
