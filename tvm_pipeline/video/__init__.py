@@ -9,6 +9,7 @@ live_source.py    LiveSource: a source that stalls, comes back and may be late; 
 policies.py       which frames of a live source are dropped, and how it is opened again
 preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame
 analysis.py       a source through a running pipeline
+cascade.py        two models in a row: the second one runs on crops of what the first one finds
 application.py    reading, decoding and writing as operators of the pipeline, beside the model's
 rehearsals.py     an application on a stretch of its source, to be run again and again
 host_profile.py   how long these operators take on each device
