@@ -1,6 +1,7 @@
 """Read and check model files without TVM: `load` returns a Model that a backend compiles.
 
 onnx.py             ONNX files, checked by the package onnx
+onnx_graph.py       an ONNX file as an operator graph, and cut into files
 tflite.py           TFLite files, read by the package tflite
 tflite_checks.py    what a TFLite file must have, since TFLite's kernels end the process where it has not
 tflite_resizing.py  TFLite files whose inputs are open get fixed shapes

@@ -61,7 +61,7 @@ class ModelledModel:
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
         inputs = [(tensor.name, tensor.shape, tensor.dtype) for tensor in self.graph.inputs]
         settings = {"name": self.graph.name, "inputs": inputs, "order": self.order}
-        (folder / MODEL_FILE).write_bytes(self._file.model.content)
+        (folder / MODEL_FILE).write_bytes(self._file.source.content)
         (folder / SETTINGS_FILE).write_text(json.dumps(settings))
 
     def close(self) -> None:

@@ -1,0 +1,264 @@
+"""An ONNX file as an operator graph, and parts of it as ONNX files: for backends that compile ONNX.
+
+An operator is a node of the file. Tensors whose extents depend on data, and values that are no tensors, cannot cross
+from one stage to another, so the nodes around them are one operator. Next: `core/partition.py`, which says what a
+stage may be, and `backends/sliced.py`, where the parts go to other backends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import check_stage
+from tvm_pipeline.core.topology import find_cycle, successors, topological_order
+from tvm_pipeline.errors import GraphError, ModelError
+
+_NO_WORK = ("reshape", "squeeze", "unsqueeze", "flatten", "identity", "shape")
+
+
+class OnnxGraph:
+    """An ONNX file that can be cut.
+
+    Args:
+        model: of the format onnx; its inputs fix what the file leaves open.
+
+    Attributes:
+        graph: the operator graph; operators are called by the kind and the index of their first node, `conv_7`.
+
+    Raises:
+        ModelError: onnx cannot infer the file's types, or an output has no fixed extents or is no tensor.
+    """
+
+    def __init__(self, model: Model) -> None:
+        import onnx
+
+        self.source = model
+        try:
+            proto = onnx.shape_inference.infer_shapes(with_fixed_inputs(model), data_prop=True)
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{model.name}: its types cannot be inferred: {error}") from error
+        self._proto = proto
+        self._constants = {constant.name: constant for constant in proto.graph.initializer}
+        listed = (*proto.graph.value_info, *proto.graph.output, *proto.graph.input)
+        self._tensors = {value.name: tensor for value in listed if (tensor := _fixed(value)) is not None}
+        self._nodes: dict[str, list[Any]] = {}
+        self.graph = self._read()
+
+    def nodes(self, operator: str) -> list[Any]:
+        """Return the nodes that an operator stands for, in the order of the file."""
+        return self._nodes[operator]
+
+    def cut(self, operators: Collection[str]) -> ModelSlice:
+        """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
+        check_stage(self.graph, operators)
+        inputs, outputs = slice_ends(self.graph, operators)
+        first = next(operator.name for operator in self.graph.operators if operator.name in operators)
+        content = self.part(operators).SerializeToString(deterministic=True)
+        return ModelSlice(Model(f"{self.source.name}_from_{first}", "onnx", content, inputs), outputs)
+
+    def part(self, operators: Collection[str]) -> Any:
+        """Return some operators as an ONNX model, with the tensors that they read and hand on as its ends."""
+        from onnx import helper
+
+        inputs, outputs = slice_ends(self.graph, operators)
+        nodes = [
+            node
+            for operator in self.graph.operators
+            if operator.name in operators
+            for node in self.nodes(operator.name)
+        ]
+        constants = dict.fromkeys(name for node in nodes for name in _reads(node) if name in self._constants)
+        graph = helper.make_graph(
+            nodes,
+            self.source.name,
+            [_value(tensor) for tensor in inputs],
+            [_value(tensor) for tensor in outputs],
+            [self._constants[name] for name in constants],
+        )
+        return helper.make_model(
+            graph,
+            opset_imports=self._proto.opset_import,
+            ir_version=self._proto.ir_version,
+            functions=list(self._proto.functions),
+        )
+
+    def _read(self) -> OperatorGraph:
+        proto, name = self._proto.graph, self.source.name
+        for value in proto.output:
+            if value.name not in self._tensors:
+                raise ModelError(
+                    f"{name}: output {value.name} has extents that depend on data, or is no tensor of numbers; a stage "
+                    "hands on arrays of one size: cut the model before it, and compute that part outside"
+                )
+        writer = {written: index for index, node in enumerate(proto.node) for written in node.output if written}
+        inputs = tuple(self._tensors[value.name] for value in proto.input if value.name not in self._constants)
+        known = {tensor.name for tensor in inputs}.union(writer)
+        reads = [[read for read in _reads(node) if read in known] for node in proto.node]
+        operators = []
+        for group in _groups(reads, writer, self._tensors):
+            nodes = [proto.node[index] for index in group]
+            label = f"{nodes[0].op_type.lower()}_{group[0]}"
+            self._nodes[label] = nodes
+            operators.append(self._operator(label, nodes, group, reads, writer))
+        try:
+            return OperatorGraph(name, inputs, tuple(operators), tuple(value.name for value in proto.output))
+        except GraphError as error:
+            raise ModelError(f"{name}: it cannot be cut: {error}") from error
+
+    def _operator(
+        self, label: str, nodes: list[Any], group: list[int], reads: list[list[str]], writer: Mapping[str, int]
+    ) -> Operator:
+        inside = set(group)
+        taken = dict.fromkeys(read for index in group for read in reads[index] if writer.get(read) not in inside)
+        kept = {value.name for value in self._proto.graph.output}
+        read_outside = {read for index, names in enumerate(reads) if index not in inside for read in names} | kept
+        written = [name for node in nodes for name in node.output if name in read_outside]
+        constants = dict.fromkeys(name for node in nodes for name in _reads(node) if name in self._constants)
+        return Operator(
+            label,
+            "+".join(dict.fromkeys(node.op_type.lower() for node in nodes)),
+            tuple(taken),
+            tuple(self._tensors[written_name] for written_name in written),
+            sum(_constant_bytes(self._constants[constant]) for constant in constants),
+            sum(self._macs(node) for node in nodes),
+        )
+
+    def _macs(self, node: Any) -> int:
+        """Return the multiply-accumulates of a node; one for each element where there is nothing to multiply."""
+        kind, result = node.op_type.lower(), self._elements(node.output)
+        shapes = [self._shape(name) for name in node.input]
+        match kind:
+            case "conv" if len(shapes) > 1 and shapes[1]:
+                return result * math.prod(shapes[1][1:])
+            case "gemm" | "matmul" if shapes[0]:
+                columns = shapes[1][-1] if len(shapes) > 1 and shapes[1] else 1
+                return result * math.prod(shapes[0]) // max(result // max(columns, 1), 1)
+        return 0 if kind in _NO_WORK else result
+
+    def _elements(self, names: Iterable[str]) -> int:
+        return sum(math.prod(self._tensors[name].shape) for name in names if name in self._tensors)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name in self._constants:
+            return tuple(self._constants[name].dims)
+        return self._tensors[name].shape if name in self._tensors else ()
+
+
+def with_fixed_inputs(model: Model) -> Any:
+    """Return an ONNX model whose inputs are those of `model`, parsed; constants are no inputs any more.
+
+    Files of before IR 4 list constants among their inputs, which keeps others from folding them.
+
+    Raises:
+        ModelError: it is no ONNX file, or a damaged one.
+    """
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    try:
+        proto = onnx.load_from_string(model.content)
+    except DecodeError as error:
+        raise ModelError(f"{model.name}: not a valid ONNX file, perhaps cut short: {error}") from error
+    constants = {constant.name for constant in proto.graph.initializer}
+    fixed = {tensor.name: tensor for tensor in model.inputs}
+    kept = [value for value in proto.graph.input if value.name not in constants]
+    for value in kept:
+        if value.name in fixed:
+            value.CopyFrom(_value(fixed[value.name]))
+    del proto.graph.input[:]
+    proto.graph.input.extend(kept)
+    proto.ir_version = max(proto.ir_version, 4)
+    return proto
+
+
+def _groups(reads: list[list[str]], writer: Mapping[str, int], fixed: Collection[str]) -> list[list[int]]:
+    """Return the nodes that are one operator each, in a topological order.
+
+    A tensor that is not `fixed` joins its writer with its readers. A path that leaves such nodes and comes back joins
+    what it goes through.
+
+    Examples:
+        >>> _groups([["x"], ["a"], ["a"], ["b", "c"]], {"a": 0, "b": 1, "c": 2}, ["x", "b", "c"])
+        [[0, 1, 2], [3]]
+        >>> _groups([["x"], ["a"], ["a", "b"]], {"a": 0, "b": 1}, ["x", "b"])
+        [[0, 1, 2]]
+    """
+    home = list(range(len(reads)))
+
+    def root(node: int) -> int:
+        while home[node] != node:
+            node = home[node]
+        return node
+
+    sources = [{writer[name] for name in names if name in writer} for names in reads]
+    for node, names in enumerate(reads):
+        for name in names:
+            if name in writer and name not in fixed:
+                home[root(node)] = root(writer[name])
+    while True:
+        roots = sorted({root(node) for node in range(len(reads))})
+        position = {node: index for index, node in enumerate(roots)}
+        before: list[set[int]] = [set() for _ in roots]
+        for node, needed in enumerate(sources):
+            own = position[root(node)]
+            before[own].update(position[root(source)] for source in needed)
+            before[own].discard(own)
+        order = topological_order(before, successors(before))
+        if len(order) == len(roots):
+            break
+        first, *others = find_cycle([sorted(needed) for needed in before], order)
+        for other in others:
+            home[roots[other]] = roots[first]
+    members: list[list[int]] = [[] for _ in roots]
+    for node in range(len(reads)):
+        members[position[root(node)]].append(node)
+    return [members[group] for group in order]
+
+
+def _reads(node: Any) -> Iterator[str]:
+    """Yield the tensors that a node reads, and those that its subgraphs (of If, Loop, Scan) take from outside."""
+    yield from (name for name in node.input if name)
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            own = {value.name for value in (*graph.input, *graph.initializer)}
+            own.update(name for inner in graph.node for name in inner.output)
+            yield from (name for inner in graph.node for name in _reads(inner) if name not in own)
+            yield from (value.name for value in graph.output if value.name not in own)
+
+
+def _fixed(value: Any) -> Tensor | None:
+    """Return a value of fixed extents; None where an extent is open or it is no tensor of a type that numpy has."""
+    from onnx import TensorProto, helper
+
+    kind = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
+        return None
+    extents = tuple(int(extent.dim_value) for extent in kind.shape.dim)
+    if min(extents, default=1) < 1 or kind.elem_type in (TensorProto.STRING, TensorProto.UNDEFINED):
+        return None
+    dtype = str(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+    # onnx shows types that numpy has not, such as bfloat16, as another type.
+    known = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) == kind.elem_type
+    return Tensor(value.name, extents, dtype) if known else None
+
+
+def _value(tensor: Tensor) -> Any:
+    from onnx import helper
+
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    return helper.make_tensor_value_info(tensor.name, kind, tensor.shape)
+
+
+def _constant_bytes(constant: Any) -> int:
+    from onnx import helper
+
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(constant.data_type))
+    size: int = math.prod(constant.dims) * dtype.itemsize
+    return size
