@@ -1,0 +1,179 @@
+"""An ONNX model compiled for onnxruntime: any part of its file as a runnable stage on any cores.
+
+Read next: `frontends/onnx_graph.py` (what is cut), `sessions.py` (what runs it).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
+from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.partition import check_stage
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, ModelError, RunError
+from tvm_pipeline.frontends.onnx_graph import OnnxGraph
+from tvm_pipeline.memory import memory_graph, peak_bytes
+from tvm_pipeline_onnxruntime.sessions import bind, optimised, session, told
+
+MODEL_FILE, SETTINGS_FILE = "model.onnx", "settings.json"
+_LEAST_S = 1e-7  # the profiler counts microseconds; this is what it shows as 0
+
+
+class _Settings(msgspec.Struct):
+    """What is saved of a model beside its file."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    order: Order
+
+
+class OnnxruntimeModel:
+    """The CompiledModel of this backend. onnxruntime orders operators itself, so `order` changes nothing.
+
+    Args:
+        model: a file that `optimised` made.
+    """
+
+    def __init__(self, model: Model, order: Order = "listed") -> None:
+        self.order: Order = order
+        self._file = OnnxGraph(model)
+        self.graph = self._file.graph
+
+    @classmethod
+    def compile(cls, model: Model, order: Order) -> OnnxruntimeModel:
+        """Return any ONNX model for stages; raise ModelError where onnxruntime refuses it, or it cannot be cut."""
+        if model.format != "onnx":
+            raise ModelError(f"{model.name} is {model.format}, onnxruntime takes .onnx: export the model to ONNX")
+        return cls(Model(model.name, "onnx", optimised(model), model.inputs), order)
+
+    def stage(self, operators: Sequence[str], device: Device) -> OnnxruntimeStage:
+        check_stage(self.graph, operators)
+        content = self._file.part(operators).SerializeToString()
+        taken, given = slice_ends(self.graph, operators)
+        return OnnxruntimeStage(self.graph.name, content, taken, given, device.cores)
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        """Return the peak of the tensors that are alive; onnxruntime does not report what it allocates."""
+        memory = memory_graph(self.graph, operators, pin_inputs=True)
+        peak = peak_bytes(memory, range(len(memory.operators)))
+        return peak, peak
+
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
+        """Return seconds of every operator (repeats x operators), as onnxruntime's profiler has them."""
+        part = self._file.part([operator.name for operator in self.graph.operators])
+        order = [node for operator in self.graph.operators for node in self._file.nodes(operator.name)]
+        for index, node in enumerate(part.graph.node):
+            node.name = str(index)
+        frame = self._frame()
+        with tempfile.TemporaryDirectory() as folder:
+            made = session(self.graph.name, part.SerializeToString(), device.cores, Path(folder) / "profile")
+            for _ in range(repeats + 1):
+                _computed(made, None, frame, self.graph.name)
+            events = msgspec.json.decode(Path(made.end_profiling()).read_bytes())
+        microseconds: list[list[float]] = [[] for _ in order]
+        for event in events:
+            label, _, what = event["name"].rpartition("_kernel_time")
+            if event["cat"] == "Node" and not what and label.isdecimal():
+                microseconds[int(label)].append(event["dur"])
+        seconds = np.empty((repeats, len(self.graph)))
+        node = 0
+        for index, operator in enumerate(self.graph.operators):
+            count = len(self._file.nodes(operator.name))
+            # The first run allocates, and does not count.
+            rows = np.array([found[-repeats:] for found in microseconds[node : node + count]])
+            seconds[:, index] = np.maximum(rows.sum(axis=0) * 1e-6, _LEAST_S)
+            node += count
+        return seconds
+
+    def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> None:
+        """Return None: stages compute in the host's memory."""
+
+    def slicer(self) -> OnnxruntimeModel:
+        return self
+
+    def cut(self, operators: Collection[str]) -> ModelSlice:
+        return self._file.cut(operators)
+
+    def values(self) -> Mapping[str, Array]:
+        """Return every tensor of one frame of noise, by name."""
+        from onnx import helper
+
+        names = [operator.name for operator in self.graph.operators]
+        part, frame = self._file.part(names), self._frame()
+        given = {value.name for value in part.graph.output}
+        inner = [tensor.name for operator in self.graph.operators for tensor in operator.outputs]
+        part.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in inner if name not in given)
+        made = session(self.graph.name, part.SerializeToString(), ())
+        return {**frame, **dict(zip(inner, _computed(made, inner, frame, self.graph.name), strict=True))}
+
+    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
+        (folder / MODEL_FILE).write_bytes(self._file.source.content)
+        settings = _Settings(self.graph.name, self._file.source.inputs, self.order)
+        (folder / SETTINGS_FILE).write_bytes(msgspec.json.encode(settings))
+
+    @classmethod
+    def load(cls, folder: Path) -> OnnxruntimeModel:
+        """Read what `save` wrote; raise BundleError where it is damaged."""
+        try:
+            found = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=_Settings)
+            model = Model(found.name, "onnx", (folder / MODEL_FILE).read_bytes(), found.inputs)
+            return cls(model, found.order)
+        except (OSError, msgspec.DecodeError, ModelError, ValueError) as error:
+            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
+
+    def close(self) -> None:
+        """Do nothing: sessions belong to stages."""
+
+    def _frame(self) -> dict[str, Array]:
+        return {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in self.graph.inputs}
+
+
+class OnnxruntimeStage:
+    """The StageRunner: a session that reads and writes the runtime's buffers in place."""
+
+    def __init__(
+        self, name: str, content: bytes, taken: Sequence[Tensor], given: Sequence[Tensor], cores: Sequence[int]
+    ) -> None:
+        self.inputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in taken)
+        self.outputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in given)
+        self._name, self._cores = name, tuple(cores)
+        self._session: Any = session(name, content, cores)
+
+    def bind(self) -> None:
+        bind(self._cores)
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        made = self._session
+        if made is None:
+            raise RunError("the stage was closed; make a new one")
+        binding = made.io_binding()
+        for port, array in zip(self.inputs, inputs, strict=True):
+            binding.bind_cpu_input(port.name, array)
+        for port, array in zip(self.outputs, outputs, strict=True):
+            binding.bind_output(port.name, "cpu", 0, array.dtype, port.shape, array.ctypes.data)
+        try:
+            made.run_with_iobinding(binding)
+        except Exception as error:  # its errors have no common root
+            raise RunError(f"{self._name}: onnxruntime cannot compute a frame: {told(error)}") from error
+
+    def close(self) -> None:
+        self._session = None  # a run that still goes on keeps it until it ends
+
+
+def _computed(made: Any, names: Sequence[str] | None, frame: Mapping[str, Array], model: str) -> list[Array]:
+    try:
+        found: list[Array] = made.run(names, frame)
+    except Exception as error:  # its errors have no common root
+        raise ModelError(f"{model}: onnxruntime cannot run it on a frame of noise: {told(error)}") from error
+    return found

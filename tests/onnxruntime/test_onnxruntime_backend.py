@@ -1,0 +1,208 @@
+"""The backend of onnxruntime: its stages are bit-equal to the unsplit session, and its errors name what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnx")
+
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+from tvm_pipeline_onnxruntime import backend
+
+from tests.support.graphs import random_order
+from tests.support.onnx_models import write_picture_net
+from tests.support.onnx_unknown import write_determinants
+from tvm_pipeline import load
+from tvm_pipeline.backends.contract import Array, CompiledModel
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
+from tvm_pipeline.testing import check_backend
+
+CORES = sorted(os.sched_getaffinity(0))
+DEVICE = Device("cpu0", "onnxruntime", (CORES[0],))
+
+
+def net(
+    nodes: Sequence[object], outputs: Mapping[str, Sequence[int | str]], *constants: tuple[str, Array], kind: int = 1
+) -> Model:
+    """Return a model of a picture x [1, 2, 4, 4] in float32."""
+    from tvm_pipeline.core.graph import Tensor
+
+    graph = helper.make_graph(
+        nodes,
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 4, 4])],
+        [helper.make_tensor_value_info(name, kind, shape) for name, shape in outputs.items()],
+        [numpy_helper.from_array(array, name) for name, array in constants],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    return Model("net", "onnx", made.SerializeToString(), (Tensor("x", (1, 2, 4, 4)),))
+
+
+def unsplit(model: Model, frame: Mapping[str, Array], level: str) -> dict[str, Array]:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.content, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, dict(frame)), strict=True))
+
+
+def noise(model: Model) -> dict[str, Array]:
+    draw = np.random.default_rng(1)
+    return {t.name: draw.standard_normal(t.shape).astype(t.dtype) for t in model.inputs}
+
+
+def in_stages(compiled: CompiledModel, groups: Sequence[Sequence[str]], frame: Mapping[str, Array]) -> dict[str, Array]:
+    tensors = dict(frame)
+    for group in groups:
+        stage = compiled.stage(group, DEVICE)
+        outputs = [port.buffer() for port in stage.outputs]
+        stage.run([tensors[port.name] for port in stage.inputs], outputs)
+        tensors |= {port.name: array for port, array in zip(stage.outputs, outputs, strict=True)}
+        stage.close()
+    return tensors
+
+
+def test_it_keeps_the_contract(tmp_path: Path) -> None:
+    devices = [Device(f"cpu{core}", "onnxruntime", (core,)) for core in CORES[:2]]
+    check_backend(backend, load(write_picture_net(tmp_path / "net.onnx")), devices)
+
+
+@pytest.mark.parametrize("write", [write_picture_net, write_determinants])
+def test_every_cut_has_the_bits_of_the_unsplit_session(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    """The session optimises the whole file as the backend does; one that fuses more is equal within rounding."""
+    import random
+
+    model = load(write(tmp_path / "net.onnx"))
+    compiled = backend.compile(model, [DEVICE], print)
+    frame = noise(model)
+    same, fused = (unsplit(model, frame, f"ORT_ENABLE_{level}") for level in ("BASIC", "ALL"))
+    for seed in range(6):
+        draw = random.Random(seed)
+        order = random_order(draw, compiled.graph)
+        first, second = sorted(draw.sample(range(1, len(order)), 2))
+        found = in_stages(compiled, [order[:first], order[first:second], order[second:]], frame)
+        for name, expected in same.items():
+            np.testing.assert_array_equal(found[name], expected)
+            np.testing.assert_allclose(found[name], fused[name], rtol=1e-5, atol=1e-5)
+
+
+def test_what_depends_on_data_is_one_operator() -> None:
+    """NonZero's extents depend on x, so its readers stay with it, and with them what reads the same tensor."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"]),
+        helper.make_node("NonZero", ["a"], ["places"]),
+        helper.make_node("Cast", ["places"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["real"], ["mean"], keepdims=0),
+        helper.make_node("Exp", ["mean"], ["b"]),
+        helper.make_node("GatherND", ["a", "there"], ["c"]),
+        helper.make_node("Transpose", ["places"], ["there"]),
+        helper.make_node("ReduceMax", ["c"], ["most"], keepdims=0),
+        helper.make_node("Add", ["b", "most"], ["y"]),
+    ]
+    nodes[5], nodes[6] = nodes[6], nodes[5]
+    model = net(nodes, {"y": []})
+    compiled = backend.compile(model, [DEVICE], print)
+    kinds = [operator.kind for operator in compiled.graph.operators]
+    assert len(kinds) == 4
+    assert {"relu", "exp", "add"} < set(kinds)
+    frame = noise(model)
+    names = [[operator.name] for operator in compiled.graph.operators]
+    found = in_stages(compiled, names, frame)
+    np.testing.assert_array_equal(found["y"], unsplit(model, frame, "ORT_DISABLE_ALL")["y"])
+    assert compiled.time_operators(DEVICE, 3).shape == (3, 4)
+    assert (compiled.time_operators(DEVICE, 3) > 0).all()
+
+
+def test_subgraphs_take_what_they_read_along() -> None:
+    """The branches of If read tensors and weights from outside, which are no inputs of its node."""
+    branches = [
+        helper.make_graph(
+            [helper.make_node(kind, ["a", "weight"], [kind])],
+            kind,
+            [],
+            [helper.make_tensor_value_info(kind, TensorProto.FLOAT, [1, 2, 4, 4])],
+        )
+        for kind in ("Mul", "Sub")
+    ]
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["a"]),
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Greater", ["sum", "zero"], ["positive"]),
+        helper.make_node("If", ["positive"], ["y"], then_branch=branches[0], else_branch=branches[1]),
+    ]
+    constants = (("weight", np.full((4,), 3, np.float32)), ("zero", np.zeros((), np.float32)))
+    model = net(nodes, {"y": [1, 2, 4, 4]}, *constants)
+    compiled = backend.compile(model, [DEVICE], print)
+    [chosen] = [operator for operator in compiled.graph.operators if operator.kind == "if"]
+    assert set(chosen.inputs) == {"positive", "a"}
+    assert chosen.param_bytes == 16
+    for sign in (1, -1):
+        frame = {"x": sign * np.abs(noise(model)["x"])}
+        found = in_stages(compiled, [[operator.name] for operator in compiled.graph.operators], frame)
+        np.testing.assert_array_equal(found["y"], unsplit(model, frame, "ORT_DISABLE_ALL")["y"])
+
+
+def one(kind: str, **attributes: object) -> list[object]:
+    return [helper.make_node(kind, ["x"], ["y"], **attributes)]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Model("net", "tflite", b""), "net is tflite, onnxruntime takes .onnx: export the model to ONNX"),
+        (lambda: net(one("Relu", domain="nobody"), {"y": [1, 2, 4, 4]}), "onnxruntime refuses it: .*nobody"),
+        (lambda: net(one("NonZero"), {"y": [4, "n"]}, kind=7), "output y has extents that depend on data"),
+        (lambda: Model("net", "onnx", b"\xff\x00"), "not a valid ONNX file"),
+    ],
+)
+def test_what_it_cannot_run(make: Callable[[], Model], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        backend.compile(make(), [DEVICE], print)
+    assert backend.refuses(make())
+
+
+def test_devices_are_cores() -> None:
+    assert list(backend.detect()) == []
+    assert backend.settle(DEVICE).target == "cpu"
+    for wrong, message in (
+        (Device("gpu", "onnxruntime", (CORES[0],), target="cuda"), "device gpu: onnxruntime has no target 'cuda'"),
+        (Device("none", "onnxruntime"), "device none names cores"),
+        (Device("far", "onnxruntime", (9999,)), r"device far names cores \[9999\]"),
+    ):
+        with pytest.raises(PlatformError, match=message):
+            backend.settle(wrong)
+
+
+def test_a_frame_that_it_cannot_compute() -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["places"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "places"], ["y"]),
+    ]
+    compiled = backend.compile(net(nodes, {"y": [1, 2, 4, 4]}, ("table", np.ones(3, np.float32))), [DEVICE], print)
+    stage = compiled.stage([operator.name for operator in compiled.graph.operators], DEVICE)
+    outputs = [port.buffer() for port in stage.outputs]
+    with pytest.raises(RunError, match=r"net: onnxruntime cannot compute a frame: .*Gather"):
+        stage.run([np.full((1, 2, 4, 4), 77, np.float32)], outputs)
+    stage.run([np.full((1, 2, 4, 4), 2, np.float32)], outputs)
+    assert (outputs[0] == 1).all()
+    stage.close()
+    with pytest.raises(RunError, match="the stage was closed"):
+        stage.run([np.zeros((1, 2, 4, 4), np.float32)], outputs)
+
+
+def test_a_damaged_saved_model(tmp_path: Path) -> None:
+    compiled = backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [DEVICE], print)
+    compiled.save(tmp_path, [], Platform("p", (DEVICE,)))
+    (tmp_path / "model.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:99])
+    with pytest.raises(BundleError, match="damaged compiled model"):
+        backend.load(tmp_path)
