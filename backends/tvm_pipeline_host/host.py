@@ -19,9 +19,10 @@ from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import PlatformError, RunError
+from tvm_pipeline.errors import ModelError, PlatformError, RunError
 from tvm_pipeline.tvm.relay.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.schedules.choices import Choices
 from tvm_pipeline.tvm.relay.tuning.tuner import tune
 from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features, other_processor
@@ -35,6 +36,13 @@ class HostBackend:
     serves: tuple[str, ...] = ()
 
     def refuses(self, model: Model) -> str:
+        return ""
+
+    def refuses_slice(self, model: Model) -> str:
+        try:
+            import_model(model)
+        except ModelError as error:
+            return str(error)
         return ""
 
     def detect(self) -> Sequence[Device]:

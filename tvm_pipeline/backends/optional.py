@@ -1,7 +1,7 @@
 """What a backend, its models and its stages may have beside the contract, and how the core asks for it.
 
-Besides what is here, a backend may have `describe(device)`, `left_out()` and `check_together(devices)`; `registry.py`
-asks for these.
+Besides what is here, and the engines of `engines.py`, a backend may have `describe(device)`, `left_out()` and
+`check_together(devices)`; `registry.py` asks for these.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 
 
@@ -33,6 +34,15 @@ def served_by(backend: Backend) -> Sequence[str]:
     """Return the names of the others that it serves; a backend of before there was this attribute serves none."""
     names: Sequence[str] = getattr(backend, "serves", ())
     return names
+
+
+def refusal_of_slice(backend: Backend, part: Model) -> str:
+    """Return why a backend cannot compile a slice of a model; empty where it can, or cannot tell before it tries.
+
+    A backend tells by `refuses_slice(model)`, which may take as long as it takes to read a slice of one operator.
+    """
+    refuses = getattr(backend, "refuses_slice", None)
+    return str(refuses(part)) if refuses else ""
 
 
 def computed_by(compiled: CompiledModel, device: Device) -> list[str]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Progress, Seconds, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
-from tvm_pipeline.backends.optional import computed_by
+from tvm_pipeline.backends.optional import computed_by, refusal_of_slice
 from tvm_pipeline.backends.tuning import TunedKernels, kernels_to_tune, tuned_kernels
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
@@ -201,13 +201,28 @@ class SlicedModel:
         self._slicer = slicer
         self._compiled = dict(compiled or {})
         self._timer = OperatorTimer(self.graph, self.stage, slicer.values, self.time_transfers)
+        self._refused: dict[str, dict[str, str]] = {}  # by backend: operators, with the reason
 
     @property
     def order(self) -> Order:
         return self._whole.order
 
     def computes(self, device: Device) -> list[str]:
-        return computed_by(self._whole, device) if device.backend == self._lead else _operators(self)
+        if device.backend == self._lead:
+            return computed_by(self._whole, device)
+        refused = self.refused(device)
+        return [name for name in _operators(self) if name not in refused]
+
+    def refused(self, device: Device) -> Mapping[str, str]:
+        """Return the operators that the device's backend cannot compile, each with the reason."""
+        if device.backend == self._lead:
+            return {}
+        if device.backend not in self._refused:
+            backend = self._backends[device.backend]
+            parts = {name: self._slicer.cut([name]) for name in _operators(self)}
+            reasons = {name: refusal_of_slice(backend, part.model) for name, part in parts.items()}
+            self._refused[device.backend] = {name: reason for name, reason in reasons.items() if reason}
+        return self._refused[device.backend]
 
     def tuned(self) -> list[TunedKernels]:
         return tuned_kernels(self._whole)
@@ -226,6 +241,9 @@ class SlicedModel:
         if device.backend == self._lead:
             return self._whole.stage(operators, device)
         part = self._slicer.cut(operators)
+        for name, reason in self._refused.get(device.backend, {}).items():
+            if name in operators:
+                raise PlanError(f"device {device.name} cannot compute operator {name} of {self.graph.name}: {reason}")
         compiled = self._compile_slice(part, device)
         computed = {tensor.name for operator in compiled.graph.operators for tensor in operator.outputs}
         # The outputs of the slice are those of what was compiled, in order, but have the names of the whole model.
@@ -248,11 +266,14 @@ class SlicedModel:
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators).
 
-        On devices of backends that do not cut the file, each operator is timed as a stage of its own.
+        On devices of backends that do not cut the file, each operator is timed as a stage of its own; those that
+        `computes` lacks are NaN.
         """
         if device.backend == self._lead:
             return self._whole.time_operators(device, repeats)
-        return self._timer.seconds(device, repeats)
+        seconds = self._timer.seconds(device, repeats)
+        seconds[:, [self.graph.edges.index[name] for name in self.refused(device)]] = np.nan
+        return seconds
 
     def time_transfers(
         self, device: Device, sizes_bytes: Sequence[int], repeats: int

@@ -1,23 +1,24 @@
 """The application that runs bundles on sources of frames, for weeks if need be; and the steps to a bundle's plan.
 
-workflow.py       from a model file to a plan, as one call each
-tune_targets.py   faster kernels of a model for each target of a platform
-tune_plan.py      faster kernels for what bounds the best plan, while it is planned anew
-settings.py       the options of a run
-option_names.py   their names on the command line and in files
-file.py           the options of a run, from a TOML file
-running.py        Service: a run, from the bundles to the last record
-model_bundle.py   the bundle of a model file, compiled into the cache
-running_model.py  one model of a run: its pipeline, its sources, its watcher
-host_planning.py  the plan of a model with the host work around it
-inputs.py         the sources of a run
-progress.py       how far each source has come, which outlives a process
-listener.py       the object that hears of a run while it runs
-records.py        results, events and figures as JSON
-log_files.py      files of JSON lines that several runs append to, and the numbers of segments
-result_files.py   the files that lines and a video go to, in segments where requested
-control.py        a file that says what a running process plans for
-signals.py        the requests of signals
-supervisor.py     a parent that starts the run again after a crash
-video_extra.py    the parts of the video room that a service needs
+workflow.py         from a model file to a plan, as one call each
+engine_fallback.py  what TVM refuses, on an engine that takes it
+tune_targets.py     faster kernels of a model for each target of a platform
+tune_plan.py        faster kernels for what bounds the best plan, while it is planned anew
+settings.py         the options of a run
+option_names.py     their names on the command line and in files
+file.py             the options of a run, from a TOML file
+running.py          Service: a run, from the bundles to the last record
+model_bundle.py     the bundle of a model file, compiled into the cache
+running_model.py    one model of a run: its pipeline, its sources, its watcher
+host_planning.py    the plan of a model with the host work around it
+inputs.py           the sources of a run
+progress.py         how far each source has come, which outlives a process
+listener.py         the object that hears of a run while it runs
+records.py          results, events and figures as JSON
+log_files.py        files of JSON lines that several runs append to, and the numbers of segments
+result_files.py     the files that lines and a video go to, in segments where requested
+control.py          a file that says what a running process plans for
+signals.py          the requests of signals
+supervisor.py       a parent that starts the run again after a crash
+video_extra.py      the parts of the video room that a service needs
 """

@@ -41,6 +41,7 @@ from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
+from tvm_pipeline.service.engine_fallback import compiled_by_engine
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -185,7 +186,8 @@ def compile_source(
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
-    Devices that were only detected are left out, with a warning, where a backend cannot compile for them as well.
+    Devices that were only detected are left out, with a warning, where a backend cannot compile for them as well. Where
+    TVM refuses the model and no platform is given, an engine runs what TVM does not (`engine_fallback.py`).
 
     Args:
         source: what `load` takes.
@@ -201,7 +203,8 @@ def compile_source(
     for note in model.notes:
         warn(note)
     with _naming(str(source), model):
-        return _compiled_on(model, platform, tell, warn, order, tuned, carry)
+        made = _compiled_on(model, platform, tell, warn, order, tuned)
+    return replace(made, compiled=with_carry(made.compiled, carry))
 
 
 @contextmanager
@@ -216,43 +219,44 @@ def _naming(source: str, model: Model) -> Iterator[None]:
 
 
 def _compiled_on(
-    model: Model,
-    platform: Path | None,
-    tell: Say,
-    warn: Say,
-    order: Order | None,
-    tuned: bool,
-    carry: Carry,
+    model: Model, platform: Path | None, tell: Say, warn: Say, order: Order | None, tuned: bool
 ) -> Compiled:
     backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     for line in stand_in_warnings(settled):
         warn(line)
+    order = order or _order_of(settled)
     try:
-        return _compiled(model, backend, settled, tell, warn, order, tuned, carry)
+        return _compiled_beside(model, backend, settled, tell, warn, order, tuned, bool(platform))
+    except ModelError as error:
+        if platform:
+            raise
+        return Compiled(*compiled_by_engine(model, settled, error, order, tell, warn), model.metadata)
+
+
+def _compiled_beside(
+    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order, tuned: bool, asked: bool
+) -> Compiled:
+    """Compile for a platform; without the devices that its backend serves itself where these fail and nobody asked."""
+    try:
+        return _compiled(model, backend, settled, tell, warn, order, tuned)
     except (ModelError, PlatformError) as error:
         others = served_devices(backend, settled)
-        if platform or not others:
+        if asked or not others:
             raise
         # Nobody asked for these devices: without them the model may compile.
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
         warn(f"{left_out} left out of {model.name}: {error}")
     backend, settled = settle_platform(replace(settled, devices=others))
-    return _compiled(model, backend, settled, tell, warn, order, tuned, carry)
+    return _compiled(model, backend, settled, tell, warn, order, tuned)
+
+
+def _order_of(platform: Platform) -> Order:
+    return "memory" if any(device.memory_bytes is not None for device in platform.devices) else "listed"
 
 
 def _compiled(
-    model: Model,
-    backend: Backend,
-    settled: Platform,
-    tell: Say,
-    warn: Say,
-    order: Order | None,
-    tuned: bool,
-    carry: Carry,
+    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order, tuned: bool
 ) -> Compiled:
-    if order is None:
-        states_memory = any(device.memory_bytes is not None for device in settled.devices)
-        order = "memory" if states_memory else "listed"
     compile_ = backend.compile_untuned if isinstance(backend, Tuner) and not tuned else backend.compile
     compiled = compile_(model, settled.devices, tell, order)
     if model.winograd and tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
@@ -260,7 +264,7 @@ def _compiled(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"
         )
-    return Compiled(backend, with_carry(compiled, carry), settled, model.metadata)
+    return Compiled(backend, compiled, settled, model.metadata)
 
 
 def measured_profile(
