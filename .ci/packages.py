@@ -130,6 +130,10 @@ def check_watch(env: Environment) -> None:
     env.python("import tvm_pipeline.watch.metrics, tvm_pipeline.watch.server")
 
 
+def check_mqtt(env: Environment) -> None:
+    env.python("import paho.mqtt.client, paho.mqtt.enums, paho.mqtt.packettypes, paho.mqtt.properties")
+
+
 def check_cuda(env: Environment) -> None:
     """The headers and libraries that it brings are found; a driver is not needed for that."""
     env.python(
@@ -153,6 +157,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
+    "mqtt": check_mqtt,
     "cuda": check_cuda,
     "edgetpu": check_edgetpu,
     "sdist": lambda _: None,

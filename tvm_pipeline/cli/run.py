@@ -62,7 +62,8 @@ def command(
         str | None,
         typer.Option(
             help="JSON lines to write, one for each frame, as they come; - is standard output. "
-            "With --config or --supervise they are appended to the file, which is replaced otherwise."
+            "With --config or --supervise they are appended to the file, which is replaced otherwise. "
+            "mqtt://user:password@host:port/topic (or mqtts) sends each to a broker, once and in order."
         ),
     ] = None,
     segment: Annotated[

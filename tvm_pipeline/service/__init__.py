@@ -14,9 +14,11 @@ host_planning.py    the plan of a model with the host work around it
 inputs.py           the sources of a run
 progress.py         how far each source has come, which outlives a process
 listener.py         the object that hears of a run while it runs
-records.py          results, events and figures as JSON
+records.py          events and figures as JSON
+result_lines.py     what was found in a frame as a line of JSON, and its schema
 log_files.py        files of JSON lines that several runs append to, and the numbers of segments
 result_files.py     the files that lines and a video go to, in segments where requested
+mqtt_results.py     lines as messages to an MQTT broker
 control.py          a file that says what a running process plans for
 signals.py          the requests of signals
 supervisor.py       a parent that starts the run again after a crash

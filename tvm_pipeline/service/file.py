@@ -23,6 +23,7 @@ import msgspec
 from tvm_pipeline.documents import read_toml
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes
+from tvm_pipeline.service.mqtt_results import is_broker
 from tvm_pipeline.service.option_names import explained, long_name
 from tvm_pipeline.service.settings import Settings
 
@@ -104,7 +105,7 @@ def read_service(path: Path) -> Keys:
             f"{keys.where('token')}: others can read this file, and the token is a secret: `chmod 600 {path}`, or give "
             "it as the environment variable TVM_PIPELINE_TOKEN"
         )
-    if values.get("results", "-") != "-":
+    if values.get("results", "-") != "-" and not is_broker(values["results"]):
         values["results"] = str(folder / values["results"])
     values["source"] = [str(folder / s) if (folder / s).exists() else s for s in values.get("source", [])]
     values["decoder"] = [str(folder / name) if ".py:" in name else name for name in values.get("decoder", [])]

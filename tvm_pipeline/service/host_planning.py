@@ -36,6 +36,7 @@ from tvm_pipeline.files import cache_folder, write_bytes
 from tvm_pipeline.runtime.verification import verified
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.result_files import ResultFiles
+from tvm_pipeline.service.result_lines import result_line
 from tvm_pipeline.service.settings import Settings
 from tvm_pipeline.service.video_extra import (
     Analysed,
@@ -274,7 +275,12 @@ def rehearsed_application(
         output = folder / f"scratch{video}" if video else None
         results = os.devnull if lines else None  # lines are small: making them is what takes time
         with ResultFiles(Settings(output=output, results=results), fps, False) as files:
-            yield lambda seen, picture: files.write(seen, platform.stand_ins, "", picture)
+            yield lambda seen, picture: files.write(
+                seen,
+                result_line(seen, decoded=found.decode is not None, stand_ins=platform.stand_ins),
+                "",
+                picture,
+            )
 
     opens = scratch if video or lines else None
     return Rehearsal(

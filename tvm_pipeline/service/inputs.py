@@ -68,10 +68,10 @@ class ModelSources:
         for source in self.live:
             source.place(device.cores)
 
-    def count(self, frame: Frame) -> None:
-        """Count a frame whose result came out and is written."""
-        counts = self.counts[frame.source]
-        counts[:] = frame.index + self.every.get(frame.source, 1), counts[1] + 1
+    def count(self, source: str, index: int) -> None:
+        """Count a frame of a source whose result came out and is written."""
+        counts = self.counts[source]
+        counts[:] = index + self.every.get(source, 1), counts[1] + 1
 
 
 def is_live(spec: str) -> bool:

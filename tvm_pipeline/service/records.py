@@ -1,6 +1,6 @@
-"""The records of a run for others to read: its events, a line for each frame, and its figures at the end.
+"""The records of a run for others to read: its events, and its figures at the end.
 
-Read next: log_files.py (how lines are appended), listener.py (the object that hears of a run).
+Read next: result_lines.py (a line for each frame), listener.py (the object that hears of a run).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Event, RunStatistics
-from tvm_pipeline.service.video_extra import Analysed, Frame, LiveStatistics
+from tvm_pipeline.service.video_extra import LiveStatistics
 from tvm_pipeline.service.workflow import plan_json
 
 WriteEvent = Callable[[Event, str], None]  # an event, and the label of its model, empty where there is one model
@@ -48,26 +48,6 @@ def event_log(path: Path | None, warn: Callable[[str], None]) -> Iterator[WriteE
                 warn(f"`events` {path}: {error}; it lacks: {event.reason}")
 
         yield write
-
-
-def line_json(seen: Analysed[Frame], stand_ins: Mapping[str, str] | None = None, model: str = "") -> dict[str, Any]:
-    """Return one frame's line: what a decoder found, else the shape and the largest value of each output."""
-    line: dict[str, Any] = {
-        "frame": seen.frame.index,
-        "time_s": seen.frame.time_s,
-        "latency_s": seen.result.latency_s,
-        **({"model": model} if model else {}),
-        "source": seen.frame.source,
-        **({} if seen.frame.age_s is None else {"age_s": seen.frame.age_s}),
-        **({"stand_ins": list(stand_ins)} if stand_ins else {}),
-    }
-    if seen.annotations:
-        return {**line, "annotations": [asdict(annotation) for annotation in seen.annotations]}
-    outputs = {
-        name: {"shape": list(array.shape), "argmax": int(array.argmax()), "max": float(array.max())}
-        for name, array in seen.result.outputs.items()
-    }
-    return {**line, "outputs": outputs}
 
 
 def statistics_json(statistics: RunStatistics) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from tvm_pipeline.service.model_bundle import opened_model, settings_beside
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
+from tvm_pipeline.service.result_lines import result_line
 from tvm_pipeline.service.settings import STRATEGIES, Settings, for_each
 from tvm_pipeline.service.video_extra import (
     USUAL_FPS,
@@ -125,8 +126,8 @@ def opened_models(
     policies = for_each("policy", settings.policy, len(settings.source), "sources")
     plans = for_each("plan", settings.plan, settings.models, "models")
     with ExitStack() as stack:
-        if keeps_results and settings.results is not None and settings.results != "-":
-            counts.recall(Path(settings.results), settings.segment is not None)
+        if keeps_results and settings.results_file:
+            counts.recall(settings.results_file, settings.segment is not None)
         write_event = stack.enter_context(event_log(settings.events, listener.warn))
         opened: list[_Opened] = []
         for index, label in enumerate(labels):
@@ -146,7 +147,7 @@ def opened_models(
                 opened_sources(specs, policies[own], settings.stall, settings.limit, partial(counts.of, label))
             )
             opened.append(_Opened(label, bundle, found, planned, sources))
-        write = stack.enter_context(writing(opened, settings, keeps_results))
+        write = stack.enter_context(writing(opened, settings, keeps_results, listener))
         models = []
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event))
@@ -302,17 +303,22 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
 
 
 @contextmanager
-def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool) -> Iterator[Write]:
-    """Open the files of results; yield the function that writes a frame's line and its picture, and counts it."""
+def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool, listener: Listener) -> Iterator[Write]:
+    """Open what results go to; yield the function that writes a frame's line and its picture, and counts it."""
     # Models write from threads of their own; only the last line may be ahead of what is counted.
     lock = threading.Lock()
     models = {one.label: one for one in opened}
-    with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results) as files:
+    with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results, listener.warn) as files:
 
         def write(label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None:
             model = models[label]
+            line = result_line(
+                seen,
+                decoded=model.found.decode is not None,
+                stand_ins=model.bundle.platform.stand_ins,
+                model=label,
+            )
             with lock:
-                files.write(seen, model.bundle.platform.stand_ins, label, picture)
-                model.sources.count(seen.frame)
+                files.write(seen, line, label, picture, partial(model.sources.count, line.source, line.frame))
 
         yield write

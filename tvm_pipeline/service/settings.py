@@ -15,6 +15,7 @@ from typing import TypeVar
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Adaptation, HillClimb
 from tvm_pipeline.runtime.strategy import Strategy
+from tvm_pipeline.service.mqtt_results import is_broker, parse_broker
 from tvm_pipeline.service.video_extra import Request, parse_policy, read_labels, source_kind
 
 # The strategies that may propose another plan while one runs; `off` has none.
@@ -73,6 +74,11 @@ class Settings:
         """The number of models."""
         return len(self.bundle)
 
+    @property
+    def results_file(self) -> Path | None:
+        """The file of `results`, or the name from which its segments have theirs; None where they are not in files."""
+        return None if self.results in (None, "-") or is_broker(self.results) else Path(str(self.results))
+
     def check(self) -> Settings:
         """Return the settings; raise OptionError where two contradict each other or one is out of range."""
         self._check_sources()
@@ -106,6 +112,8 @@ class Settings:
         return self
 
     def _check_output(self) -> None:
+        if self.results and is_broker(self.results):
+            parse_broker(self.results)
         if self.output and len(self.source) > 1:
             raise OptionError(
                 "`output` is a video of one source; of several, write `results`, or run one for each", option="output"
@@ -122,7 +130,7 @@ class Settings:
             raise _refusal("segment", f"{self.segment:g}", "it must be positive")
         if self.results == "-":
             raise OptionError("`segment` with `results` -: standard output has no segments", option="segment")
-        if not self.output and not self.results:
+        if not self.output and not self.results_file:
             raise OptionError("`segment` is of files; give `output` or `results`", option="segment")
 
     def _check_sources(self) -> None:

@@ -12,6 +12,7 @@ from tvm_pipeline.errors import PipelineError
 try:
     from tvm_pipeline.video import (
         Analysed,
+        Annotation,
         Decoder,
         Frame,
         JsonLines,
@@ -34,12 +35,14 @@ try:
     from tvm_pipeline.video.host_profile import host_devices, profile_host
     from tvm_pipeline.video.interpret import Interpretation, interpret
     from tvm_pipeline.video.rehearsals import USUAL_FPS, HostSetting, Rehearsal
+    from tvm_pipeline.video.sinks import json_line
 except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error
 
 __all__ = [
     "USUAL_FPS",
     "Analysed",
+    "Annotation",
     "Application",
     "Decoder",
     "Frame",
@@ -58,6 +61,7 @@ __all__ = [
     "host_devices",
     "interpret",
     "is_known",
+    "json_line",
     "merge",
     "open_source",
     "parse_policy",

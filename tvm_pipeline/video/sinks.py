@@ -43,6 +43,11 @@ def naming(name: str) -> Iterator[None]:
         raise VideoError(f"cannot write {name}: {error.strerror or error}; {advice}") from error
 
 
+def json_line(value: Any) -> bytes:
+    """Return a value as JSON on one line: plain values, dataclasses, NumPy scalars and arrays."""
+    return _ENCODER.encode(value)
+
+
 class JsonLines:
     """Writes one JSON object a line, each at once; what stood in the file before is replaced.
 
@@ -59,7 +64,6 @@ class JsonLines:
         self.name = str(target if is_path else getattr(target, "name", "standard output"))
         self._owned = is_path
         self._file = self._open(target)
-        self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
 
     def __enter__(self) -> JsonLines:
         return self
@@ -87,8 +91,8 @@ class JsonLines:
             return file
 
     def write(self, value: Any) -> None:
-        """Write a line: plain values, dataclasses, NumPy scalars and arrays."""
-        line = self._encode(value) + b"\n"
+        """Write what `json_line` makes of a value."""
+        line = json_line(value) + b"\n"
         with naming(self.name):
             if isinstance(self._file, io.FileIO):
                 _write_whole(self._file.fileno(), line)
@@ -114,3 +118,6 @@ def _plain(value: object) -> object:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"a {type(value).__name__} cannot be written as JSON; convert it to plain values first")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_plain)
