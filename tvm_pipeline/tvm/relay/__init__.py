@@ -14,6 +14,7 @@ child.py               a compile in a process of its own, which TVM or LLVM may 
 child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs
 schedules/             schedules of our own for x86, and what tuning may choose of them
+distinct_outputs.py    each output of a model is a tensor of its own
 channels_first.py      images are stored channels first, as fast convolutions read them
 pad_channels.py        convolutions get as many channels as fill vectors
 lowered_int8.py        quantised operators as those that compute them, with less between two convolutions

@@ -61,18 +61,27 @@ class _Walk:
             raise ModelError(f"a fused function calls {type(call.op).__name__}; only operators can stand there")
         name = call.op.name
         arguments = [value for argument in call.args for value in self.values[argument]]
-        if name in _RESHAPES:
-            return [(arguments[0][0], _layout(call, call.checked_type, arguments) if name == "squeeze" else "")]
-        if name == "layout_transform":
-            source, target = str(call.attrs.src_layout), str(call.attrs.dst_layout)
-            if primal(source) == primal(target):
-                return [(arguments[0][0], target if is_blocked(target) else "")]
+        if only_moves(call):
+            layout = ""
+            if name == "squeeze":
+                layout = _layout(call, call.checked_type, arguments)
+            elif name == "layout_transform" and is_blocked(str(call.attrs.dst_layout)):
+                layout = str(call.attrs.dst_layout)
+            return [(arguments[0][0], layout)]
         self.macs += macs(call)
         self.operators.append((short_name(name), elements(call.checked_type)))
         self.arguments.append(tuple(source for source, _ in arguments))
         ordinal = len(self.operators) - 1
         types = _fields(call.checked_type)
         return [(Source(ordinal, index), _layout(call, type_, arguments)) for index, type_ in enumerate(types)]
+
+
+def only_moves(call: relay.Call) -> bool:
+    """Whether a call shows its first argument under another shape or blocked layout, and computes nothing."""
+    name = call.op.name if isinstance(call.op, tvm.ir.Op) else ""
+    if name == "layout_transform":
+        return bool(primal(str(call.attrs.src_layout)) == primal(str(call.attrs.dst_layout)))
+    return name in _RESHAPES
 
 
 def _fields(type_: Any) -> Sequence[Any]:
