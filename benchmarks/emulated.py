@@ -34,10 +34,10 @@ from kernel_bits import compile_into, compiled, other_choices
 from networks import load_lively
 from peer_engines import apart
 from rich.console import Console
-from slices import exactness, whole_outputs
+from slices import exactness
 from tvm_pipeline_host.detection import host_target
 
-from tests.support.networks import random_frame
+from tests.support.networks import random_frame, whole_outputs
 from tvm_pipeline.backends.bundle import open_bundle
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tvm_pipeline_host.detection import host_target
 
-from tests.support.networks import every_tensor, random_frame, random_stages, run_stages
+from tests.support.networks import every_tensor, random_frame, random_stages, run_stages, whole_outputs
 from tvm_pipeline.core.graph import OperatorGraph, crossing_tensors
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device
@@ -63,15 +63,6 @@ def operators(model: RelayModel) -> list[str]:
 
 
 # 1. Exactness
-
-
-def whole_outputs(model: RelayModel, target: str, frame: dict[str, np.ndarray]) -> list[np.ndarray]:
-    library = model.libraries[target]
-    executor = graph_executor.create(json.dumps(library.graph), library.module, tvm.cpu())
-    executor.set_input(**library.params)
-    executor.set_input(**frame)
-    executor.run()
-    return [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
 
 
 def exactness(model: RelayModel, device: Device, cuts: int) -> Row:

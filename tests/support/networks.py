@@ -238,6 +238,16 @@ def model_outputs(model: RelayModel, tensors: Mapping[str, tuple[Port, Array]]) 
     return [to_logical(tensors[name][1], tensors[name][0].layout) for name in model.graph.outputs]
 
 
+def whole_outputs(model: RelayModel, target: str, frame: Mapping[str, Array]) -> list[Array]:
+    """Return the outputs of the unsplit model, by TVM's own executor over the whole library."""
+    library = model.libraries[target]
+    executor = graph_executor.create(json.dumps(library.graph), library.module, tvm.cpu())
+    executor.set_input(**library.params)
+    executor.set_input(**frame)
+    executor.run()
+    return [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
+
+
 def every_tensor(model: RelayModel, target: str, frame: Mapping[str, Array]) -> dict[str, Array]:
     """Return the outputs of every operator of the unsplit model, in logical order.
 

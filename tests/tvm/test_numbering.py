@@ -140,18 +140,25 @@ def random_fusion(network: Network, draw: Random) -> list[list[int]]:
 
 
 def library(
-    network: Network, fusion: list[list[int]], draw: Random
+    network: Network, fusion: list[list[int]], draw: Random, *, tangled: bool = False
 ) -> tuple[list[Kernel], list[list[int]], list[Entry]]:
-    """Return the kernels of a fusion, with glue here and there; the operators of each kernel; and the heads."""
+    """Return the kernels of a fusion, with glue here and there; the operators of each kernel; and the heads.
+
+    Where `tangled`, glue may be given more tensors than the one that it shows.
+    """
     kernels: list[Kernel] = []
     operators: list[list[int]] = []
     entries: dict[Value, Entry] = {(-1, 0): (-1, 0), (-1, 1): (-1, 1)}
     outside = {value for reads in network.reads for value in reads}
 
     def shown(value: Value) -> Entry:
-        if draw.random() < 0.8:
+        if draw.random() < (0.5 if tangled else 0.8):
             return entries[value]
-        kernels.append(Kernel((), (), (entries[value],), (written(None),), 0, 0))
+        given = [entries[value]]
+        if tangled and draw.random() < 0.7:
+            given = [*draw.choices(list(entries.values()), k=draw.randint(1, 3)), *given]
+            draw.shuffle(given)
+        kernels.append(Kernel((), (), tuple(given), (written(None, given.index(entries[value])),), 0, 0))
         operators.append([])
         return len(kernels) - 1, 0
 

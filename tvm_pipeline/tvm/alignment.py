@@ -64,7 +64,7 @@ def align(
     if len(set(first.heads)) < len(set(heads[0])):
         raise ModelError(f"{name}: two of its outputs are one tensor under different shapes; keep one of them")
 
-    given = [_given(kernels, one) for kernels, one in zip(libraries, known, strict=True)]
+    given = [_given(kernels, one, own) for kernels, one, own in zip(libraries, known, heads, strict=True)]
     groups = _groups(known, given)
     group_of = {operator: index for index, group in enumerate(groups) for operator in group}
     labels = ["+".join(first.kinds[o][0] for o in group[:3]) + f"_{index}" for index, group in enumerate(groups)]
@@ -189,12 +189,16 @@ def _members(one: Numbered, group_of: dict[int, int], labels: list[str]) -> dict
     return {label: tuple(sorted(kernels)) for label, kernels in held.items()}
 
 
-def _given(kernels: Sequence[Kernel], one: Numbered) -> list[tuple[Value, ...]]:
-    """Return the values that each kernel is given: all fields of a split where it reads one behind glue."""
-    return [
-        tuple(v for entry in kernel.reads for v in _needed(kernels, one.values, entry) if v != WEIGHT)
-        for kernel in kernels
-    ]
+def _given(kernels: Sequence[Kernel], one: Numbered, heads: Sequence[Entry]) -> list[tuple[Value, ...]]:
+    """Return the values that each kernel is given: all fields of a split where it reads one behind glue.
+
+    What the glue in front of an output is given counts to the kernel that computes the output.
+    """
+    given = [[v for entry in kernel.reads for v in _needed(kernels, one.values, entry)] for kernel in kernels]
+    for head, value in zip(heads, one.heads, strict=True):
+        if value[0] >= 0:
+            given[one.places[value[0]][0]].extend(_needed(kernels, one.values, head))
+    return [tuple(value for value in own if value != WEIGHT) for own in given]
 
 
 def _needed(kernels: Sequence[Kernel], values: Sequence[tuple[Value, ...]], entry: Entry) -> list[Value]:

@@ -118,22 +118,25 @@ def _type(value: Value) -> relay.Type:
 
 def _root_owner(value: Value, index_of: dict[relay.Call, int], analysis: Analysis, owner: dict[int, _Stage]) -> _Stage:
     """Return the stage that computes a result of `main`, whatever glue follows the computation."""
-    expr = value[0]
-    while isinstance(expr, relay.Call) and analysis.kernels[index_of[expr]].is_glue:
-        expr = _fields(expr.args[0])[0][0]
-    if not isinstance(expr, relay.Call):
+    expr, field_ = value
+    alignment, edges = analysis.alignment, analysis.graph.edges
+    tensor = alignment.names[alignment.values[index_of[expr]][field_]] if isinstance(expr, relay.Call) else ""
+    if tensor not in edges.writer:
         raise PlanError("a result of main is one of its inputs; nothing of it can be put on a device")
-    return owner[index_of[expr]]
+    operator = analysis.graph.operators[edges.writer[tensor]]
+    return owner[alignment.kernels[operator.name][0]]
 
 
 def _take(expr: relay.Expr, part: _Stage, index_of: dict[relay.Call, int], analysis: Analysis) -> None:
-    """Take glue into the stage that needs it, back to the first call that is not glue."""
-    while isinstance(expr, relay.Call):
-        kernel = index_of[expr]
-        if kernel in part.kernels or not analysis.kernels[kernel].is_glue:
-            return
-        part.kernels.add(kernel)
-        expr = _fields(expr.args[0])[0][0]
+    """Take glue into the stage that needs it, back to all calls that are not glue."""
+    waiting = [expr]
+    while waiting:
+        expr = waiting.pop()
+        if isinstance(expr, relay.Call):
+            kernel = index_of[expr]
+            if kernel not in part.kernels and analysis.kernels[kernel].is_glue:
+                part.kernels.add(kernel)
+                waiting.extend(behind for argument in expr.args for behind, _ in _fields(argument))
 
 
 def _outside(value: Value, part: _Stage, index_of: dict[relay.Call, int]) -> bool:

@@ -224,8 +224,10 @@ class _Assembly:
         layout = library.kernels[kernel].outputs[output].layout if kernel >= 0 else ""
         value = alignment.values[kernel][output] if kernel >= 0 else (-1, output)
         if value not in alignment.names:
+            held = ", ".join(self.operators[:3]) + (", ..." if len(self.operators) > 3 else "")
             raise PlanError(
-                f"no cut is possible here between {library.target} and another target: a tensor has no name"
+                f"the stage of {held} reads a tensor that no operator hands on, on {library.target}; put it into one "
+                "stage with the operators in front of it, and report this as a fault of tvm-pipeline"
             )
         node = self._add({"op": "null", "name": f"input_{index}", "inputs": []}, [(shape, dtype)])
         self.node_of[f"{entry}{shape}"] = node, 0
