@@ -137,7 +137,7 @@ def test_a_relay_module_is_told_from_an_operator_graph(tmp_path: Path) -> None:
 def test_the_examples_of_the_docstrings_run() -> None:
     found = doctest.testmod(frontends)
     assert found.failed == 0
-    assert found.attempted == 3
+    assert found.attempted == 4
 
 
 # ---------------------------------------------------------------------------------------------- ONNX

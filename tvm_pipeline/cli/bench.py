@@ -11,7 +11,15 @@ import typer
 
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.tuning import tuned_kernels
-from tvm_pipeline.cli.options import JsonOption, ObjectiveOption, PlatformOption, ShapesOption, shapes_of
+from tvm_pipeline.cli.options import (
+    JsonOption,
+    ObjectiveOption,
+    PlatformOption,
+    ShapesOption,
+    ValuesOption,
+    shapes_of,
+    values_of,
+)
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
 from tvm_pipeline.core.plan import Prediction
 from tvm_pipeline.core.problem import Problem
@@ -28,6 +36,7 @@ def command(
     objective: ObjectiveOption = "throughput",
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
+    input_values: ValuesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run every candidate on this machine, interleaved, and print predicted against measured.
@@ -40,8 +49,11 @@ def command(
     chosen = checked_objective(objective)
     if not seconds > 0 or rounds < 1:
         raise OptionError("--seconds must be positive and --rounds at least 1")
-    if model.endswith(".tar") and (platform or input_shapes):
-        raise OptionError("a bundle has its own platform and shapes: leave --platform and --input-shapes out")
+    if model.endswith(".tar") and (platform or input_shapes or input_values):
+        raise OptionError(
+            "a bundle has its own platform and inputs: leave --platform, --input-shapes and --input-values out"
+        )
+    shapes, values = shapes_of(input_shapes), values_of(input_values)
     with ExitStack() as stack:
         tell = stack.enter_context(spinner())
         if model.endswith(".tar"):
@@ -49,7 +61,7 @@ def command(
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
             run = _application_run(bundle) if bundle.application else None
         else:
-            opened = planned(model, shapes_of(input_shapes), platform, None, tell, warn)
+            opened = planned(model, shapes, platform, None, tell, warn, values=values)
             subject = stack.enter_context(opened)
             if subject.compiled is None:
                 raise OptionError(subject.not_here)
@@ -58,7 +70,7 @@ def command(
         run = run or runner(compiled, problem.platform)
         runs = [(plan, run) for plan in decision.candidates]
         if tuned_kernels(compiled) and not model.endswith(".tar"):
-            untuned = compile_source(model, shapes_of(input_shapes), platform, tell, silent, tuned=False)
+            untuned = compile_source(model, shapes, platform, tell, silent, tuned=False, values=values)
             plan = replace(decision.plan, predicted=Prediction())
             runs.append((plan, runner(untuned.compiled, untuned.platform)))
         results = side_by_side(runs, seconds=seconds, rounds=rounds, progress=tell)

@@ -24,10 +24,12 @@ from tvm_pipeline.cli.options import (
     SchedulerOption,
     ShapesOption,
     StagesOption,
+    ValuesOption,
     VerifyOption,
     WinogradOption,
     check_outputs,
     shapes_of,
+    values_of,
     verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options
@@ -79,6 +81,7 @@ def command(
     ] = None,
     verify: VerifyOption = None,
     input_shapes: ShapesOption = None,
+    input_values: ValuesOption = None,
     memory_order: Annotated[
         bool,
         typer.Option(
@@ -117,7 +120,15 @@ def command(
     with spinner() as tell:
         order: Order | None = "memory" if memory_order else None
         made = compile_source(
-            model, shapes_of(input_shapes), platform, tell, warn, order, winograd=winograd, carry=states
+            model,
+            shapes_of(input_shapes),
+            platform,
+            tell,
+            warn,
+            order,
+            winograd=winograd,
+            values=values_of(input_values),
+            carry=states,
         )
         memory_order = made.compiled.order == "memory"
         request = _request(decoder, labels, threshold, classes) if settings or source else None

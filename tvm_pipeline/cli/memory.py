@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from tvm_pipeline.cli.options import JsonOption, ShapesOption, shapes_of
+from tvm_pipeline.cli.options import JsonOption, ShapesOption, ValuesOption, shapes_of, values_of
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, read_plan
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.frontends import is_relay
+from tvm_pipeline.frontends import Shapes, Values, is_relay
 from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
 from tvm_pipeline.memory.memory_graph import peak_bytes
 from tvm_pipeline.memory.stage_memory import Comparison, compare, peak_operators
@@ -40,6 +40,7 @@ def command(
         typer.Option("--on-chip", help="Bytes of an on-chip memory: also list what each order moves to and from it."),
     ] = None,
     input_shapes: ShapesOption = None,
+    input_values: ValuesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Find the order of operators that needs the least memory, and list what the usual orders need.
@@ -53,7 +54,7 @@ def command(
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"--plot {plot}: pictures are .png or .svg")
     with spinner() as tell:
-        graph, chosen = _read(source, input_shapes, plan, tell)
+        graph, chosen = _read(source, shapes_of(input_shapes), values_of(input_values), plan, tell)
         _say_empty(graph)
         tell("searching for the order that needs the least memory")
         found = [compare(graph.name, graph)]
@@ -79,7 +80,7 @@ def command(
 
 
 def _read(
-    source: str, shapes: str | None, plan: Path | None, tell: Callable[[str], None]
+    source: str, shapes: Shapes | None, values: Values | None, plan: Path | None, tell: Callable[[str], None]
 ) -> tuple[OperatorGraph, Plan | None]:
     """Return the graph, and the plan whose stages are to be examined."""
     chosen = read_plan(plan) if plan else None
@@ -89,7 +90,7 @@ def _read(
     elif source.endswith(".json") and not is_relay(source):
         graph = read_graph(source)
     else:
-        graph = compile_source(source, shapes_of(shapes), None, tell, warn).compiled.graph
+        graph = compile_source(source, shapes, None, tell, warn, values=values).compiled.graph
     if chosen is not None:
         check_partition(graph, [stage.operators for stage in chosen.stages])
     return graph, chosen

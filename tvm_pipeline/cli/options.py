@@ -10,7 +10,7 @@ import typer
 
 from tvm_pipeline.core.problem import OBJECTIVES
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.frontends import Shapes, parse_shapes
+from tvm_pipeline.frontends import Shapes, Values, parse_shapes, parse_values
 from tvm_pipeline.planning import MEASURED, SCHEDULERS
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
 
@@ -21,6 +21,12 @@ PlatformOption = Annotated[
 ShapesOption = Annotated[
     str | None,
     typer.Option("--input-shapes", help='Shapes of inputs that the file leaves open: "data:[1,3,224,224]".'),
+]
+ValuesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--input-values", help='Inputs of an .onnx file that become constants: "sr=16000", arrays as "scale=[1,2]".'
+    ),
 ]
 ProfileOption = Annotated[
     Path | None, typer.Option("--profile", help="Measured before with `profile`; without it, measured now.")
@@ -88,6 +94,11 @@ JsonOption = Annotated[
 def shapes_of(text: str | None) -> Shapes | None:
     """Return the shapes that --input-shapes gives."""
     return parse_shapes(text) if text else None
+
+
+def values_of(text: str | None) -> Values | None:
+    """Return the values that --input-values gives."""
+    return parse_values(text) if text else None
 
 
 def verify_seconds(verify: float | None, obstacle: str = "") -> float:

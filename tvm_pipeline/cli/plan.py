@@ -18,9 +18,11 @@ from tvm_pipeline.cli.options import (
     ShapesOption,
     StagesOption,
     TimeLimitOption,
+    ValuesOption,
     VerifyOption,
     check_outputs,
     shapes_of,
+    values_of,
     verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
@@ -61,6 +63,7 @@ def command(
     ] = False,
     verify: VerifyOption = None,
     input_shapes: ShapesOption = None,
+    input_values: ValuesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Plan a model: which device runs which operators.
@@ -73,7 +76,8 @@ def command(
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
     verify_seconds(verify, "--pareto lists plans and compares none" if front else "")
-    with spinner() as tell, planned(model, shapes_of(input_shapes), platform, profile, tell, warn) as subject:
+    shapes, values = shapes_of(input_shapes), values_of(input_values)
+    with spinner() as tell, planned(model, shapes, platform, profile, tell, warn, values=values) as subject:
         problem = subject.problem(
             chosen,
             stages,

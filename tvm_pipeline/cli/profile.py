@@ -8,7 +8,16 @@ from typing import Annotated
 import msgspec
 import typer
 
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, WinogradOption, check_outputs, shapes_of
+from tvm_pipeline.cli.options import (
+    JsonOption,
+    PlatformOption,
+    ShapesOption,
+    ValuesOption,
+    WinogradOption,
+    check_outputs,
+    shapes_of,
+    values_of,
+)
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
@@ -27,6 +36,7 @@ def command(
     winograd: WinogradOption = False,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
+    input_values: ValuesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Measure every operator on every device, and the links between them.
@@ -37,7 +47,9 @@ def command(
         raise OptionError(f"--repeats {repeats}: a median needs at least 2")
     check_outputs(output, graph)
     with spinner() as tell:
-        made = compile_source(model, shapes_of(input_shapes), platform, tell, warn, winograd=winograd)
+        made = compile_source(
+            model, shapes_of(input_shapes), platform, tell, warn, winograd=winograd, values=values_of(input_values)
+        )
         measured = measured_profile(made, None, tell, warn, repeats, strict)
     if output:
         write_bytes(output, msgspec.json.format(msgspec.json.encode(measured)))

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from tvm_pipeline.backends.tuning import TuningReport
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, ShapesOption, WinogradOption, shapes_of
+from tvm_pipeline.cli.options import (
+    JsonOption,
+    PlatformOption,
+    ShapesOption,
+    ValuesOption,
+    WinogradOption,
+    shapes_of,
+    values_of,
+)
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
 from tvm_pipeline.report import TextTable, comparison_table, in_units_of
 from tvm_pipeline.service.tune_plan import PlanTuning, tune_plan
@@ -34,6 +42,7 @@ def command(
     winograd: WinogradOption = False,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
+    input_values: ValuesOption = None,
     json: JsonOption = False,
 ) -> None:
     """Search for faster kernels of a model by measuring; later compilations of it on this machine use them.
@@ -45,16 +54,24 @@ def command(
 
     Example: tvm-pipeline tune model.onnx --seconds 60
     """
-    shapes = shapes_of(input_shapes)
+    shapes, values = shapes_of(input_shapes), values_of(input_values)
     with spinner() as tell:
         if objective:
             found = tune_plan(
-                model, checked_objective(objective), seconds, shapes, platform, tell, warn, winograd=winograd
+                model,
+                checked_objective(objective),
+                seconds,
+                shapes,
+                platform,
+                tell,
+                warn,
+                winograd=winograd,
+                values=values,
             )
             reports = list(found.reports)
         else:
             found = None
-            reports = tune_source(model, seconds, shapes, platform, tell, warn, winograd=winograd)
+            reports = tune_source(model, seconds, shapes, platform, tell, warn, winograd=winograd, values=values)
     if json:
         print_json({"targets": [asdict(report) for report in reports], **({"plan": _json(found)} if found else {})})
         return

@@ -31,7 +31,7 @@ class Model:
         winograd: its convolutions may be computed by Winograd's algorithm, whose values differ, where tuning found it
             faster.
         metadata: what the file says about itself, as text; see `frontends/model_metadata.py`.
-        notes: what was assumed while it was read, a sentence each.
+        notes: what was assumed or changed while it was read, a line each, for the user.
 
     Examples:
         >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})

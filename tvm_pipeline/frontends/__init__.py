@@ -1,11 +1,15 @@
 """Read and check model files without TVM: `load` returns a Model that a backend compiles.
 
-onnx.py             ONNX files, checked by the package onnx
-onnx_graph.py       an ONNX file as an operator graph, and cut into files
-tflite.py           TFLite files, read by the package tflite
-tflite_checks.py    what a TFLite file must have, since TFLite's kernels end the process where it has not
-tflite_resizing.py  TFLite files whose inputs are open get fixed shapes
-model_metadata.py   what a file says about itself: labels, task, sizes
+onnx.py               ONNX files, checked by the package onnx
+onnx_rewriting.py     what is rewritten of them before a compiler sees them
+onnx_control_flow.py  If, Loop and Scan taken out of them
+onnx_known.py         what is known of their tensors before they run
+onnx_inlining.py      nodes of a subgraph become nodes of the graph around it
+onnx_graph.py         an ONNX file as an operator graph, and cut into files
+tflite.py             TFLite files, read by the package tflite
+tflite_checks.py      what a TFLite file must have, since TFLite's kernels end the process where it has not
+tflite_resizing.py    TFLite files whose inputs are open get fixed shapes
+model_metadata.py     what a file says about itself: labels, task, sizes
 
 Each format has a module of its own. It names the file, the input or the operator at fault before a compiler sees it.
 Read `core/model.py` next.
@@ -13,9 +17,13 @@ Read `core/model.py` next.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
@@ -24,6 +32,7 @@ from tvm_pipeline.files import read_bytes
 from tvm_pipeline.frontends import onnx, tflite
 
 Shapes = Mapping[str, tuple[int, ...]]
+Values = Mapping[str, Any]  # numbers, or lists of them
 
 TESTING_NETWORKS = (
     "squeezenet",
@@ -35,25 +44,28 @@ TESTING_NETWORKS = (
     *(f"vgg-{layers}" for layers in (11, 13, 16, 19)),
 )
 
+_NAME = re.compile(r"([^\s,=\[\]]+)\s*=\s*")
 _SHAPE = re.compile(r"([^\s,\[\]]+):\[\s*(\d+(?:\s*,\s*\d+)*)\s*\]", re.ASCII)
 
 
-def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
+def load(source: str | Path, input_shapes: Shapes | None = None, input_values: Values | None = None) -> Model:
     """Read a model file, or take a network of `relay.testing` by its name.
 
     Args:
         source: a .onnx, .tflite, .relay/.txt (Relay text) or .json (Relay JSON) file, or a name of TESTING_NETWORKS
             such as `resnet-50`. A file NAME.params beside a Relay file is read as its parameters.
         input_shapes: shapes by input name, for inputs whose shape the file leaves open.
+        input_values: numbers or arrays by input name, for inputs of an ONNX file that become constants.
 
     Returns:
-        The model with its content unchanged. Its `inputs` have fixed shapes; they are empty for Relay files and for
+        The model, with its content unchanged unless inputs became constants or `Model.notes` tells what was
+        rewritten. Its `inputs` have fixed shapes; they are empty for Relay files and for
         built-in networks of the usual shape, whose importer knows them.
 
     Raises:
         ModelError: the file cannot be read, is not of its format, or leaves a shape open.
         OptionError: `input_shapes` names an input that the model does not have, or gives it another shape than the
-            file does.
+            file does; or `input_values` binds an input that is not there, or to what it cannot hold.
 
     Examples:
         >>> model = load("resnet-50", {"data": (1, 3, 64, 64)})
@@ -61,7 +73,11 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
         ('relay.testing', 'data', (1, 3, 64, 64))
     """
     path = Path(source)
-    shapes = dict(input_shapes or {})
+    shapes, values = dict(input_shapes or {}), dict(input_values or {})
+    if values and path.suffix.lower() != ".onnx":
+        raise OptionError(
+            f"`input_values`: only the inputs of an .onnx file can become constants, not those of {source}"
+        )
     if str(source) in TESTING_NETWORKS and not path.exists():
         inputs = tuple(Tensor(name, shape) for name, shape in shapes.items())
         if inputs and (len(inputs) > 1 or inputs[0].name != "data" or len(inputs[0].shape) != 4):
@@ -74,7 +90,7 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
         raise ModelError(f"{path}: the file is empty")
     match path.suffix.lower():
         case ".onnx":
-            return onnx.read(path.stem, path, content, shapes)
+            return onnx.read(path.stem, path, content, shapes, values)
         case ".tflite":
             return tflite.read(path.stem, path, content, shapes)
         case ".relay" | ".txt" | ".json":
@@ -90,6 +106,34 @@ def load(source: str | Path, input_shapes: Shapes | None = None) -> Model:
             kind = "relay.json" if path.suffix.lower() == ".json" else "relay"
             return Model(path.stem, kind, content, params=params)  # type: ignore[arg-type]
     raise ModelError(f"{path}: unknown kind of model; it takes .onnx, .tflite, .relay, .txt and .json (Relay)")
+
+
+def parse_values(text: str) -> dict[str, Any]:
+    """Read values of inputs: `NAME=VALUE`, several separated by blanks or commas; VALUE is a number or an array.
+
+    Raises:
+        OptionError: the text is something else.
+
+    Examples:
+        >>> parse_values("sr=16000, scale=[0.5, 2]")
+        {'sr': 16000, 'scale': [0.5, 2]}
+    """
+    values: dict[str, Any] = {}
+    rest = text.strip()
+    while rest:
+        found = _NAME.match(rest)
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest, found.end() if found else len(rest))
+            is_number = np.asarray(value).dtype.kind in "biuf"
+        except (ValueError, RecursionError):  # no JSON, or lists of unequal length
+            is_number = False
+        if not found or not is_number or found[1] in values:
+            raise OptionError(f'`input_values` {text!r}: give it as "sr=16000, scale=[1,2]", each input once')
+        values[found[1]] = value
+        rest = rest[end:].lstrip(" ,")
+    if not values:
+        raise OptionError(f'`input_values` {text!r}: give it as "sr=16000, scale=[1,2]", each input once')
+    return values
 
 
 def is_relay(source: str | Path) -> bool:

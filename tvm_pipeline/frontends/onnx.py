@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,22 @@ _DTYPES = {
 }
 
 
-def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...]]) -> Model:
-    """Return a checked Model of an ONNX file.
+def read(
+    name: str, path: Path, content: bytes, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, Any]
+) -> Model:
+    """Return a checked Model of an ONNX file, rewritten where compilers would not take it as it is.
 
     Args:
         name: the model's name.
         path: the file, for messages alone.
         content: the bytes of the file.
         shapes: shapes by input name; an input that is not in it must have a fixed shape in the file.
+        values: numbers or arrays by input name, for inputs that become constants.
 
     Raises:
         ModelError: the package onnx is missing, or the file is damaged, keeps its weights elsewhere or leaves a
             shape open.
-        OptionError: `shapes` names an unknown input, or gives another number of dimensions.
+        OptionError: `shapes` or `values` names an unknown input, or gives it what it cannot hold.
     """
     try:
         import onnx
@@ -39,8 +43,11 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         raise ModelError(f"{path}: reading ONNX needs the package onnx: pip install 'tvm-pipeline[relay]'") from error
     from google.protobuf.message import DecodeError
 
+    from tvm_pipeline.frontends import onnx_control_flow, onnx_rewriting
+
     try:
         proto = onnx.load_from_string(content)
+        notes = onnx_rewriting.raise_ir_version(proto)
         if any(constant.data_location == onnx.TensorProto.EXTERNAL for constant in proto.graph.initializer):
             raise ModelError(
                 f"{path}: its weights lie in another file; make it one with onnx.save(onnx.load(path), new_path)"
@@ -50,21 +57,32 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(f"{path}: not a valid ONNX file, perhaps cut short: {reason}") from error
 
+    onnx_rewriting.bind_inputs(proto, values, path)
     metadata = onnx_metadata(proto)
     stated = _stated(proto, metadata, shapes)
-    shapes = stated | shapes
+    shapes = {**stated, **shapes}
     constants = {initializer.name for initializer in proto.graph.initializer}
     declared = [value for value in proto.graph.input if value.name not in constants]
     if not declared or not proto.graph.node:
         raise ModelError(f"{path}: the graph has no inputs or no operators")
     _check_names(path, shapes, [value.name for value in declared])
-    notes = tuple(_note(name, shape) for name, shape in stated.items())
     inputs = tuple(_input(onnx, path, value, shapes) for value in declared)
+    for value, tensor in zip(declared, inputs, strict=True):
+        _fix_shape(value, tensor.shape)
+    try:
+        notes += onnx_control_flow.without_control_flow(proto, str(path))
+        notes += onnx_rewriting.drop_dropout(proto)
+        if notes or values:
+            content = proto.SerializeToString()
+            onnx.checker.check_model(proto)
+    except (onnx.checker.ValidationError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ModelError(f"{path}: its control flow cannot be read: {error}") from error
+    notes += [_note(name, shape) for name, shape in stated.items()]
     outputs = tuple(value.name for value in proto.graph.output)
-    return Model(name, "onnx", content, inputs, outputs=outputs, metadata=metadata, notes=notes)
+    return Model(name, "onnx", content, inputs, outputs=outputs, metadata=metadata, notes=tuple(notes))
 
 
-def _stated(proto: Any, metadata: dict[str, str], shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+def _stated(proto: Any, metadata: dict[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     """Return the shape of the one input that is left open, where the metadata states the size of its pictures."""
     constants = {initializer.name for initializer in proto.graph.initializer}
     declared = [value for value in proto.graph.input if value.name not in constants]
@@ -80,7 +98,13 @@ def _note(name: str, shape: tuple[int, ...]) -> str:
     return f"{name}:[{shown}] by the file's metadata (imgsz), which leaves it open; `input_shapes` gives another"
 
 
-def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]) -> Tensor:
+def _fix_shape(value: Any, shape: tuple[int, ...]) -> None:
+    """Write the shape of an input into the file, where conditions on it are then known."""
+    for extent, known in zip(value.type.tensor_type.shape.dim, shape, strict=True):
+        extent.dim_value = known
+
+
+def _input(onnx: Any, path: Path, value: Any, shapes: Mapping[str, tuple[int, ...]]) -> Tensor:
     kind = value.type.tensor_type
     dtypes = {number: _DTYPES.get(name) for name, number in onnx.TensorProto.DataType.items()}
     dtype = dtypes.get(kind.elem_type)
@@ -101,7 +125,7 @@ def _input(onnx: Any, path: Path, value: Any, shapes: dict[str, tuple[int, ...]]
     return Tensor(value.name, shape, dtype)
 
 
-def _check_names(path: Path, shapes: dict[str, tuple[int, ...]], known: list[str]) -> None:
+def _check_names(path: Path, shapes: Mapping[str, tuple[int, ...]], known: list[str]) -> None:
     for name in shapes:
         if name not in known:
             raise OptionError(f"`input_shapes`: {path} has no input {name}; its inputs are {', '.join(known)}")

@@ -21,6 +21,7 @@ OTHER_NAMES = {
     "stall_s": "stall",
     "time_limit_s": "time-limit",
     "unhealthy_after_s": "unhealthy-after",
+    "values": "input-values",
     "verify_s": "verify",
     "watchdog_s": "watchdog",
 }
@@ -36,6 +37,7 @@ SAME_NAMES = frozenset(
         "events",
         "fresh",
         "input_shapes",
+        "input_values",
         "isolate",
         "json",
         "labels",

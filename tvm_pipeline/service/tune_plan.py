@@ -24,7 +24,7 @@ from tvm_pipeline.core.problem import Objective, Problem, is_lexicographic
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.scaling import scaled_profile
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.frontends import Shapes, load
+from tvm_pipeline.frontends import Shapes, Values, load
 from tvm_pipeline.runtime.comparison import runner, side_by_side
 from tvm_pipeline.service.tune_targets import SECONDS, check_seconds, tuners_of
 from tvm_pipeline.service.workflow import Compiled, Say, compile_source, measured_profile, silent
@@ -66,6 +66,7 @@ def tune_plan(
     warn: Say = _log.warning,
     *,
     winograd: bool = False,
+    values: Values | None = None,
 ) -> PlanTuning:
     """Tune the kernels that bound the best plan of a model, until the plan does not become better.
 
@@ -85,8 +86,8 @@ def tune_plan(
             option="objective",
             value=objective,
         )
-    model = replace(load(source, shapes), winograd=winograd)
-    made = compile_source(source, shapes, platform, tell, warn, winograd=winograd)
+    model = replace(load(source, shapes, values), winograd=winograd)
+    made = compile_source(source, shapes, platform, tell, warn, winograd=winograd, values=values)
     tuners = tuners_of(made.platform, warn)
     before = Problem(made.compiled.graph, made.platform, measured_profile(made, None, tell, warn), objective)
     bounds = _Bounds(before, made)
@@ -98,7 +99,7 @@ def tune_plan(
     if not any(report.ratio for report in reports):
         return found
     tell(f"measuring {model.name} as it is tuned")
-    tuned = compile_source(source, shapes, platform, tell, warn, winograd=winograd)
+    tuned = compile_source(source, shapes, platform, tell, warn, winograd=winograd, values=values)
     after = replace(before, profile=measured_profile(tuned, None, tell, warn))
     plans = planning.plan(before).plan, planning.plan(after).plan
     found = replace(found, before=plans[0], after=plans[1])

@@ -20,7 +20,7 @@ from tvm_pipeline.backends.registry import detect_platform, find_backend, settle
 from tvm_pipeline.backends.tuning import Tuner, TuningReport
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.errors import OptionError, PlatformError
-from tvm_pipeline.frontends import Shapes, load
+from tvm_pipeline.frontends import Shapes, Values, load
 from tvm_pipeline.service.workflow import Say, silent
 
 SECONDS = 120.0  # for each target
@@ -37,6 +37,7 @@ def tune_source(
     warn: Say = _log.warning,
     *,
     winograd: bool = False,
+    values: Values | None = None,
 ) -> list[TuningReport]:
     """Search for faster kernels of a model for each target of a platform, or of this machine without one.
 
@@ -50,7 +51,7 @@ def tune_source(
         PlatformError: no device of the platform can be tuned for.
     """
     check_seconds(seconds)
-    model = replace(load(source, shapes), winograd=winograd)
+    model = replace(load(source, shapes, values), winograd=winograd)
     _, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
     return [tuner.tune(model, device, seconds, tell) for device, tuner in tuners_of(settled, warn)]
 

@@ -36,7 +36,7 @@ from tvm_pipeline.core.state_loops import Carry
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError, PlatformError
-from tvm_pipeline.frontends import Shapes, is_relay, load
+from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.comparison import Run, runner
@@ -182,6 +182,7 @@ def compile_source(
     *,
     tuned: bool = True,
     winograd: bool = False,
+    values: Values | None = None,
     carry: Carry = (),
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
@@ -197,11 +198,12 @@ def compile_source(
         tuned: False leaves out what tuning has found.
         winograd: allow other values, where tuning has found Winograd's algorithm faster (see `Model.winograd`); warn
             where it has not.
+        values: of inputs that become constants.
         carry: pairs of an input, and the output that is this input for the next frame; see `core/state_loops.py`.
     """
-    model = replace(load(source, shapes), winograd=winograd)
+    model = replace(load(source, shapes, values), winograd=winograd)
     for note in model.notes:
-        warn(note)
+        warn(f"{model.name}: {note}")
     with _naming(str(source), model):
         made = _compiled_on(model, platform, tell, warn, order, tuned)
     return replace(made, compiled=with_carry(made.compiled, carry))
@@ -299,6 +301,8 @@ def planned(
     profile: Path | None = None,
     tell: Say = silent,
     warn: Say = _log.warning,
+    *,
+    values: Values | None = None,
 ) -> Iterator[Planned]:
     """Open what a plan is to be made for.
 
@@ -330,7 +334,7 @@ def planned(
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
             yield Planned(graph, machine, known, not_here=nothing_runs)
         else:
-            made = compile_source(source, shapes, platform, tell, warn)
+            made = compile_source(source, shapes, platform, tell, warn, values=values)
             measured = measured_profile(made, profile, tell, warn)
             yield Planned(made.compiled.graph, made.platform, measured, made.compiled)
 

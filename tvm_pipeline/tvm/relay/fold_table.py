@@ -86,7 +86,7 @@ def _reduced(function: Callable[..., Any], *, floats: bool) -> _Rule:
 def _arange(attrs: Any, out: Out, start: Array, stop: Array, step: Array) -> Array | None:
     if not out.dtype.startswith("int") or not step:
         return None
-    return np.arange(start.item(), stop.item(), step.item(), out.dtype)
+    return np.arange(int(start), int(stop), int(step)).astype(out.dtype)
 
 
 def _gather(attrs: Any, out: Out, x: Array, indices: Array) -> Array | None:
@@ -203,7 +203,7 @@ TABLE: dict[str, _Rule] = {
     "logical_or": _arithmetic(np.logical_or),
     "logical_xor": _arithmetic(np.logical_xor),
     "logical_not": _arithmetic(np.logical_not),
-    "where": lambda attrs, out, condition, x, y: np.where(condition, x, y),
+    "where": lambda attrs, out, condition, x, y: np.asarray(np.where(condition, x, y)),
     "copy": lambda attrs, out, x: x,
     "arange": _arange,
     "gather": _gather,
