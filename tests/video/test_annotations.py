@@ -44,3 +44,11 @@ def test_boxes_outside_the_frame_or_turned_round_do_not_fail() -> None:
     image = np.zeros((64, 96, 3), np.uint8)
     draw(image, [Annotation("a", 1, (-50, -50, 500, 500)), Annotation("b", 1, (90, 60, 10, 10))])
     draw(image, [Annotation("", None, (200, 200, 300, 300)), Annotation("été 猫", 0.1)])
+
+
+def test_boxes_and_labels_of_nonsense_are_drawn_at_once() -> None:
+    """A box of 1e308 with a label of 5000 characters did not end in 90 s."""
+    image = np.zeros((48, 64, 3), np.uint8)
+    far = Annotation("x" * 5000, 0.5, (-1e308, 1e308, 1e308, -1e308), ((1e308, -1e308), (5, 5)))
+    drawn = draw(image, [far, Annotation("several\nlines"), Annotation(7, 1)])  # type: ignore[arg-type]
+    assert drawn[5, 5].any()

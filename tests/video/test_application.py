@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.errors import OptionError, ProfileError, RunError, VideoError
+from tvm_pipeline.errors import OptionError, ProfileError, RunError, StageError, VideoError
 from tvm_pipeline.video import (
     Annotation,
     Application,
@@ -225,6 +226,16 @@ def test_host_operators_are_measured_where_there_are_cores():
     for stage in best.stages:
         if not set(own).isdisjoint(stage.operators):
             assert stage.devices == ("d0",)
+
+
+def test_a_decoder_that_hangs_while_it_is_measured_is_named(monkeypatch):
+    monkeypatch.setattr("tvm_pipeline.video.host_profile.PATIENCE_S", 0.2)
+    let_go = threading.Event()
+    compiled, platform = model(), platform_of("d0")
+    app = Rehearsal(compiled.graph, FILM, SETTINGS, lambda outputs, transform: let_go.wait() and ())
+    with pytest.raises(StageError, match=r"failed at frame 0: .* the decoder .*<lambda> did not end within 0.2 s"):
+        profile_host(app, compiled, platform, profile_of(compiled, platform), seconds=0.1)
+    let_go.set()
 
 
 def test_a_platform_without_a_cpu_cannot_be_measured():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.video.cameras import explained, film, hanging_after, live, numbers, picture
 from tests.video.test_sources import FRAMES, middle_of_packet
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError, RunError, VideoError
 from tvm_pipeline.video import LiveSource, Policy, Reconnect, open_source, parse_policy
 from tvm_pipeline.video.decoding import Picture
 
@@ -236,12 +236,19 @@ def test_without_reconnection_a_stall_is_an_error() -> None:
             next(iterator)
 
 
-def test_a_mistake_in_the_program_is_not_tried_again() -> None:
+@pytest.mark.parametrize(
+    ("mistake", "kind", "told"),
+    [
+        (TypeError("a mistake"), TypeError, "a mistake"),
+        (SystemExit(3), RunError, "cam was ended by SystemExit: 3; mend"),
+    ],
+)
+def test_a_mistake_in_the_program_is_not_tried_again(mistake: BaseException, kind: type[Exception], told: str) -> None:
     def pictures() -> Iterator[Picture]:
         yield picture(0)
-        raise TypeError("a mistake")
+        raise mistake
 
-    with live(pictures, film()) as source, pytest.raises(TypeError, match="a mistake"):
+    with live(pictures, film()) as source, pytest.raises(kind, match=told):
         list(source)
     assert source.statistics().reconnects == 0
 

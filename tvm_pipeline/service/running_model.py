@@ -5,11 +5,13 @@ Each model has a thread that takes its results. Read next: running.py, which sta
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Protocol
 
@@ -20,10 +22,10 @@ from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import OptionError, PipelineError, RunError
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.host_work import model_stages
-from tvm_pipeline.runtime.isolation import isolated
+from tvm_pipeline.runtime.isolation import MAKING_S, isolated
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.service.control import requested_problem
 from tvm_pipeline.service.host_planning import (
@@ -44,10 +46,15 @@ from tvm_pipeline.service.settings import STRATEGIES, Settings, for_each
 from tvm_pipeline.service.video_extra import (
     USUAL_FPS,
     Analysed,
+    Annotation,
     Application,
+    Decoder,
     Frame,
     Interpretation,
+    Outputs,
     Request,
+    Transform,
+    decoder_name,
     draw,
     host_devices,
     interpret,
@@ -65,6 +72,27 @@ class Write(Protocol):
     def __call__(self, label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None: ...
 
 
+class TimedDecoder:
+    """A decoder that tells for how many seconds it has been at its frame."""
+
+    def __init__(self, decode: Decoder) -> None:
+        update_wrapper(self, decode)
+        self.name = decoder_name(decode)
+        self._decode, self._since_s = decode, math.inf
+
+    def __call__(self, outputs: Outputs, transform: Transform) -> Sequence[Annotation]:
+        self._since_s = time.perf_counter()
+        try:
+            return self._decode(outputs, transform)
+        finally:
+            self._since_s = math.inf
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds, 0 or less where it is at none."""
+        return time.perf_counter() - self._since_s
+
+
 @dataclass(eq=False)
 class RunningModel:
     """A model that runs.
@@ -75,7 +103,9 @@ class RunningModel:
         results: gives what was found on each frame, in order, and ends early once its argument says so.
         writes: whether each result is still to be written; a plan with host work writes it in a stage.
         last: the last frame that came out, with what was found on it.
+        decoder: the one that the thread of the results calls; None where a stage does, which has its own watchdog.
         failure: why its results ended early.
+        hangs: whether the thread of the results does not end.
     """
 
     label: str
@@ -85,8 +115,10 @@ class RunningModel:
     sources: ModelSources
     results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]]
     writes: bool
+    decoder: TimedDecoder | None = None
     last: Analysed[Frame] | None = None
     failure: Exception | None = None
+    hangs: bool = False
 
     def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -97,6 +129,20 @@ class RunningModel:
                 self.last = seen
         except Exception as error:
             self.failure = error
+        except BaseException as error:  # a source, too, may call sys.exit
+            self.failure = RunError(
+                f"{self.sources.name}: {type(error).__name__} ended the thread of its results: {error}"
+            )
+
+    def check(self, limit_s: float) -> None:
+        """Give the results up where the decoder has been at a frame for longer than this."""
+        if self.decoder and not self.hangs and self.decoder.busy_s > limit_s:
+            where = f"after frame {self.last.frame.index}" if self.last else "at the first frame"
+            self.hangs = True
+            self.failure = RunError(
+                f"{self.decoder.name} did not return within {limit_s:g} s {where} of {self.sources.name}; mend the "
+                "function, or give it more time as `watchdog`"
+            )
 
     def report(self) -> ModelReport:
         """Return the figures of now."""
@@ -243,9 +289,10 @@ def _running(
             sources.place,
         )
     host = application.host if application else None
-    compiled = bundle.compiled
+    compiled, making_s = bundle.compiled, max(MAKING_S, settings.watchdog)
     if settings.isolate:
-        compiled = stack.enter_context(isolated(compiled, bundle.platform, model_stages(planned.plan.stages, host)))
+        stages = model_stages(planned.plan.stages, host)
+        compiled = stack.enter_context(isolated(compiled, bundle.platform, stages, making_s))
     strategy = STRATEGIES[settings.adapt]()
     if strategy and planned.decision:
         strategy.expect(planned.decision.measured)
@@ -255,14 +302,16 @@ def _running(
         planned.plan,
         adaptation=strategy,
         watchdog_s=settings.watchdog,
+        making_s=making_s,
         on_event=lambda event: write_event(event, label),
         host=host,
     )
     if application:
         results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
-    else:
-        results = partial(stream, pipeline, sources.frames, opened.found.preprocessing, opened.found.decode)
-    return RunningModel(label, bundle, planned.problem, pipeline, sources, results, application is None)
+        return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False)
+    decoder = TimedDecoder(opened.found.decode) if opened.found.decode else None
+    results = partial(stream, pipeline, sources.frames, opened.found.preprocessing, decoder)
+    return RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder)
 
 
 def _labels(bundles: Sequence[Path]) -> list[str]:

@@ -29,11 +29,13 @@ try:
         source_kind,
         stream,
     )
+    from tvm_pipeline.video.analysis import Outputs, decoder_name
     from tvm_pipeline.video.application import Application
     from tvm_pipeline.video.decoders import Request, is_known, read_labels
     from tvm_pipeline.video.decoding import without_password
     from tvm_pipeline.video.host_profile import host_devices, profile_host
     from tvm_pipeline.video.interpret import Interpretation, interpret
+    from tvm_pipeline.video.preprocessing import Transform
     from tvm_pipeline.video.rehearsals import USUAL_FPS, HostSetting, Rehearsal
     from tvm_pipeline.video.sinks import json_line
 except ImportError as error:
@@ -51,12 +53,15 @@ __all__ = [
     "JsonLines",
     "LiveSource",
     "LiveStatistics",
+    "Outputs",
     "Preprocessing",
     "Reconnect",
     "Rehearsal",
     "Request",
     "Source",
+    "Transform",
     "VideoFile",
+    "decoder_name",
     "draw",
     "host_devices",
     "interpret",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,11 +83,14 @@ def decoded(decode: Decoder, outputs: Outputs, settings: Preprocessing, frame: F
     Raises:
         RunError: the decoder raised, or returned something else than annotations; with its name and the frame.
     """
-    name = f"the decoder {decode.__module__}:{getattr(decode, '__qualname__', type(decode).__qualname__)}"
+    name = decoder_name(decode)
     where = f"frame {frame.index} of {frame.source}"
     try:
         found = decode(outputs, settings.transform(frame.image.shape[1], frame.image.shape[0]))
-    except Exception as error:
+    except BaseException as error:
+        # In the main thread, Ctrl-C and an exit are those of the program. In any other they would end only the thread.
+        if not isinstance(error, Exception) and threading.current_thread() is threading.main_thread():
+            raise
         at = _line_of(error, decode)
         given = ", ".join(f"{name} {list(array.shape)}" for name, array in outputs.items())
         raise RunError(
@@ -93,17 +98,45 @@ def decoded(decode: Decoder, outputs: Outputs, settings: Preprocessing, frame: F
         ) from error
     if not isinstance(found, Sequence) or not all(isinstance(one, Annotation) for one in found):
         raise RunError(
-            f"{name} returned {str(found)[:60]!r} at {where}; it must return a list of tvm_pipeline.video.Annotation"
+            f"{name} returned {_shown(found)} at {where}; it must return a list of tvm_pipeline.video.Annotation"
         )
+    for annotation in found:
+        if fault := _fault(annotation):
+            raise RunError(f"{name} returned an annotation at {where} whose {fault}")
     return found
 
 
-def _line_of(error: Exception, decode: Decoder) -> str:
+def _line_of(error: BaseException, decode: Decoder) -> str:
     """Return file and line of a decoder's error: the innermost of its own file, if it has one."""
     code = getattr(decode, "__code__", None) or getattr(type(decode).__call__, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename] or frames[-1:]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def decoder_name(decode: Decoder) -> str:
+    """Return the name of a decoder for messages, such as `the decoder found:decode`."""
+    return f"the decoder {decode.__module__}:{getattr(decode, '__qualname__', type(decode).__qualname__)}"
+
+
+def _fault(annotation: Annotation) -> str:
+    """Return what of an annotation can be neither written nor drawn; empty where nothing is."""
+    score, box = annotation.score, annotation.box
+    try:
+        if score is not None and not math.isfinite(score):
+            return f"score is {_shown(score)}; give a finite number or None"
+        if box is not None and (len(box) != 4 or not all(map(math.isfinite, box))):
+            return f"box is {_shown(box)}; give left, top, right and bottom as finite numbers, or None"
+        for name, points in (("points", annotation.points), ("polygon", annotation.polygon)):
+            if not all(math.isfinite(x) and math.isfinite(y) for x, y in points):
+                return f"{name} are {_shown(points)}; give (x, y) in finite numbers each"
+    except (TypeError, ValueError, OverflowError) as error:
+        return f"score, box or points are no numbers ({error}); give numbers"
+    return ""
+
+
+def _shown(value: object) -> str:
+    return repr(str(value)[:60])
 
 
 def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | None = None) -> Preprocessing:
@@ -136,10 +169,10 @@ def find_decoder(name: str) -> Decoder:
     """Return the function that is named `path/to/file.py:function` or `package.module:function`.
 
     Raises:
-        OptionError: there is no such file, module or function.
+        OptionError: there is no such file, module or function, or importing it raises.
     """
-    where, colon, function = name.rpartition(":")
-    if not colon:
+    where, _, function = name.rpartition(":")
+    if not where.strip(".") or not function.isidentifier():
         raise OptionError(
             f"`decoder` {name!r}: give it as file.py:function or package.module:function", option="decoder", value=name
         )
@@ -155,4 +188,22 @@ def find_decoder(name: str) -> Decoder:
         decoder: Decoder = getattr(module, function)
     except (ImportError, OSError, AttributeError) as error:
         raise OptionError(f"`decoder` {name!r}: {error}", option="decoder", value=name) from error
+    except SyntaxError as error:
+        raise OptionError(
+            f"`decoder` {name!r}: {error.filename}, line {error.lineno}: {error.msg}", option="decoder", value=name
+        ) from error
+    except (Exception, SystemExit, GeneratorExit) as error:
+        raise OptionError(
+            f"`decoder` {name!r}: importing {where} raised {type(error).__name__}: {error}; a file with a decoder only "
+            "defines functions",
+            option="decoder",
+            value=name,
+        ) from error
+    if not callable(decoder):
+        raise OptionError(
+            f"`decoder` {name!r}: {function} is a {type(decoder).__name__}, not a function of the outputs and the "
+            "transform",
+            option="decoder",
+            value=name,
+        )
     return decoder

@@ -47,6 +47,9 @@ class Mask:
         return np.repeat(inside, self.counts).reshape(self.size, order="F")
 
 
+LONGEST_LABEL = 100  # characters of a label that are drawn
+
+
 @dataclass(frozen=True, slots=True)
 class Annotation:
     """One thing that was found in a frame, in pixels of that frame.
@@ -69,7 +72,10 @@ class Annotation:
 
 
 def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray[np.uint8]:
-    """Return a copy of a frame (uint8 HxWx3 RGB) with the annotations; those without a box are lines at top left."""
+    """Return a copy of a frame (uint8 HxWx3 RGB) with the annotations; those without a box are lines at top left.
+
+    What lies outside of the frame is drawn at its edge, or not at all.
+    """
     masks = [(one.mask.pixels(), one.label) for one in annotations if one.mask and one.mask.size == image.shape[:2]]
     if masks:
         image = image.copy()
@@ -77,20 +83,23 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
             image[pixels] = image[pixels] // 2 + np.array(ImageColor.getrgb(_color(label)), np.uint8) // 2
     picture = Image.fromarray(image)
     pen = ImageDraw.Draw(picture)
-    size = max(10, image.shape[0] // 30)
+    height, width = image.shape[:2]
+    size = max(10, height // 30)
     font = ImageFont.load_default(size)
     line_y = 0
     for annotation in annotations:
-        color = _color(annotation.label)
-        text = annotation.label if annotation.score is None else f"{annotation.label} {annotation.score:.2f}"
+        label = " ".join(str(annotation.label).split())[:LONGEST_LABEL]
+        color = _color(label)
+        text = label if annotation.score is None else f"{label} {annotation.score:.2f}"
         at = (0.0, float(line_y))
         if annotation.box is None:
             line_y += size + 4
         else:
-            left, right = sorted(annotation.box[0::2])
-            top, bottom = sorted(annotation.box[1::2])
+            left, right = sorted(_within(x, width) for x in annotation.box[0::2])
+            top, bottom = sorted(_within(y, height) for y in annotation.box[1::2])
             if annotation.polygon:
-                pen.polygon(annotation.polygon, outline=color, width=max(1, size // 8))
+                corners = [(_within(x, width), _within(y, height)) for x, y in annotation.polygon]
+                pen.polygon(corners, outline=color, width=max(1, size // 8))
             else:
                 pen.rectangle((left, top, right, bottom), outline=color, width=max(1, size // 8))
             at = (max(0.0, left), max(0.0, top - size - 4))
@@ -98,9 +107,14 @@ def draw(image: NDArray[np.uint8], annotations: Sequence[Annotation]) -> NDArray
             pen.rectangle((*at, at[0] + pen.textlength(text, font=font) + 4, at[1] + size + 3), fill=color)
             pen.text((at[0] + 2, at[1] + 1), text, fill="black", font=font)
         radius = max(1, size // 6)
-        for x, y in annotation.points:
+        for x, y in ((_within(x, width), _within(y, height)) for x, y in annotation.points):
             pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=color)
     return np.asarray(picture)
+
+
+def _within(pixel: float, extent: int) -> float:
+    """Return a coordinate that is far outside of the frame as one that is just outside."""
+    return min(max(float(pixel), -float(extent)), 2.0 * extent)
 
 
 def _color(label: str) -> str:

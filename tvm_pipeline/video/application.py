@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from tvm_pipeline.backends.ports import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import OptionError, PipelineError, StageError
+from tvm_pipeline.errors import OptionError, PipelineError, PipelineTimeoutError, StageError
 from tvm_pipeline.runtime.frame_stream import FrameStream, Result, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
-from tvm_pipeline.video.analysis import Analysed, Decoder, FrameT, decoded
+from tvm_pipeline.video.analysis import Analysed, Decoder, FrameT, decoded, decoder_name
 from tvm_pipeline.video.annotations import Annotation, draw
 from tvm_pipeline.video.live_source import LiveFrame
 from tvm_pipeline.video.preprocessing import Preprocessing, preprocess
@@ -95,12 +95,16 @@ def host_graph(model: OperatorGraph, width: int, height: int, *, draws: bool, wr
 
 @contextmanager
 def host_errors() -> Iterator[None]:
-    """Raise what a host operator reported on purpose, such as VideoError, instead of the StageError about it."""
+    """Raise what a host operator reported on purpose, such as VideoError, instead of the StageError about it.
+
+    One that hangs has reported nothing.
+    """
     try:
         yield
     except StageError as error:
-        if error.operator and isinstance(error.__cause__, PipelineError):
-            raise error.__cause__ from error
+        cause = error.__cause__
+        if error.operator and isinstance(cause, PipelineError) and not isinstance(cause, PipelineTimeoutError):
+            raise cause from error
         raise
 
 
@@ -143,7 +147,8 @@ class Application(Generic[FrameT]):
             WRITE: self._write,
         }
         known = {name: functions[name] for name in functions if name in graph.edges.index}
-        self.host = HostWork(graph, cast(dict[str, HostFunction], known), place)
+        known_as = {DECODE: decoder_name(decode)} if decode else {}
+        self.host = HostWork(graph, cast(dict[str, HostFunction], known), place, known_as)
 
     def run(self, pipeline: FrameStream, stopped: Callable[[], bool] = lambda: False) -> Iterator[Analysed[FrameT]]:
         """Run every frame through a pipeline that has `host`, and yield what was found, in order.

@@ -31,7 +31,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.errors import ProfileError
+from tvm_pipeline.errors import PipelineTimeoutError, ProfileError
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.host_work import Entry, HostFunction, HostWork
 from tvm_pipeline.video.application import READ, Passage, host_errors
@@ -46,6 +46,8 @@ STANDARD_ERROR = 0.01  # of the seconds of a frame, relative; a round with less 
 LOCK_FRAMES = 12
 # The probe gets the lock within this time where nobody holds it.
 PROBE_S = 20e-6
+PATIENCE_S = 60.0  # for one frame, before what hangs counts as failed
+LOOK_S = 0.5  # between two looks at that
 
 Samples = dict[str, list[float]]
 Figure = TypeVar("Figure")
@@ -145,7 +147,15 @@ def _run(
     with host_errors(), Pipeline(compiled, plan, platform, in_flight=1, host=host) as pipeline:
         while not is_enough():
             pipeline.submit({}, tag=Passage[Frame]())
-            pipeline.result()
+            until_s = time.monotonic() + PATIENCE_S
+            while True:
+                try:
+                    pipeline.result(LOOK_S)
+                except PipelineTimeoutError:
+                    if time.monotonic() > until_s:
+                        pipeline.overdue(PATIENCE_S)  # of what hangs, the error comes from `result`
+                else:
+                    break
 
 
 def _lock_seconds(

@@ -27,7 +27,7 @@ import numpy as np
 from av.error import FFmpegError
 
 from tvm_pipeline.core.statistics import WINDOW
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError, RunError, VideoError
 from tvm_pipeline.video.decoding import without_password
 from tvm_pipeline.video.kinds import open_source
 from tvm_pipeline.video.policies import BLOCK, RECONNECT, Policy, Reconnect
@@ -364,6 +364,10 @@ class _Reader(threading.Thread):
                     computed_s = time.thread_time()
         except Exception as error:  # the keeper decides what it means
             self.failure = error
+        except BaseException as error:  # would end this thread alone
+            self.failure = RunError(
+                f"{self.name} was ended by {type(error).__name__}: {error}; mend the kind of source"
+            )
         finally:
             self.opened.set()
             self.over.set()
