@@ -20,7 +20,7 @@ from tvm_pipeline.service.supervisor import is_worth_a_restart
 def workers() -> list[int]:
     """Child processes of this one that are a run."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    return [pid for pid in map(int, children) if b"tvm_pipeline.cli" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in map(int, children) if b"tvm_pipeline_command" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def wait_for(condition, seconds: float = 90.0) -> bool:

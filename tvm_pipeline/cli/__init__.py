@@ -4,12 +4,14 @@ options.py  the options that several commands share
 screen.py   the terminal as a listener of a run
 output.py   tables, JSON and errors; fields of the library as options of the command line
 
-Exit codes: 0; 2 for wrong usage; 1 for a failure, whose reason is one line (`--traceback` shows the rest); 130 after a
-second Ctrl-C; 70 tells the supervisor of `run --supervise` to start another worker.
+Exit codes: 0; 2 for wrong usage; 1 for a failure, whose reason is one line (`--traceback` shows the rest); 128 and the
+number of the signal where one ended it at once, so 130 after Ctrl-C and 143 after SIGTERM; 70 tells the supervisor of
+`run --supervise` to start another worker. It begins in the module `tvm_pipeline_command`.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 
 import typer
@@ -31,6 +33,9 @@ from tvm_pipeline.cli import (
     tune,
 )
 from tvm_pipeline.cli.output import logged, print_error, say
+from tvm_pipeline.service.signals import Interrupts, ending, handling
+
+INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 app = typer.Typer(
     name="tvm-pipeline",
@@ -64,11 +69,16 @@ def main() -> None:
     """The entry point of the command `tvm-pipeline`."""
     arguments = sys.argv[1:]
     wants_traceback = "--traceback" in arguments
+    interrupts = Interrupts()
     try:
-        with logged():
+        with handling(ending(interrupts)), logged():
             app(args=[argument for argument in arguments if argument != "--traceback"])
-    except KeyboardInterrupt:
-        say("stopped")
-        sys.exit(130)
     except Exception as error:  # the last place where a failure can become one line
         sys.exit(print_error(error, wants_traceback))
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
+        say("stopped")
+        sys.exit(128 + (interrupts.number or signal.SIGINT))
+    finally:
+        interrupts.over()

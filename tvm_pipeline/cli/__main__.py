@@ -1,5 +1,5 @@
 """`python -m tvm_pipeline.cli`: the command line by this interpreter."""
 
-from tvm_pipeline.cli import main
+from tvm_pipeline_command import main
 
 main()

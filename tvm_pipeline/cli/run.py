@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from tvm_pipeline.service.file import SettingsReader
     from tvm_pipeline.service.settings import Settings
 
+WORKING = (
+    "import sys; entries = int(sys.argv[1]) + 2; sys.path[:] = sys.argv[2:entries]; "
+    "sys.argv[:] = ['tvm-pipeline', *sys.argv[entries:]]; import tvm_pipeline_command; tvm_pipeline_command.main()"
+)
+
 
 def command(
     ctx: typer.Context,
@@ -239,7 +244,8 @@ def _run(settings: Settings, reader: SettingsReader | None, worker: Path | None)
 
     with Screen() as screen:
         if settings.supervise and worker is None:
-            command = [sys.executable, "-m", "tvm_pipeline.cli", *sys.argv[1:]]
+            # The worker finds modules where this process does, and not in the working folder, as with `-m`.
+            command = [sys.executable, "-c", WORKING, str(len(sys.path)), *sys.path, *sys.argv[1:]]
             raise typer.Exit(supervise(command, settings.events, reader is not None, screen))
         counts = FrameCounts(worker)
         parent = os.getppid() if worker else None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport
 from tvm_pipeline.service.running_model import RunningModel, Write, opened_models
 from tvm_pipeline.service.settings import Settings
-from tvm_pipeline.service.signals import Handler, Requests, handling
+from tvm_pipeline.service.signals import ENDS, Interrupts, Requests, ending, handling
 
 TICK_S = 0.1  # between two looks at the signals
 LOOK_S = 0.5  # between two looks at the control file, and two of the listener
@@ -36,8 +35,9 @@ class Service:
         (report,) = Service(settings).run()
         print(report.statistics.throughput_fps)
 
-    In the main thread, `run` handles SIGINT and SIGTERM, which let the frames inside come out and end it. `supervise`
-    and `json` of the settings are for the command line and have no effect here.
+    In the main thread, `run` handles SIGINT and SIGTERM, and SIGHUP where there is no `reader`: the first lets the
+    frames inside come out and ends it, and another one ends it at once, by KeyboardInterrupt. `supervise` and `json` of
+    the settings are for the command line and have no effect here.
 
     Args:
         settings: the options of the run.
@@ -64,6 +64,7 @@ class Service:
         self._listener = listener or Listener()
         self._keeps_results = reader is not None or parent is not None
         self._requests = Requests()
+        self._drains = False  # the frames inside are to come out
 
     def stop(self) -> None:
         """End the run after the frames inside have come out. Call it from another thread."""
@@ -80,7 +81,8 @@ class Service:
             PipelineError: anything else that the run met.
         """
         # Until it runs there is nothing to drain, but temporary folders are to be removed.
-        handlers: dict[int, Handler] = {signal.SIGTERM: lambda *_: sys.exit(0)}
+        leaving = Interrupts(0)
+        handlers = ending(leaving, [number for number in self._ending_signals() if number != signal.SIGINT])
         if self._reader:
             handlers[signal.SIGHUP] = self._requests.request_reread
         try:
@@ -91,6 +93,13 @@ class Service:
             if located is error:
                 raise
             raise located from error
+        finally:
+            leaving.over()
+            self._requests.interrupts.over()
+
+    def _ending_signals(self) -> list[int]:
+        """Return the signals that end the run; a SIGHUP reads settings again where these come from a file."""
+        return [number for number in ENDS if number != signal.SIGHUP or self._reader is None]
 
     def _run(self) -> list[ModelReport]:
         settings, before = self._settings, None
@@ -107,6 +116,7 @@ class Service:
                     self._listener.warn(f"{self._located(error)}; back to the settings before")
                     settings, before = before, None
                     continue
+                self._drains = False
                 following = self._run_to_end(models, write, settings)
             failure = next((model.failure for model in models if model.failure), None)
             if following is None or failure:
@@ -116,7 +126,6 @@ class Service:
                     raise failure
                 return reports
             settings, before = following, settings
-            self._requests.stop = False
 
     def _run_to_end(self, models: Sequence[RunningModel], write: Write, settings: Settings) -> Settings | None:
         """Run until the sources end, one model fails, or a signal comes; then let the frames inside come out.
@@ -128,19 +137,22 @@ class Service:
         requests = self._requests
         following: Settings | None = None
         with ExitStack() as stack:
-            stack.enter_context(handling({signal.SIGINT: requests.request_stop, signal.SIGTERM: requests.request_stop}))
+            handlers = {signal.SIGINT: requests.request_stop} | ending(requests.request_stop, self._ending_signals())
+            stack.enter_context(handling(handlers))
             threads = self._started(stack, models, write)
             look_s, closed = time.monotonic(), False
-            while alive := [thread for thread in threads if thread.is_alive()]:
+            while alive := [t for t, model in zip(threads, models, strict=True) if t.is_alive() and not model.hangs]:
                 alive[0].join(TICK_S)
+                for model in models:
+                    model.check(settings.watchdog)
                 if requests.reread and not requests.stop:
                     requests.reread = False
                     following = self._reread(settings)
-                if following or any(model.failure for model in models) or self._is_orphan():
-                    requests.stop = True
-                if requests.stop and not closed:
+                if requests.stop or following or any(model.failure for model in models) or self._is_orphan():
+                    self._drains = True
+                if self._drains and not closed:
                     closed = True
-                    self._listener.say("draining; Ctrl-C again ends at once")
+                    self._listener.say("draining; Ctrl-C or SIGTERM again ends at once")
                     for model in models:
                         model.sources.close()
                 if time.monotonic() >= look_s:
@@ -150,11 +162,11 @@ class Service:
                     self._listener.look(lambda: [model.report() for model in models])
             if worst := next((m.failure for m in models if m.failure and not isinstance(m.failure, VideoError)), None):
                 raise worst
-        return following
+        return None if requests.stop else following
 
     def _started(self, stack: ExitStack, models: Sequence[RunningModel], write: Write) -> list[threading.Thread]:
         """Start the pipelines, then a thread for each model that takes its results."""
-        stopped: Callable[[], bool] = lambda: self._requests.stop  # noqa: E731
+        stopped: Callable[[], bool] = lambda: self._requests.stop or self._drains  # noqa: E731
         threads = []
         for model in models:
             stack.enter_context(model.pipeline)

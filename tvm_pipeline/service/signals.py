@@ -1,14 +1,69 @@
-"""Signals that request something of a run: to end after what is inside has come out, or to read its settings again."""
+"""Signals that request something: to end, at once or after what is inside has come out, or to read settings again.
+
+What hangs while a process is cleaned up to end at once, such as a decoder that does not return, is left behind after
+`AT_ONCE_S`; temporary folders are removed all the same.
+"""
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
+
+AGAIN_S = 0.3  # two signals within this time are one: `timeout` sends it to the process and to its group
+AT_ONCE_S = 3.0
+# What the interpreter calls at its end for temporary folders and processes that are left; it has no public name.
+CLEAN_UP, CLEAN_UP_S = "_exitfunc", 1.0
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupts:
+    """A handler of signals that raises KeyboardInterrupt, and has the process end soon, whatever hangs or swallows it.
+
+    Further signals change nothing, so that nothing is left behind which is being cleaned up.
+
+    Args:
+        status: raise SystemExit of this status instead.
+
+    Attributes:
+        number: the signal that came; 0 where none did.
+    """
+
+    def __init__(self, status: int | None = None) -> None:
+        self.number = 0
+        self._status = status
+        self._over = False
+
+    def __call__(self, number: int, _: FrameType | None = None) -> None:
+        if self.number:
+            return
+        self.number = number
+        # No Thread, whose locks may be held by the code that the signal interrupts.
+        _thread.start_new_thread(self._end_soon, ())
+        raise KeyboardInterrupt if self._status is None else SystemExit(self._status)
+
+    def over(self) -> None:
+        """Take note that everything is cleaned up."""
+        self._over = True
+
+    def _end_soon(self) -> None:
+        time.sleep(AT_ONCE_S)
+        if not self._over:
+            clean_up = getattr(weakref.finalize, CLEAN_UP, None)
+            if clean_up:
+                _thread.start_new_thread(clean_up, ())
+                time.sleep(CLEAN_UP_S)
+            if self._status is None:
+                os.write(2, b"stopped\n")
+            os._exit(128 + self.number if self._status is None else self._status)
 
 
 class Requests:
@@ -17,16 +72,26 @@ class Requests:
     def __init__(self) -> None:
         self.stop = False
         self.reread = False
+        self.interrupts = Interrupts()
+        self._first_s: float | None = None
 
-    def request_stop(self, *_: object) -> None:
-        """Handle the first Ctrl-C, or a SIGTERM; a second Ctrl-C interrupts."""
+    def request_stop(self, number: int, _: FrameType | None = None) -> None:
+        """Handle a signal that ends: the first one drains, and another one ends at once."""
         self.stop = True
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        now_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now_s
+        elif now_s - self._first_s >= AGAIN_S:
+            self.interrupts(number)
 
     def request_reread(self, *_: object) -> None:
         """Handle a SIGHUP."""
         self.reread = True
+
+
+def ending(handler: Handler, numbers: Iterable[int] = ENDS) -> dict[int, Handler]:
+    """Return the handler for the signals that end a process, without those that are ignored, as `nohup` has SIGHUP."""
+    return {number: handler for number in numbers if signal.getsignal(number) is not signal.SIG_IGN}
 
 
 @contextmanager

@@ -20,12 +20,14 @@ from tvm_pipeline.runtime import Event
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.progress import WORKER, FrameCounts
 from tvm_pipeline.service.records import event_log
-from tvm_pipeline.service.signals import handling
+from tvm_pipeline.service.signals import ending, handling
 from tvm_pipeline.service.video_extra import Reconnect
 
 CRASHED = 70  # the status of a child after an error that the next may not meet; EX_SOFTWARE of sysexits.h
 TICK_S = 0.1  # between two looks whether a signal came while it waits
 FINAL = (0, 1, 2, 130)  # statuses by which the command line ends on purpose
+STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+MOST_SIGNALS = 2  # that are passed on; one more kills a child which answers none
 STEADY_S = 60.0  # after a run of this length the back-off begins again at its shortest wait
 
 
@@ -44,7 +46,9 @@ def is_worth_a_restart(error: Exception, counts: FrameCounts, live: bool) -> boo
 def supervise(command: Sequence[str], events: Path | None, reloads: bool, listener: Listener | None = None) -> int:
     """Run a command in child processes until one ends on purpose; return the status to end with.
 
-    SIGINT, SIGTERM and SIGHUP are passed on. Each ends the supervision, but not SIGHUP where the child `reloads` by it.
+    SIGINT, SIGTERM and SIGHUP are passed on; the first lets the child drain, the next ends it at once, and one more
+    kills it. Each ends the supervision, but not SIGHUP where the child `reloads` by it.
+
     A child that crashed is followed by the next after .5 s, then after twice as long each time, up to 30 s.
 
     Args:
@@ -61,10 +65,10 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
         if number != signal.SIGHUP or not reloads:
             ended_by.append(number)
         if child:
-            child.send_signal(number)
+            child.send_signal(number if len(ended_by) <= MOST_SIGNALS else signal.SIGKILL)
 
     with (
-        handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), pass_on)),
+        handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), pass_on) | ending(pass_on, [signal.SIGHUP])),
         tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder,
         event_log(events, listener.warn) as write_event,
     ):
@@ -81,7 +85,8 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
                     child.terminate()
                 status = child.wait()
             if ended_by or status in FINAL:
-                return max(status, 0)  # a signal that met it while it was being started is no failure
+                # A signal that met it while it was being started is no failure.
+                return 0 if status < 0 or status in STOPPED else status
             if time.monotonic() - started_s > STEADY_S:
                 waits = back_off.waits()
             wait_s = next(waits)

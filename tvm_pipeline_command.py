@@ -1,0 +1,30 @@
+"""The beginning of the command `tvm-pipeline`: importing the package takes seconds, in which Ctrl-C must end it, too.
+
+It stands outside of the package, whose own import is a part of that time. Nothing is to be cleaned up before the
+command itself begins, so that the process can end where it is. Read next: `tvm_pipeline/cli/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def main() -> None:
+    """Import the command line, which a signal ends at once, and run it."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+    from tvm_pipeline.cli import main as command
+
+    command()
+
+
+def _stop(number: int, _: object) -> None:
+    # An exception would print a traceback, and may be swallowed in the middle of an import.
+    os.write(2, b"stopped\n")
+    os._exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()
