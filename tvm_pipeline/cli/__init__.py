@@ -79,6 +79,14 @@ def main() -> None:
         if isinstance(end, SystemExit) and end.code != INTERRUPTED:
             raise
         say("stopped")
-        sys.exit(128 + (interrupts.number or signal.SIGINT))
+        sys.exit(128 + _signal_of(end))
     finally:
         interrupts.over()
+
+
+def _signal_of(end: BaseException) -> int:
+    """Return the number of the signal that an exception, or one that led to it, is about; that of Ctrl-C if none is."""
+    cause: BaseException | None = end
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__ or cause.__context__
+    return next(iter(cause.args), signal.SIGINT) if cause else signal.SIGINT

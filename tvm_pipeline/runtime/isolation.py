@@ -120,6 +120,7 @@ class IsolatedModel:
     def __init__(self, compiled: CompiledModel, backends: tuple[str, ...], folder: str, making_s: float) -> None:
         self._compiled, self._backends, self._folder, self._making_s = compiled, backends, folder, making_s
         self._stages: weakref.WeakSet[IsolatedStage] = weakref.WeakSet()
+        self._over = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._compiled, name)
@@ -127,10 +128,13 @@ class IsolatedModel:
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         stage = IsolatedStage(Order(self._backends, self._folder, tuple(operators), device), self._making_s)
         self._stages.add(stage)
+        if self._over:  # `end` came meanwhile, and may not have seen it
+            stage.close()
         return cast(StageRunner, stage)  # whose ports are properties: nobody sets them
 
     def end(self) -> None:
         """End the processes of all stages, also of those that another thread still makes."""
+        self._over = True
         for stage in list(self._stages):
             stage.close()
 

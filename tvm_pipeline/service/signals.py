@@ -28,7 +28,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """A handler of signals that raises KeyboardInterrupt, and has the process end soon, whatever hangs or swallows it.
 
-    Further signals change nothing, so that nothing is left behind which is being cleaned up.
+    The exception's argument is the number of the signal. Further signals change nothing, so that nothing is left behind
+    which is being cleaned up.
 
     Args:
         status: raise SystemExit of this status instead.
@@ -48,7 +49,7 @@ class Interrupts:
         self.number = number
         # No Thread, whose locks may be held by the code that the signal interrupts.
         _thread.start_new_thread(self._end_soon, ())
-        raise KeyboardInterrupt if self._status is None else SystemExit(self._status)
+        raise KeyboardInterrupt(number) if self._status is None else SystemExit(self._status)
 
     def over(self) -> None:
         """Take note that everything is cleaned up."""
