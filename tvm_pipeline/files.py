@@ -74,10 +74,17 @@ def write_bytes(path: Path | str, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
-def read_bytes(path: Path | str, error: type[PipelineError]) -> bytes:
-    """The content of a file that a user named; raises `error` where it cannot be read."""
+def read_bytes(path: Path | str, error: type[PipelineError], most_bytes: int | None = None) -> bytes:
+    """The content of a file that a user named; raises `error` where it cannot be read, or is longer than `most_bytes`.
+
+    A pipe is read to its end, and a device that has none, such as /dev/zero, up to `most_bytes`.
+    """
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            content = file.read() if most_bytes is None else file.read(most_bytes + 1)
+        if most_bytes is not None and len(content) > most_bytes:
+            raise error(f"{path} has more than {most_bytes} bytes, which no such file has; is it another one?")
+        return content
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror or cause}") from cause
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 import msgspec
 import numpy as np
 
-from tvm_pipeline.core.graph_limits import MOST, tensor_fault
+from tvm_pipeline.core.graph_limits import MOST, MOST_OPERATORS, tensor_fault
 from tvm_pipeline.core.topology import successors
 from tvm_pipeline.errors import GraphError
 
@@ -120,6 +120,11 @@ class OperatorGraph(_ComputedOnce):
     outputs: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if len(self.operators) > MOST_OPERATORS:
+            raise GraphError(
+                f"graph {self.name} has {len(self.operators)} operators, and plans are made for up to "
+                f"{MOST_OPERATORS}; merge some, as compilers fuse kernels"
+            )
         known = {tensor.name for tensor in self.inputs}
         if len(known) != len(self.inputs):
             raise GraphError(f"graph {self.name}: two inputs bear the same name")

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES, MOST_OPERATORS
 from tvm_pipeline.core.topology import find_cycle, topological_order
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import GraphError
@@ -72,7 +73,7 @@ def read_graph(path: Path | str) -> OperatorGraph:
         >>> [(operator.name, operator.inputs, operator.output_bytes) for operator in graph.operators]
         [('image', (), 192), ('conv', ('image',), 256)]
     """
-    content = read_bytes(path, GraphError)
+    content = read_bytes(path, GraphError, MOST_FILE_BYTES)
     with blamed(path, GraphError, "`tvm-pipeline profile MODEL --graph FILE` writes one"):
         # msgspec's own reader refuses a NaN. This one accepts it, so that the message can name its operator.
         fields = json.loads(content)
@@ -104,6 +105,10 @@ def graph_of_nodes(name: str, nodes: Sequence[Node], edges: Iterable[tuple[int |
     """
     if not nodes:
         raise GraphError(f"graph {name} has no nodes; it needs at least one")
+    if len(nodes) > MOST_OPERATORS:
+        raise GraphError(
+            f"graph {name} has {len(nodes)} nodes, and plans are made for up to {MOST_OPERATORS}; merge some"
+        )
     before, after = _neighbours(name, nodes, edges)
     order = topological_order(before, after)
     if len(order) < len(nodes):

@@ -7,6 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
+MOST_OPERATORS = 20_000
+MOST_FILE_BYTES = 64 << 20
 MOST = 1 << 48  # bytes of a tensor, bytes of an operator's parameters, MACs of an operator
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES
 from tvm_pipeline.core.problem import OBJECTIVES, Objective
 from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.core.statistics import RunStatistics
@@ -315,6 +316,6 @@ def read_plan(path: Path | str) -> Plan:
         ...     print(read_plan(file.name).stages[1])
         Stage(devices=('d1',), operators=('increment',))
     """
-    content = read_bytes(path, PlanError)
+    content = read_bytes(path, PlanError, MOST_FILE_BYTES)
     with blamed(path, PlanError, "`tvm-pipeline plan MODEL -o FILE` writes one"):
         return Plan.parse(content.decode())

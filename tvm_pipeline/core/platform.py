@@ -31,15 +31,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
 from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.documents import blamed, read_toml
+from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.files import read_bytes
 
 LONGEST_S = 1e9  # that a figure may state, some thirty years; sums of such figures stay finite
+MOST_SETS = 200  # of devices that share no cores
+_MOST_STEPS = 20_000  # of the search for them
 SLOWEST_PER_S = 1e-9  # the least rate, for the same reason
 
 
@@ -300,20 +304,36 @@ def find_link(links: Iterable[Link], source: str, destination: str) -> Link:
 
 
 def disjoint_sets(devices: Iterable[Device]) -> Iterator[tuple[Device, ...]]:
-    """Yield all maximal sets of devices that can work at the same time."""
-    devices = tuple(devices)
+    """Yield all maximal sets of devices that can work at the same time.
 
-    def extend(chosen: tuple[Device, ...], rest: tuple[Device, ...]) -> Iterator[tuple[Device, ...]]:
+    Raises:
+        PlatformError: they share cores in so many ways that there are more than MOST_SETS, each of which is searched.
+    """
+    return iter(_disjoint(tuple(devices)))
+
+
+@lru_cache(maxsize=64)
+def _disjoint(devices: tuple[Device, ...]) -> tuple[tuple[Device, ...], ...]:
+    found: list[tuple[Device, ...]] = []
+    steps = count()
+
+    def extend(chosen: tuple[Device, ...], rest: tuple[Device, ...]) -> None:
+        if next(steps) > _MOST_STEPS or len(found) > MOST_SETS:
+            raise PlatformError(
+                f"the {len(devices)} devices share cores in more ways than can be searched; leave devices out "
+                "of the platform file"
+            )
         if not rest:
             if all(any(d.overlaps(c) for c in chosen) for d in devices):
-                yield chosen
+                found.append(chosen)
             return
         head, *tail = rest
-        yield from extend((*chosen, head), tuple(d for d in tail if not d.overlaps(head)))
+        extend((*chosen, head), tuple(d for d in tail if not d.overlaps(head)))
         if any(head.overlaps(d) for d in tail):
-            yield from extend(chosen, tuple(tail))
+            extend(chosen, tuple(tail))
 
-    yield from extend((), devices)
+    extend((), devices)
+    return tuple(found)
 
 
 class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
@@ -333,7 +353,7 @@ def read_platform(path: Path | str) -> Platform:
         ...     print(read_platform(file.name).devices[0].cores)
         (0,)
     """
-    content = read_bytes(path, PlatformError)
+    content = read_bytes(path, PlatformError, MOST_TOML_BYTES)
     with blamed(path, PlatformError, "`tvm-pipeline devices -o FILE` writes one"):
         tables = read_toml(content)
         _forbid_unknown(tables)

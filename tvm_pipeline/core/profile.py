@@ -17,6 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES
 from tvm_pipeline.core.platform import LONGEST_S, Link, Platform, Transfer
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ProfileError
@@ -254,7 +255,7 @@ def read_profile(path: Path | str) -> Profile:
         ...     print(read_profile(file.name).device("d0").seconds)
         {'conv': 0.02}
     """
-    content = read_bytes(path, ProfileError)
+    content = read_bytes(path, ProfileError, MOST_FILE_BYTES)
     with blamed(path, ProfileError, "measure it with `tvm-pipeline profile`"):
         try:
             return msgspec.json.decode(content, type=Profile)

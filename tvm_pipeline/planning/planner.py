@@ -27,7 +27,7 @@ from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import OBJECTIVES, Problem, by_tensors, counts_edges
 from tvm_pipeline.cost.device_costs import require_caches, require_energy
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, PlatformError
 from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
@@ -43,6 +43,7 @@ from tvm_pipeline.planning.search.work_bound import bound_of_all, shares_replica
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
 BEST = "best"
+MOST_DEVICES = 64
 
 # The schedulers to use where communication is counted by edges.
 BY_EDGES = "cp-sat or best"
@@ -106,7 +107,13 @@ def proposed(problem: Problem, scheduler: str = BEST) -> Decision:
 
 
 def _check(problem: Problem, scheduler: str) -> None:
-    """Raise where the scheduler does not take the problem, or the objective needs figures that are missing."""
+    """Raise where the problem is too large, the scheduler does not take it, or the objective needs missing figures."""
+    devices = problem.platform.devices
+    if len(devices) > MOST_DEVICES:
+        raise PlatformError(
+            f"platform {problem.platform.name} has {len(devices)} devices; plans are made for up to {MOST_DEVICES}: "
+            "leave some out of the platform file"
+        )
     if scheduler not in (BEST, MEASURED):
         _check_declared(problem, scheduler)
     if problem.objective == "energy":

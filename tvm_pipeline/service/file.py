@@ -20,7 +20,7 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
-from tvm_pipeline.documents import read_toml
+from tvm_pipeline.documents import MOST_TOML_BYTES, read_toml
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.service.mqtt_results import is_broker
@@ -57,7 +57,7 @@ def read_keys(path: Path, kinds: Mapping[str, Any]) -> Keys:
 
     Raises OptionError, naming the line, where it is no TOML, has an unknown key or a value of another type.
     """
-    content = read_bytes(path, OptionError)
+    content = read_bytes(path, OptionError, MOST_TOML_BYTES)
     try:
         table = read_toml(content)
     except ValueError as error:

@@ -21,7 +21,7 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
-from tvm_pipeline.documents import blamed, read_toml
+from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.video.presets import FOR_INTEGERS, PRESETS
@@ -121,7 +121,7 @@ class Preprocessing:
 
         Raises OptionError naming the file, the key and what is allowed.
         """
-        content = read_bytes(path, OptionError)
+        content = read_bytes(path, OptionError, MOST_TOML_BYTES)
         with blamed(path, OptionError, 'a line looks like fit = "letterbox"'):
             return cls.from_dict(read_toml(content), defaults)
 

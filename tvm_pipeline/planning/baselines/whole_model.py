@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations
 
 from tvm_pipeline.core.plan import Plan, Stage, cost_key, objective_value
-from tvm_pipeline.core.platform import disjoint_sets
+from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError
 from tvm_pipeline.planning.baselines.frame_parallel import frame_parallel, takes_all
+from tvm_pipeline.planning.search.space import MOST_REPLICATED
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 
@@ -31,8 +35,9 @@ def replicas(problem: Problem) -> Plan:
     """Return the plan of the whole model on several devices, each of which takes the next frame when it is free.
 
     Every set of two or more devices that share no cores is tried, since fewer devices can be better than all: because
-    of busy factors, or for latency. Where the graph has ordered operators, these and what stands around them are in
-    stages of one device each, see `frame_parallel`.
+    of busy factors, or for latency. Of more than MOST_REPLICATED devices, only the fastest of each number are tried.
+    Where the graph has ordered operators, these and what stands around them are in stages of one device each, see
+    `frame_parallel`.
 
     Raises:
         InfeasibleError: the platform has no two such devices that can run and hold the whole model, or ordered
@@ -53,14 +58,29 @@ def replicas_of_any_count(problem: Problem) -> Plan:
         return frame_parallel(problem)
     able = [device for device in problem.platform.devices if takes_all(problem, device, problem.graph.operators)]
     widest = list(disjoint_sets(able))
-    subsets = (c for group in widest for size in range(2, len(group) + 1) for c in combinations(group, size))
+    is_every = all(len(group) <= MOST_REPLICATED for group in widest)
+    subsets = (subset for group in widest for subset in _subsets(problem, group))
     sets = list(dict.fromkeys(tuple(device.name for device in subset) for subset in subsets))
     if not sets:
         raise InfeasibleError(
             f"platform {problem.platform.name} has no two devices that share no cores and can run and hold the "
             "whole model"
         )
-    return min(_possible(problem, "replicas", sets), key=cost_key)
+    best = min(_possible(problem, "replicas", sets), key=cost_key)
+    return best if is_every else replace(best, status="feasible", bound=None)
+
+
+def _subsets(problem: Problem, group: tuple[Device, ...]) -> Iterator[tuple[Device, ...]]:
+    """Yield every set of two or more devices; of more than MOST_REPLICATED devices, the fastest ones of each number."""
+    if len(group) <= MOST_REPLICATED:
+        for size in range(2, len(group) + 1):
+            yield from combinations(group, size)
+        return
+    names = {plan.devices[0]: cost_key(plan) for plan in singles(problem)}
+    fastest = sorted(group, key=lambda device: names.get(device.name, (math.inf,)))
+    for size in range(2, len(group) + 1):
+        chosen = {device.name for device in fastest[:size]}
+        yield tuple(device for device in group if device.name in chosen)
 
 
 def _possible(problem: Problem, name: str, device_sets: list[tuple[str, ...]]) -> list[Plan]:

@@ -40,8 +40,15 @@ from tvm_pipeline.planning.search.pipelines import (
     least_sum,
     relaxed_bound,
 )
-from tvm_pipeline.planning.search.space import Space, Units, is_steady, replica_units, serving_once, single_units
-from tvm_pipeline.planning.search.states import TooManyError
+from tvm_pipeline.planning.search.space import (
+    Space,
+    TooManyError,
+    Units,
+    is_steady,
+    replica_units,
+    serving_once,
+    single_units,
+)
 from tvm_pipeline.planning.search.with_activations import fitting_chain
 from tvm_pipeline.planning.stage_orders import fitting_plan
 

@@ -17,8 +17,15 @@ from tvm_pipeline.cost.device_costs import busy_factor, cost_of
 from tvm_pipeline.planning.search.cost_tables import capacities
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 
+# More devices than these have too many sets of replicas for any search.
+MOST_REPLICATED = 12
+
 # A unit runs a stage: one device or several replicas, by their indices.
 Units = list[tuple[int, ...]]
+
+
+class TooManyError(Exception):
+    """Say that the states of a search would not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +84,9 @@ def single_units(devices: Sequence[Device]) -> Units:
 
 
 def replica_units(devices: Sequence[Device]) -> Units:
-    """Return every set of devices as a unit of replicas."""
+    """Return every set of devices as a unit of replicas; raise TooManyError for more than MOST_REPLICATED devices."""
+    if len(devices) > MOST_REPLICATED:
+        raise TooManyError
     return [unit for size in range(1, len(devices) + 1) for unit in combinations(range(len(devices)), size)]
 
 

@@ -16,16 +16,12 @@ import numpy as np
 
 from tvm_pipeline.planning.search.cost_tables import StageCosts
 from tvm_pipeline.planning.search.cuts import Integers
-from tvm_pipeline.planning.search.space import Space, Units
+from tvm_pipeline.planning.search.space import Space, TooManyError, Units
 
 # Values and choices of all states at all cuts must fit the memory of a small board.
 MOST_CELLS = 60_000_000
 # The search must take a few minutes at most: this many stages suffice for 11 unequal devices, or replicas of 7.
 MOST_STAGES = 60_000
-
-
-class TooManyError(Exception):
-    """Say that the states of a search would not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
