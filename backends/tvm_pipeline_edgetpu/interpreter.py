@@ -53,13 +53,16 @@ def every_tensor(content: bytes, inputs: Mapping[str, Array]) -> dict[str, Array
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
     plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
-    interpreter = Interpreter(
-        model_content=content, experimental_preserve_all_tensors=True, experimental_op_resolver_type=plain
-    )
-    interpreter.allocate_tensors()
-    for detail in interpreter.get_input_details():
-        interpreter.set_tensor(detail["index"], inputs[detail["name"]])
-    interpreter.invoke()
+    try:
+        interpreter = Interpreter(
+            model_content=content, experimental_preserve_all_tensors=True, experimental_op_resolver_type=plain
+        )
+        interpreter.allocate_tensors()
+        for detail in interpreter.get_input_details():
+            interpreter.set_tensor(detail["index"], inputs[detail["name"]])
+        interpreter.invoke()
+    except (ValueError, RuntimeError) as error:
+        raise ModelError(f"TFLite cannot run it: {error}; convert or download the model again") from error
     found = {}
     for detail in interpreter.get_tensor_details():
         with suppress(ValueError):  # kernels have tensors of their own, which are empty
@@ -92,6 +95,13 @@ class InterpreterStage:
         # The threads of the kernels keep to the cores of the thread that makes them.
         with ThreadPoolExecutor(1) as pool:
             self._interpreter: Any = pool.submit(bound).result()
+        described = (*self._interpreter.get_input_details(), *self._interpreter.get_output_details())
+        for port, detail in zip((*self.inputs, *self.outputs), described, strict=True):
+            if port.shape != tuple(map(int, detail["shape"])):
+                raise ModelError(
+                    f"tensor {port.name} has the shape {port.shape} in the file, and TFLite computes it as "
+                    f"{tuple(map(int, detail['shape']))}; convert the model again"
+                )
         self._reads = [detail["index"] for detail in self._interpreter.get_input_details()]
         self._writes = [detail["index"] for detail in self._interpreter.get_output_details()]
 

@@ -76,18 +76,19 @@ def test_threads_exclude_one_another_too(tmp_path: Path) -> None:
     inside, most = [], []
 
     def work() -> None:
-        with locked(tmp_path / "entry", "it"):
-            inside.append(1)
-            most.append(len(inside))
-            time.sleep(0.002)
-            inside.pop()
+        for _ in range(8):
+            with locked(tmp_path / "entry", "it"):
+                inside.append(1)
+                most.append(len(inside))
+                time.sleep(0.001)
+                inside.pop()
 
     threads = [threading.Thread(target=work) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert most == [1] * 6
+    assert most == [1] * 48
 
 
 def below_a_file(folder: Path) -> Path:

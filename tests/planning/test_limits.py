@@ -38,6 +38,7 @@ def test_thirty_devices_are_planned_for_without_all_sets_of_replicas() -> None:
 
 def test_the_fastest_devices_replicate() -> None:
     decision = plan(problem([modelled(f"d{index}", 1e3 if index % 2 else 1e6) for index in range(14)]), "replicas")
+    assert (decision.plan.status, decision.plan.bound) == ("feasible", None)
     assert decision.plan.predicted.throughput_fps is not None
     assert decision.plan.predicted.throughput_fps >= 7 * 1e6 / 4000
 

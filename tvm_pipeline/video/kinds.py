@@ -229,9 +229,11 @@ def _open_synthetic(spec: str, opening: Opening) -> Source:
     fps = float(form[3] or 30) if form else 0.0
     frames = int(form[4]) if form and form[4] else None
     if min(width, height, fps) <= 0 or frames == 0:
-        raise OptionError(f"cannot read {spec}; the form is synthetic:WIDTHxHEIGHT@FPS:FRAMES, all above 0")
+        raise OptionError(
+            f"cannot read {spec}; the form is synthetic:WIDTHxHEIGHT@FPS:FRAMES, all above 0", option="source"
+        )
     if width * height > _MOST_PIXELS:
-        raise OptionError(f"cannot make {spec}: a picture has {_MOST_PIXELS} pixels at most")
+        raise OptionError(f"cannot make {spec}: a picture has {_MOST_PIXELS} pixels at most", option="source")
     return Source(spec, _pattern(width, height, fps, frames), fps=fps, frames=frames, limit=opening.limit)
 
 
