@@ -332,20 +332,16 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
         return
     try:
         from tvm_pipeline.watch import LiveWatch, WatchServer
-        from tvm_pipeline.watch.picture import jpeg
+        from tvm_pipeline.watch.picture import Preview
     except ImportError as error:
         raise PipelineError(f"`watch` needs an extra: pip install 'tvm-pipeline[watch]' ({error})") from error
-
-    def picture() -> bytes | None:
-        seen = model.last
-        return jpeg(draw(seen.frame.image, seen.annotations)) if seen else None
 
     with WatchServer(
         LiveWatch(model.pipeline, model.sources.summary),
         *where,
         token=settings.token,
         unhealthy_after_s=settings.unhealthy_after,
-        picture=picture,
+        picture=Preview(lambda: model.last, lambda seen: draw(seen.frame.image, seen.annotations)),
     ) as server:
         listener.say(f"watch {model.label or 'it'} at {server.url}")
         yield

@@ -11,7 +11,7 @@ metrics.py     a snapshot as Prometheus metrics
 trace.py       the work of each device as a Chrome trace, for ui.perfetto.dev
 server.py      WatchServer: who may make requests, and how they are answered
 cut.py         the cut drawn on the operator graph
-picture.py     a frame as JPEG
+picture.py     Preview: the latest frame as JPEG
 page.html      the page that shows all of this
 """
 
