@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -37,5 +38,15 @@ def command(
         known_as = description(device)
         if known_as:
             say(f"{device.name}: {known_as}")
-    for line in () if platform else left_out():
+    for line in () if platform else (*left_out(), *_video_decoding()):
         say(line)
+
+
+def _video_decoding() -> Iterator[str]:
+    """Yield a line for each kind of hardware that FFmpeg could decode video with; none without the extra `video`."""
+    try:
+        from tvm_pipeline.video.hardware import hardware_decoders
+    except ImportError:
+        return
+    for kind, obstacle in hardware_decoders().items():
+        yield f"video decoding by {kind}: {f'it does not open here ({obstacle})' if obstacle else 'it opens here'}"

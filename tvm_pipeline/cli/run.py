@@ -106,6 +106,13 @@ def command(
             "Without it, cameras and rtsp, rtmp and udp streams have latest, all others block."
         ),
     ] = None,
+    hardware_decoding: Annotated[
+        str,
+        typer.Option(
+            help="auto: video is decoded by the first device that `devices` lists for that, in software where there is "
+            "none; off: in software; or the kind of device, such as cuda or vaapi."
+        ),
+    ] = "auto",
     stall: Annotated[
         float, typer.Option(help="Seconds without a frame after which a source that is read ahead counts as broken.")
     ] = 10.0,
@@ -205,6 +212,7 @@ def command(
         input_shapes=input_shapes,
         limit=limit,
         policy=policy or [],
+        hardware_decoding=hardware_decoding,
         stall=stall,
         rate=rate,
         verify=verify,

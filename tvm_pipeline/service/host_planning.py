@@ -258,6 +258,7 @@ def rehearsed_application(
     *,
     video: str = "",
     lines: bool = False,
+    hardware: str = "auto",
 ) -> Rehearsal:
     """Return an application on a stretch of its source.
 
@@ -265,6 +266,7 @@ def rehearsed_application(
         found: how the model is read.
         video: the extension of the video that it writes; empty without one.
         lines: whether it writes a line for each frame.
+        hardware: what decodes the source, as `open_source` takes it.
 
     Raises:
         VideoError: the source cannot be opened.
@@ -284,7 +286,15 @@ def rehearsed_application(
 
     opens = scratch if video or lines else None
     return Rehearsal(
-        model, spec, found.preprocessing, found.decode, decoder=found.name, video=video, lines=lines, scratch=opens
+        model,
+        spec,
+        found.preprocessing,
+        found.decode,
+        decoder=found.name,
+        video=video,
+        lines=lines,
+        scratch=opens,
+        hardware=hardware,
     )
 
 

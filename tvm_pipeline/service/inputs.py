@@ -86,6 +86,7 @@ def opened_sources(
     stall_s: float,
     limit: int | None,
     counts_of: Callable[[str, int], Counts],
+    hardware: str = "off",
 ) -> Iterator[ModelSources]:
     """Open the sources of one model, each where it is to go on.
 
@@ -97,9 +98,10 @@ def opened_sources(
         stall_s: seconds without a frame after which a source that is read ahead counts as broken.
         limit: how many results are wanted, over all runs.
         counts_of: gives the counts of a source of which each so many-th frame is taken.
+        hardware: what decodes video, as `video.open_source` takes it.
     """
     if len(specs) == 1 and policies[0] is None and not is_live(specs[0]):
-        with open_source(specs[0]) as only:
+        with open_source(specs[0], hardware=hardware) as only:
             counts = counts_of(only.name, 1)
             _skip(only, int(counts[0]))
             frames = islice(only, _left(limit, [counts]))
@@ -115,7 +117,7 @@ def opened_sources(
             counted[name], every[name] = counts_of(name, policy.every), policy.every
             skipped = int(counted[name][0])
             patience_s = stall_s if is_live(spec) else stall_s + skipped / DECODING_FPS
-            opening = partial(_opened_at, skipped, 0.8 * stall_s) if skipped else None
+            opening = partial(_opened_at, skipped, 0.8 * stall_s, hardware)
             source = LiveSource(spec, policy, open=opening, stall_s=patience_s, first_index=skipped)
             live.append(stack.enter_context(source))
         yield ModelSources(
@@ -133,8 +135,8 @@ def _left(limit: int | None, counts: Iterable[Counts]) -> int | None:
     return None if limit is None else max(0, limit - sum(int(count[1]) for count in counts))
 
 
-def _opened_at(frames: int, timeout_s: float, spec: str) -> Source:
-    source = open_source(spec, timeout_s=timeout_s)
+def _opened_at(frames: int, timeout_s: float, hardware: str, spec: str) -> Source:
+    source = open_source(spec, timeout_s=timeout_s, hardware=hardware)
     _skip(source, frames)
     return source
 

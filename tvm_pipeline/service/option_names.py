@@ -36,6 +36,7 @@ SAME_NAMES = frozenset(
         "decoder",
         "events",
         "fresh",
+        "hardware_decoding",
         "input_shapes",
         "input_values",
         "isolate",

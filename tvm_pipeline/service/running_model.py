@@ -60,6 +60,7 @@ from tvm_pipeline.service.video_extra import (
     interpret,
     is_known,
     stream,
+    without_password,
 )
 from tvm_pipeline.service.workflow import chosen_plan
 
@@ -190,7 +191,14 @@ def opened_models(
                 listener.say(f"{label}: {line}" if label else line)
             planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener)
             sources = stack.enter_context(
-                opened_sources(specs, policies[own], settings.stall, settings.limit, partial(counts.of, label))
+                opened_sources(
+                    specs,
+                    policies[own],
+                    settings.stall,
+                    settings.limit,
+                    partial(counts.of, label),
+                    settings.hardware_decoding,
+                )
             )
             opened.append(_Opened(label, bundle, found, planned, sources))
         write = stack.enter_context(writing(opened, settings, keeps_results, listener))
@@ -246,7 +254,10 @@ def _planned(
             found,
             video=settings.output.suffix.lower() if settings.output else "",
             lines=bool(settings.results),
+            hardware=settings.hardware_decoding,
         )
+        if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
+            listener.say(f"{without_password(spec)}: {decoding}")
         rate_fps = settings.rate or (rehearsal.fps if rehearsal.setting.live and not asked else None)
         return plan_with_host(
             bundle,

@@ -16,7 +16,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Adaptation, HillClimb
 from tvm_pipeline.runtime.strategy import Strategy
 from tvm_pipeline.service.mqtt_results import is_broker, parse_broker
-from tvm_pipeline.service.video_extra import Request, parse_policy, read_labels, source_kind
+from tvm_pipeline.service.video_extra import Request, check_hardware, parse_policy, read_labels, source_kind
 
 # The strategies that may propose another plan while one runs; `off` has none.
 STRATEGIES: dict[str, Callable[[], Strategy | None]] = {
@@ -51,6 +51,7 @@ class Settings:
     input_shapes: str | None = None
     limit: int | None = None
     policy: list[str] = field(default_factory=list)
+    hardware_decoding: str = "auto"
     stall: float = 10.0
     rate: float | None = None
     verify: float = 10.0
@@ -82,6 +83,7 @@ class Settings:
     def check(self) -> Settings:
         """Return the settings; raise OptionError where two contradict each other or one is out of range."""
         self._check_sources()
+        check_hardware(self.hardware_decoding)
         if self.limit is not None and self.limit < 1:
             raise _refusal("limit", self.limit, "at least one frame must run")
         if self.limit is not None and self.limit >= 1 << 63:

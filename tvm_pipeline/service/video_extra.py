@@ -33,6 +33,7 @@ try:
     from tvm_pipeline.video.application import Application
     from tvm_pipeline.video.decoders import Request, is_known, read_labels
     from tvm_pipeline.video.decoding import without_password
+    from tvm_pipeline.video.hardware import check_hardware, hardware_decoders
     from tvm_pipeline.video.host_profile import host_devices, profile_host
     from tvm_pipeline.video.interpret import Interpretation, interpret
     from tvm_pipeline.video.preprocessing import Transform
@@ -61,8 +62,10 @@ __all__ = [
     "Source",
     "Transform",
     "VideoFile",
+    "check_hardware",
     "decoder_name",
     "draw",
+    "hardware_decoders",
     "host_devices",
     "interpret",
     "is_known",

@@ -5,6 +5,7 @@ This room decodes, resizes and encodes (all by PyAV, that is FFmpeg). Only analy
 sources.py        Source: an open source of frames, and Frame
 kinds.py          the table of the kinds of sources: file, camera, address and so on
 decoding.py       compressed video becomes pictures; what happens to damaged video
+hardware.py       which devices decode video here, in place of software
 live_source.py    LiveSource: a source that stalls, comes back and may be late; several of them at once
 policies.py       which frames of a live source are dropped, and how it is opened again
 preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame

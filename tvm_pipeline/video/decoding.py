@@ -14,12 +14,15 @@ chunks is the opposite: it always ends as a broken connection. Read next: kinds.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import IO, Any, NamedTuple
 
 import av
 import numpy as np
+from av.codec.hwaccel import HWAccel
 from av.container import InputContainer
 from av.error import ExitError, FFmpegError, InvalidDataError
 from av.video.reformatter import VideoReformatter
@@ -27,6 +30,8 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from tvm_pipeline.errors import VideoError
+
+_log = logging.getLogger(__name__)
 
 MOST_DAMAGED_IN_A_ROW = 1000  # packets; a stream of nothing but noise is given up
 
@@ -62,14 +67,25 @@ def open_container(
     format: str | None = None,
     timeout_s: float | None = None,
     thread_count: int = 1,
+    hardware: HWAccel | None = None,
 ) -> tuple[InputContainer, VideoStream]:
     """Open anything that FFmpeg reads, and its first video stream.
+
+    Args:
+        hardware: the device to decode with; where it cannot, software does.
 
     Raises VideoError with `advice` if it cannot be opened, or has no video stream.
     """
     timeout = None if timeout_s is None else (timeout_s, timeout_s)
+    opened = partial(av.open, file, "r", format=format, timeout=timeout)
     try:
-        container = av.open(file, "r", format=format, timeout=timeout)
+        try:
+            container = opened(hwaccel=hardware)
+        except FFmpegError as error:
+            if hardware is None or isinstance(error, ExitError):
+                raise
+            container = opened()
+            _log.warning("%s is decoded in software: %s", name, reason(error, timeout_s))
     except FFmpegError as error:
         raise VideoError(f"cannot open {name}: {reason(error, timeout_s)}; {advice}") from error
     if not container.streams.video:

@@ -29,6 +29,7 @@ from av.video.stream import VideoStream
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline.video.decoding import Picture, decode, open_container, without_password
+from tvm_pipeline.video.hardware import decoded_by, hardware_device
 from tvm_pipeline.video.sources import Source
 
 GROUP = "tvm_pipeline.sources"
@@ -47,6 +48,7 @@ class Opening(NamedTuple):
     limit: int | None = None
     timeout_s: float = 10.0
     thread_count: int = 1
+    hardware: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,9 @@ def installed_kinds() -> Iterator[Kind]:
             _log.warning("the source kind %s cannot be used: %s is no Kind", entry.name, entry.value)
 
 
-def open_source(spec: str, *, limit: int | None = None, timeout_s: float = 10.0, thread_count: int = 1) -> Source:
+def open_source(
+    spec: str, *, limit: int | None = None, timeout_s: float = 10.0, thread_count: int = 1, hardware: str = "off"
+) -> Source:
     """Open a source of frames.
 
     Args:
@@ -112,6 +116,8 @@ def open_source(spec: str, *, limit: int | None = None, timeout_s: float = 10.0,
         limit: stop after this many frames.
         timeout_s: for addresses, the longest wait to open, and for data afterwards.
         thread_count: threads of the decoder.
+        hardware: the kind of device that decodes video where it opens, such as `cuda` or `vaapi`; `auto` for any, `off`
+            for software.
 
     Raises:
         OptionError: the spec is not one of these forms, or an option is out of range.
@@ -120,7 +126,7 @@ def open_source(spec: str, *, limit: int | None = None, timeout_s: float = 10.0,
     for option, value in (("limit", limit), ("timeout_s", timeout_s), ("thread_count", thread_count)):
         if value is not None and value <= 0:
             raise OptionError(f"{option} is {value} for source {without_password(spec)}; give a number above 0")
-    return source_kind(spec).open(spec, Opening(limit, timeout_s, thread_count))
+    return source_kind(spec).open(spec, Opening(limit, timeout_s, thread_count, hardware))
 
 
 def _scheme(spec: str) -> str:
@@ -140,7 +146,8 @@ def _open_file(spec: str, opening: Opening) -> Source:
     _check_file(spec)
     advice = "check that it is a video and was recorded or copied whole"
     # file: keeps FFmpeg from reading a name with a colon as an address.
-    container, stream = open_container(f"file:{spec}", spec, advice, thread_count=opening.thread_count)
+    device = hardware_device(opening.hardware)
+    container, stream = open_container(f"file:{spec}", spec, advice, thread_count=opening.thread_count, hardware=device)
     return _stream(spec, container, stream, opening.limit)
 
 
@@ -157,7 +164,14 @@ def _open_address(spec: str, opening: Opening) -> Source:
     name = without_password(spec)
     advice = "check the address, that its server is sending, and the network; a slow one needs a longer timeout"
     timeout_s = opening.timeout_s
-    container, stream = open_container(spec, name, advice, timeout_s=timeout_s, thread_count=opening.thread_count)
+    container, stream = open_container(
+        spec,
+        name,
+        advice,
+        timeout_s=timeout_s,
+        thread_count=opening.thread_count,
+        hardware=hardware_device(opening.hardware),
+    )
     playlist = container.format.name in ("hls", "dash")  # its size is not that of the video
     live = container.duration is None and (playlist or container.size <= 0)
     return _stream(name, container, stream, opening.limit, timeout_s, live)
@@ -172,7 +186,14 @@ def _open_camera(spec: str, opening: Opening) -> Source:
             f"(v4l2-ctl --list-devices), and in a container that it is passed on (--device {name})"
         )
     advice = "check that no other program uses it, that you are in group video, and that it is a V4L2 camera"
-    container, stream = open_container(name, name, advice, format="v4l2", thread_count=opening.thread_count)
+    container, stream = open_container(
+        name,
+        name,
+        advice,
+        format="v4l2",
+        thread_count=opening.thread_count,
+        hardware=hardware_device(opening.hardware),
+    )
     return _stream(name, container, stream, opening.limit, live=True)
 
 
@@ -187,7 +208,9 @@ def _stream(
     fps = float(stream.average_rate) if stream.average_rate else None
     pictures = decode(container, stream, name, timeout_s=timeout_s)
     codec = stream.codec_context.name
-    return Source(name, pictures, fps=fps, frames=stream.frames or None, limit=limit, live=live, codec=codec)
+    source = Source(name, pictures, fps=fps, frames=stream.frames or None, limit=limit, live=live, codec=codec)
+    source.hardware = decoded_by(stream)  # known now that it has decoded the first frame
+    return source
 
 
 def _is_picture(path: Path) -> bool:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,7 @@ from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline.video.analysis import Decoder
 from tvm_pipeline.video.application import Application, Passage, Write, host_errors, host_graph
+from tvm_pipeline.video.hardware import hardware_decoders
 from tvm_pipeline.video.kinds import open_source
 from tvm_pipeline.video.preprocessing import Preprocessing
 from tvm_pipeline.video.sources import Frame, Source
@@ -41,7 +42,7 @@ class HostSetting:
     """All that the cost of the host operators depends on, apart from the machine.
 
     Attributes:
-        width, height, codec, live: of the source.
+        width, height, codec, live: of the source; a codec that hardware decodes has its name, "h264 by cuda".
         decoder: the name of the function that reads the outputs; empty without one.
         video: the extension of the video to write; empty without one.
         lines: whether a line for each frame is written.
@@ -54,6 +55,16 @@ class HostSetting:
     decoder: str = ""
     video: str = ""
     lines: bool = False
+
+    def decoding(self, requested: str) -> str:
+        """Return in words what decodes the video, and why requested hardware does not; empty where it is no video."""
+        if not self.codec:
+            return ""
+        if " by " in self.codec:
+            return f"{self.codec.replace(' by ', ' is decoded by ')}"
+        obstacles = {kind: why or "it does not take this video" for kind, why in hardware_decoders().items()}
+        reasons = [f"{kind}: {why}" for kind, why in obstacles.items() if requested in ("auto", kind)]
+        return f"{self.codec} is decoded in software" + (f" ({'; '.join(reasons)})" if reasons else "")
 
     def differences(self, other: HostSetting) -> str:
         """Return in words what differs, for messages; empty if nothing does."""
@@ -86,6 +97,7 @@ class Rehearsal:
         video: the extension of the video that is written; empty without one.
         lines: whether a line for each frame is written.
         scratch: opens what is written to; None where nothing is written.
+        hardware: what decodes the source, as `open_source` takes it.
 
     Attributes:
         setting: what the cost of the host operators depends on.
@@ -104,12 +116,15 @@ class Rehearsal:
         video: str = "",
         lines: bool = False,
         scratch: OpenScratch | None = None,
+        hardware: str = "off",
     ) -> None:
-        self._model, self._spec, self._preprocessing, self._decode = model, spec, preprocessing, decode
+        self._open = partial(open_source, spec, hardware=hardware)
+        self._model, self._preprocessing, self._decode = model, preprocessing, decode
         self._scratch = scratch
-        with open_source(spec) as source:
+        with self._open() as source:
             self.fps = source.fps
-            self.setting = HostSetting(source.width, source.height, source.codec, source.live, decoder, video, lines)
+            codec = f"{source.codec} by {source.hardware}" if source.hardware else source.codec
+            self.setting = HostSetting(source.width, source.height, codec, source.live, decoder, video, lines)
         self._is_recorded = self.setting.live or "://" in spec
         width, height, writes = self.setting.width, self.setting.height, scratch is not None
         self.graph = host_graph(model, width, height, draws=bool(video), writes=writes)
@@ -166,7 +181,7 @@ class Rehearsal:
 
     def _opened(self, opened: ExitStack) -> Source:
         opened.close()
-        return opened.enter_context(open_source(self._spec))
+        return opened.enter_context(self._open())
 
     @property
     def recorded_read_s(self) -> float:
@@ -176,7 +191,7 @@ class Rehearsal:
     @cached_property
     def _recorded(self) -> tuple[list[Frame], list[float]]:
         """The next frames of the source, and the seconds that the thread computed for each."""
-        with open_source(self._spec) as source:
+        with self._open() as source:
             frames, seconds = zip(*_recorded(source), strict=True)
         return list(frames), list(seconds)
 

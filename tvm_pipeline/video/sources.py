@@ -54,6 +54,7 @@ class Source:
             say.
         live: whether it has no end of its own: a camera, or an address that does not say how long it is.
         codec: of the video, as FFmpeg calls it; empty where the frames are not decoded from a video.
+        hardware: the kind of device that decodes it, such as `cuda`; empty for software.
         damaged: damaged packets and pictures met so far, see decoding.py.
 
     Raises:
@@ -73,6 +74,7 @@ class Source:
     ) -> None:
         self.name = name
         self.codec = codec
+        self.hardware = ""
         self.fps = fps
         self.frames = min((n for n in (frames, limit) if n is not None), default=None)
         self.live = live and self.frames is None
