@@ -63,7 +63,7 @@ def test_operators_that_tvm_refuses_run_on_onnxruntime_beside_tvm(tmp_path: Path
             "onnxruntime-cpu1",
         ]
         [told] = warnings
-        assert told.startswith("TVM refuses net: net: TVM cannot import it: ")
+        assert told.startswith("net: TVM cannot import it: ")
         assert UNKNOWN in told
         assert "onnxruntime runs det_2 of its 5 operators" in told
         assert "divides the other 4 between TVM and onnxruntime, on cpu0, cpu1" in told

@@ -58,7 +58,7 @@ def compiled_by_engine(
                 f" and {len(refused) - _SHOWN} more" if len(refused) > 4 else ""
             )
             warn(
-                f"TVM refuses {model.name}: {refusal}. {engine.engine} runs {shown or 'what the plan gives it'} of its "
+                f"{refusal}. {engine.engine} runs {shown or 'what the plan gives it'} of its "
                 f"{len(compiled.graph)} operators, and the plan divides the other {rest} between TVM and "
                 f"{engine.engine}, on {_listed(devices)}"
             )
@@ -67,7 +67,7 @@ def compiled_by_engine(
         whole = backend.compile(model, alone.devices, tell, order)
     except ModelError as error:
         raise ModelError(f"{refusal}. {engine.engine} cannot run it either: {error}") from error
-    warn(f"TVM refuses {model.name}: {refusal}. {engine.engine} runs all of it, on {_listed(devices)}")
+    warn(f"{refusal}. {engine.engine} runs all of it, on {_listed(devices)}")
     return backend, whole, alone
 
 
