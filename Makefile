@@ -11,7 +11,7 @@ $(VENV)/.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
 	  { echo "Python 3.10-3.13 is needed; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[relay,video,plot,edgetpu,watch,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[relay,video,plot,edgetpu,onnxruntime,watch,dev]'
 	touch $@
 
 demo: $(VENV)/.stamp

@@ -34,6 +34,7 @@ FIXTURES = (
     f"tests/edgetpu/data/{MODEL}",
     "tests/support/onnx_models.py",
 )
+ENGINE = '[[device]]\nname = "cpu0"\nbackend = "onnxruntime"\ncores = [0]\n'
 # An Edge TPU's stages on TFLite's own CPU kernels: what every machine has.
 NO_TPU = '[[device]]\nname = "tpu0"\nbackend = "edgetpu"\ntarget = "cpu"\ncores = [0]\n'
 
@@ -151,6 +152,14 @@ def check_edgetpu(env: Environment) -> None:
     env.cli("plan", "model.tar", "--json", says='"status"')
 
 
+def check_onnxruntime(env: Environment) -> None:
+    """A platform file may name the engine where there is no TVM."""
+    env.python("import onnx_models, pathlib; onnx_models.write_picture_net(pathlib.Path('net.onnx'))")
+    (env.folder / "desk.toml").write_text(f'name = "desk"\n{ENGINE}')
+    env.cli("compile", "net.onnx", "--platform", "desk.toml", "--verify", "0", "-o", "model.tar", says="model.tar")
+    env.cli("bench", "model.tar", "--seconds", "0.1", "--rounds", "1", "--json", says="measured")
+
+
 CHECKS: dict[str, Callable[[Environment], None]] = {
     "none": check_none,
     "relay": check_relay,
@@ -160,6 +169,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "mqtt": check_mqtt,
     "cuda": check_cuda,
     "edgetpu": check_edgetpu,
+    "onnxruntime": check_onnxruntime,
     "sdist": lambda _: None,
 }
 

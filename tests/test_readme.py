@@ -38,7 +38,7 @@ COMMANDS = list(dict.fromkeys(IN_BLOCKS + IN_TEXT))
 RUN_OTHERWISE = {
     "make demo": "test_the_demo_is_run_by_a_test",
     "make bench": "test_every_benchmark_is_run_in_short",
-    "pip install '.[relay,video,plot,edgetpu,watch]'": "test_the_extras_are_installed",
+    "pip install '.[relay,video,plot,edgetpu,onnxruntime,watch]'": "test_the_extras_are_installed",
     "tvm-pipeline compile model.onnx -o model.tar": "test_the_commands_for_a_model_run",
     "tvm-pipeline run model.tar --source bikes.mp4 --output out.mp4": "test_the_commands_for_a_model_run",
 }
