@@ -1,4 +1,4 @@
-"""Reads the scores of an ImageNet classifier: the five best classes of each frame.
+"""A decoder of one's own: the five best classes of each frame (`--decoder classification` is the one in the box).
 
     tvm-pipeline compile mobilenet.onnx -o mobilenet.tar
     tvm-pipeline run mobilenet.tar --source bikes.mp4 --decoder examples/classification.py:decode --output out.mp4

@@ -96,7 +96,7 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
         ),
         ('bundle = "n.tar"\nsource = "camera:0"\nadapt = "always"', "line 3: adapt 'always' is none of replan"),
         ('bundle = "n.tar"\nsource = "camera:0"\nwatch = "here"', "line 3: watch here: give it as PORT"),
-        ('bundle = "n.tar"', "give a bundle of `compile` and at least one --source"),
+        ('bundle = "n.tar"', "give a model file, or a bundle of `compile`, and at least one --source"),
         (
             'bundle = ["n.tar", "m.tar"]\nsource = "camera:0"',
             "line 2: source is given 1 times for 2 models; each takes one",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -126,6 +128,13 @@ def test_every_name_of_the_table_is_that_of_one_form() -> None:
     assert len(set(names)) == len(names)
     assert "none" not in names
     assert interpret(interface({"out": (1, 84, CELLS)}, SIZE), None, Request("none")).decode is None
+
+
+def test_the_page_lists_every_family_form_and_preset() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "decoders.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    names = [*FAMILIES, *(name for family in FAMILIES.values() for name in family.names), *PRESETS]
+    assert [name for name in names if not any(f"`{name}`" in row for row in rows)] == []
 
 
 def test_labels_of_files(tmp_path) -> None:
