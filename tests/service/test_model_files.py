@@ -9,9 +9,12 @@ import pytest
 
 from tests.support.tiny_yolo import FOUND, write_tiny_yolo
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.service.file import SettingsReader
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.model_bundle import opened_model
 from tvm_pipeline.service.settings import Settings
+from tvm_pipeline.video.decoders import Request
+from tvm_pipeline.video.decoders.labels import COCO
 
 FILM = "synthetic:128x96@30:5"
 LABELS = ("cat", "dog")
@@ -89,20 +92,28 @@ def test_one_command_from_a_model_file_to_boxes(cli, net, tmp_path):
     assert (tmp_path / "out.mp4").stat().st_size > 0
 
 
-def test_a_service_of_a_model_file_whose_bundle_is_damaged(cli, compiled, net, tmp_path):
-    kept = compiled[1]
+def test_a_bundle_that_is_damaged_is_made_again(compiled, net):
+    _, kept, _ = compiled
     kept.write_bytes(b"damaged")
+    heard = Heard()
+    with opened_model(net, None, heard) as (again, bundle):
+        assert (again, bundle.metadata["task"]) == (kept, "detect")
+    assert heard.lines[0].startswith(f"{net} is compiled anew: {kept}: ")
+
+
+def test_a_service_reads_labels_and_preprocessing_beside_its_file(tmp_path):
     (tmp_path / "names.txt").write_text("lynx\nwolf\n")
-    (tmp_path / "service.toml").write_text(
-        f'bundle = "{net}"\nsource = "{FILM}"\nresults = "wolves.jsonl"\nlabels = "names.txt"\nclasses = "wolf"\n'
-        'preprocessing = "yolo"\nthreshold = 0.5\nadapt = "off"\n'
-    )
-    again = cli("run", "--config", tmp_path / "service.toml")
-    assert again.code == 0, again.err
-    assert f"{net} is compiled anew: {kept}: " in again.err
-    assert "letterbox, rgb, 0..1: the preset yolo (Ultralytics' LetterBox)" in again.err
-    wolves = (tmp_path / "wolves.jsonl").read_text().splitlines()
-    assert [found_in(line) for line in wolves] == [boxes(("lynx", "wolf"))[1:]] * 5
+    (tmp_path / "net.toml").write_text('preset = "yolo"\n')
+    text = f'bundle = "net.onnx"\nsource = "{FILM}"\nclasses = "wolf, lynx"\nthreshold = 0.5\n'
+    for labels, preprocessing, given in (
+        ("names.txt", "net.toml", (("lynx", "wolf"), str(tmp_path / "net.toml"))),
+        ("coco", "yolo", (COCO, "yolo")),
+    ):
+        file = tmp_path / "service.toml"
+        file.write_text(f'{text}labels = "{labels}"\npreprocessing = "{preprocessing}"\n')
+        settings = SettingsReader(file).read()
+        assert settings.request(0) == Request("", given[0], 0.5, ("wolf", "lynx"))
+        assert settings.preprocessing == given[1]
 
 
 def test_the_decoder_of_an_application_is_that_of_its_bundle(cli, net, tmp_path):
