@@ -12,8 +12,10 @@ import pytest
 from tests.support.tiny_yolo import write_tiny_yolo
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends import load
-from tvm_pipeline.frontends.model_metadata import stated_shape, tflite_metadata
+from tvm_pipeline.frontends.model_metadata import quantization_of, stated_shape, tflite_metadata
 
+# As LiteRT says of the file below.
+QUANTISED = {"input_quantization": "0.01865844801068306 -14", "output_quantization": "0.12460152059793472 -45"}
 DATA = Path(__file__).parents[1] / "edgetpu" / "data" / "mobilenet_v2_int8.tflite"
 
 
@@ -41,6 +43,12 @@ def test_sizes_that_are_none_leave_the_input_open(tmp_path, imgsz) -> None:
     onnx.save(proto, tmp_path / "net.onnx")
     with pytest.raises(ModelError, match=r"input images has the shape \[1,3,\?,\?\]"):
         load(tmp_path / "net.onnx")
+
+
+@pytest.mark.parametrize("text", ["", "1,x", "1", "0 0", "nan 1", "-1 0", "1 0.5", "1 0,"])
+def test_a_quantisation_that_is_none(text) -> None:
+    assert [pair for pair in quantization_of(text) if pair] in ([], [(1.0, 0)])
+    assert quantization_of("0.5 -3,,0.25 0") == [(0.5, -3), None, (0.25, 0)]
 
 
 def test_only_pictures_are_filled() -> None:
@@ -120,10 +128,10 @@ def test_labels_and_normalisation_of_tflite_files(tmp_path) -> None:
     pytest.importorskip("tflite")
     path = tmp_path / "net.tflite"
     path.write_bytes(DATA.read_bytes() + archive(labels__txt="cat\ndog\n"))
-    assert load(path).metadata == {"labels": "cat\ndog\n"}
+    assert load(path).metadata == {"labels": "cat\ndog\n", **QUANTISED}
     names = {"0": "cat", "1": "dog"}
     path.write_bytes(DATA.read_bytes() + archive(metadata__json=json.dumps({"names": names, "task": "detect"})))
-    assert load(path).metadata == {"names": "{0: 'cat', 1: 'dog'}", "task": "detect"}
+    assert load(path).metadata == {"names": "{0: 'cat', 1: 'dog'}", "task": "detect", **QUANTISED}
     assert tflite_metadata(b"", parsed(described())) == {"input_mean": "127.5", "input_std": "128.0"}
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.video import Annotation, Interpretation, Request, interpret
 
-# The picture of the tests, and things in it: left, top, right, bottom, and class.
-PICTURE = (300, 200)
+# The picture of the tests, of another aspect than most inputs, and things in it: left, top, right, bottom, and class.
+PICTURE = (300, 240)
 THINGS = [((20.0, 30.0, 110.0, 120.0), 0), ((150.0, 60.0, 290.0, 190.0), 2), ((60.0, 90.0, 140.0, 180.0), 1)]
 
 

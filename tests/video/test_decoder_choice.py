@@ -11,7 +11,17 @@ pytest.importorskip("av")
 
 from tests.support.decoding import interface
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.video import FAMILIES, PRESETS, Annotation, Mask, Preprocessing, Request, detections, interpret
+from tvm_pipeline.video import (
+    FAMILIES,
+    PRESETS,
+    Annotation,
+    Mask,
+    Preprocessing,
+    Request,
+    detections,
+    interpret,
+    preprocess,
+)
 from tvm_pipeline.video.decoders.labels import COCO, read_labels
 
 ULTRALYTICS = {"task": "detect", "names": "{0: 'cat', 1: 'dog'}"}
@@ -201,6 +211,26 @@ def test_presets_of_integers_and_of_gray_pictures() -> None:
         gray = Preprocessing(size=(8, 8), color="gray").with_preset(name)
         assert (gray.color, len(gray.mean)) == ("gray", 1)
     assert Preprocessing(size=(8, 8), scale=0.5, mean=(3.0,)).with_preset("raw") == Preprocessing(size=(8, 8))
+
+
+def test_quantised_inputs_and_outputs_by_the_scales_of_the_file() -> None:
+    scales = {"input_quantization": "0.01865845 -14", "output_quantization": "0.5 -3"}
+    model = interface({"out": (1, 1000)}, takes="int8", gives="int8")
+    found = interpret(model, scales, None, "imagenet")
+    white = preprocess(np.full((64, 64, 3), 255, np.uint8), found.preprocessing)
+    real = (white[0, :, 0, 0].astype(float) + 14) * 0.01865845
+    np.testing.assert_allclose(real, (1 - np.array([0.485, 0.456, 0.406])) / [0.229, 0.224, 0.225], atol=0.01)
+    logits = np.full((1, 1000), -128, np.int8)
+    logits[0, 7], logits[0, 8] = 27, 23  # 15 and 13 in real values
+    first, second = found.decode({"out": logits}, found.preprocessing.transform(64, 64))
+    assert (first.label, second.label) == ("class 7", "class 8")
+    assert first.score / second.score == pytest.approx(np.exp(2))
+
+    unknown = interpret(model)
+    assert unknown.decode is None
+    assert "the outputs out [1, 1000] are quantised, and the model's file does not say their scale" in unknown.said[1]
+    with pytest.raises(OptionError, match=r"`decoder` classification: the outputs out .* are quantised"):
+        interpret(model, None, Request("classification"))
 
 
 def test_a_preset_or_a_file_that_is_not_there(tmp_path) -> None:

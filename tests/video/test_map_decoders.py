@@ -103,8 +103,8 @@ def test_one_class_by_a_threshold() -> None:
     assert road.label == "road"
     assert 0.9 < road.score <= 1
     pixels = road.mask.pixels()
-    assert pixels[:95].all()
-    assert not pixels[101:].any()
+    assert pixels[:115].all()
+    assert not pixels[121:].any()
     nothing = found.decode({"out": values * 0 - 4}, found.preprocessing.transform(*PICTURE))
     assert nothing == []
 

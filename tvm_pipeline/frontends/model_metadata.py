@@ -5,7 +5,8 @@
               normalisation of TensorFlow's TFLITE_METADATA
 
 All values are text. Keys besides the file's own: `producer_name` (ONNX), `labels` (lines), `input_mean` and `input_std`
-(numbers with blanks between them). Read next: video/decoders/choice.py, which reads them.
+(numbers with blanks between them); `input_quantization` and `output_quantization` (scale and zero point of each tensor,
+commas between tensors, empty for one that is not quantised). Read next: video/decoders/choice.py, which reads them.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def stated_shape(metadata: Mapping[str, str], extents: list[int]) -> tuple[int, 
 
 
 def tflite_metadata(content: bytes, parsed: Any) -> dict[str, str]:
-    """Return what a TFLite file says: the texts of its archive, and the normalisation of its first input.
+    """Return what a TFLite file says: the texts of its archive, normalisation of its first input, quantisation.
 
     Args:
         content: the bytes of the file.
@@ -73,6 +74,8 @@ def tflite_metadata(content: bytes, parsed: Any) -> dict[str, str]:
             found |= table
         elif name.endswith(".txt"):
             found.setdefault("labels", text)
+    if parsed.SubgraphsLength():
+        found |= _quantization(parsed.Subgraphs(0))
     for index in range(parsed.MetadataLength()):
         entry = parsed.Metadata(index)
         if entry.Name() == b"TFLITE_METADATA":
@@ -80,6 +83,40 @@ def tflite_metadata(content: bytes, parsed: Any) -> dict[str, str]:
                 found |= _normalisation(parsed.Buffers(entry.Buffer()).DataAsNumpy().tobytes())
             except (struct.error, IndexError, ValueError, TypeError, AttributeError):
                 continue  # a damaged description of a sound model
+    return found
+
+
+def _quantization(graph: Any) -> dict[str, str]:
+    """Return scale and zero point of the inputs and the outputs, where one of them is quantised."""
+    found = {}
+    for key, of, count in (
+        ("input_quantization", graph.Inputs, graph.InputsLength()),
+        ("output_quantization", graph.Outputs, graph.OutputsLength()),
+    ):
+        pairs = []
+        for index in range(count):
+            how = graph.Tensors(of(index)).Quantization()
+            whole = how is not None and how.ScaleLength() == how.ZeroPointLength() == 1
+            pairs.append(f"{float(how.Scale(0))!r} {int(how.ZeroPoint(0))}" if whole else "")
+        if any(pairs):
+            found[key] = ",".join(pairs)
+    return found
+
+
+def quantization_of(text: str) -> list[tuple[float, int] | None]:
+    """Return scale and zero point of each tensor, None for one that is not quantised, or whose text is damaged.
+
+    Examples:
+        >>> quantization_of("0.5 -3,,0.25 0")
+        [(0.5, -3), None, (0.25, 0)]
+    """
+    found: list[tuple[float, int] | None] = []
+    for pair in text.split(","):
+        try:
+            scale, zero = pair.split()
+            found.append((float(scale), int(zero)) if 0 < float(scale) < float("inf") else None)
+        except ValueError:
+            found.append(None)
     return found
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.frontends.model_metadata import quantization_of
 from tvm_pipeline.video.analysis import Decoder, find_decoder, preprocessing_for
 from tvm_pipeline.video.decoders import Choice, Request, choose
 from tvm_pipeline.video.preprocessing import Preprocessing, default_for
@@ -85,9 +86,10 @@ def _settings(
     usual = default_for(model.inputs[0].shape, model.inputs[0].dtype)
     if isinstance(given, Mapping):
         return preprocessing_for(model, given), whence or "as given"
+    exact = _quantised(usual, metadata)
     if given is not None and str(given) in PRESETS:
         name = str(given)
-        return preprocessing_for(model, {"preset": name}), f"the preset {name} ({PRESETS[name].source})"
+        return exact.with_preset(name), f"the preset {name} ({PRESETS[name].source})"
     if given is not None:
         path = Path(given)
         if not path.exists():
@@ -98,21 +100,31 @@ def _settings(
                 value=given,
             )
         return preprocessing_for(model, path), f"from {path}"
-    if stated := _stated(metadata, usual):
+    if stated := _stated(metadata, exact):
         return stated, "from the model's metadata"
     if chosen.form and chosen.form.preset:
         preset = chosen.form.preset
         family = f"as {chosen.form.name} takes it" + (" by the model's metadata" if metadata.get("task") else "")
-        return usual.with_preset(preset), f"{family}, the preset {preset} ({PRESETS[preset].source})"
+        return exact.with_preset(preset), f"{family}, the preset {preset} ({PRESETS[preset].source})"
     return usual, (
         "assumed from the input's shape and type; if that is wrong, write model.toml or give `preprocessing`, a TOML "
         f"file or one of {', '.join(PRESETS)}"
     )
 
 
+def _quantised(usual: Preprocessing, metadata: Mapping[str, str]) -> Preprocessing:
+    """Return the usual form with the quantisation that a TFLite file states for its input of integers."""
+    try:
+        (pair,) = quantization_of(metadata.get("input_quantization", ""))
+        return replace(usual, quantization=pair) if usual.dtype != "float32" else usual
+    except (ValueError, OptionError):  # several inputs, or a scale that cannot be
+        return usual
+
+
 def _stated(metadata: Mapping[str, str], usual: Preprocessing) -> Preprocessing | None:
     """Return the normalisation that a TFLite file states, for pixels from 0 to 255; None without one."""
-    if usual.dtype != "float32" or not {"input_mean", "input_std"} <= metadata.keys():
+    known = usual.dtype == "float32" or usual.quantization is not None
+    if not known or not {"input_mean", "input_std"} <= metadata.keys():
         return None
     try:
         mean, std = (tuple(map(float, metadata[key].split())) for key in ("input_mean", "input_std"))

@@ -134,6 +134,8 @@ class Preprocessing:
         types = get_type_hints(cls)
         checked = {}
         base = defaults or cls()
+        if "preset" in values and "quantization" in values:  # a preset of real values needs it
+            base = cls.from_dict({"quantization": values["quantization"]}, base)
         if "preset" in values:
             base = base.with_preset(str(values["preset"]))
         for key, value in values.items():
@@ -150,6 +152,8 @@ class Preprocessing:
     def with_preset(self, name: str) -> Preprocessing:
         """Return the form with the fields of a preset; raise OptionError where there is none of this name.
 
+        Integers of an unknown quantisation take fit, border and colours alone.
+
         Examples:
             >>> Preprocessing(size=(640, 640)).with_preset("yolo").fit
             'letterbox'
@@ -157,7 +161,7 @@ class Preprocessing:
         if name not in PRESETS:
             raise OptionError(f"preprocessing: there is no preset {name!r}; the presets are {', '.join(PRESETS)}")
         fields = dict(PRESETS[name].fields)
-        if self.dtype != "float32":
+        if self.dtype != "float32" and self.quantization is None:
             fields = {key: value for key, value in fields.items() if key in FOR_INTEGERS}
         if self.color == "gray":
             fields.pop("color", None)

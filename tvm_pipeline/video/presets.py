@@ -1,8 +1,8 @@
 """Named forms of a model's input: what families of models expect of a picture, as one table with its sources.
 
 A preset sets fields of `Preprocessing`; size, layout and number type are those of the model's input. Inputs of uint8
-and int8 take only `fit`, `fill` and `color` of a preset: their quantisation holds the normalisation. Read next:
-preprocessing.py, and decoders/choice.py, which finds the preset of a model.
+and int8 whose quantisation is not known take only `fit`, `fill` and `color` of a preset. Read next: preprocessing.py,
+and decoders/choice.py, which finds the preset of a model.
 """
 
 from __future__ import annotations

@@ -7,11 +7,14 @@ sentence for people. Read next: interface.py (what a family is asked), yolo.py (
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.frontends.model_metadata import quantization_of
 from tvm_pipeline.video.annotations import Annotation
 from tvm_pipeline.video.decoders import (
     classification,
@@ -138,7 +141,12 @@ def choose(model: OperatorGraph, request: Request, metadata: Mapping[str, str] |
             return Choice(None, None, f"decoder: {reason}")
         form, how = found[0], ", recognised from its outputs" + (" and its metadata" if metadata.get("task") else "")
     options, remark = _options(form, request, labels)
-    decode = form.make(options)
+    decode, reason = _of_integers(form.make(options), form, model, metadata)
+    if decode is None and request.name:
+        raise OptionError(f"`decoder` {request.name}: {reason}", option="decoder")
+    if decode is None:
+        _refuse_options(request, reason)
+        return Choice(None, None, f"decoder: none, since {reason}")
     wanted = checked_classes(request.classes, options.labels[: form.classes] if form.classes else options.labels)
     if wanted:
         decode = Only(decode, wanted)
@@ -155,6 +163,45 @@ class Only:
 
     def __call__(self, outputs: Outputs, transform: Transform) -> list[Annotation]:
         return [found for found in self.decode(outputs, transform) if found.label in self.labels]
+
+
+@dataclass(frozen=True)
+class Dequantised:
+    """Gives a decoder the real values of outputs of integers.
+
+    Attributes:
+        quantization: scale and zero point by output.
+    """
+
+    decode: Decoder
+    quantization: Mapping[str, tuple[float, int]]
+
+    def __call__(self, outputs: Outputs, transform: Transform) -> Sequence[Annotation]:
+        real = {}
+        for name, array in outputs.items():
+            scale, zero = self.quantization.get(name, (1.0, 0))
+            real[name] = (array.astype(np.float32) - zero) * scale if name in self.quantization else array
+        return self.decode(real, transform)
+
+
+def _of_integers(
+    decode: Decoder, form: Form, model: OperatorGraph, metadata: Mapping[str, str]
+) -> tuple[Decoder | None, str]:
+    """Return a decoder that reads a quantised model's outputs, too; None where nobody says what they stand for."""
+    if form.name == "segmentation-argmax" and not form.classes:  # the outputs are classes
+        return decode, ""
+    integers = [name for name in model.outputs if model.tensors[name].dtype in ("int8", "uint8")]
+    if not integers:
+        return decode, ""
+    known = quantization_of(metadata.get("output_quantization", ""))
+    if len(known) == len(model.outputs):
+        pairs = {name: pair for name, pair in zip(model.outputs, known, strict=True) if pair is not None}
+        if set(integers) <= pairs.keys():
+            return Dequantised(decode, {name: pairs[name] for name in integers}), ""
+    return None, (
+        f"the outputs {shown(form.read)} are quantised, and the model's file does not say their scale; export it "
+        f"with outputs of float32, or give `decoder` {ADVICE}"
+    )
 
 
 def _named(model: Interface, name: str) -> Form:
