@@ -173,11 +173,15 @@ def candidates(
         grid: see `Yolo.grid`.
         weights: what scores are multiplied by, (N,): objectness.
     """
-    scores = table[scored].max(axis=0)
-    if weights is not None:
-        scores = scores * weights
-    found = np.flatnonzero(scores >= threshold)
-    classes = table[scored][:, found].argmax(axis=0)
+    if weights is None:
+        scores = table[scored].max(axis=0)
+        found = np.flatnonzero(scores >= threshold)
+    else:  # no score is above one, so that most rows need no look at their classes
+        likely = np.flatnonzero(weights >= threshold)
+        scores = np.zeros_like(weights)
+        scores[likely] = table[scored, likely].max(axis=0) * weights[likely]
+        found = np.flatnonzero(scores >= threshold)
+    classes = table[scored, found].argmax(axis=0)
     boxes = table[:4, found].T
     if grid is not None:
         left, top, stride = grid[:, found]
