@@ -180,15 +180,54 @@ def test_onnx_inputs_are_those_that_are_not_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "shown", "advice"),
-    [(("N", 30), "[?,30]", "[1,30]"), ((-1, 30), "[?,30]", "[1,30]"), ((None, None), "[?,?]", "[1,1]")],
+    [
+        (("N", 30), "[N,30]", '"x:[1,30]"'),
+        ((-1, 30), "[?,30]", '"x:[1,30]"'),
+        ((None, None), "[?,?]", '"x:[1,D1]" and numbers for D1, as the model was made for'),
+        (
+            ("batch_size", 3, "height", "width"),
+            "[batch_size,3,height,width]",
+            '"x:[1,3,height,width]" and numbers for height and width, as the model was made for',
+        ),
+        (
+            (1, 3, None, None),
+            "[1,3,?,?]",
+            '"x:[1,3,H,W]" and numbers for H (height) and W (width), as the model was made for',
+        ),
+        (
+            (None, "?", -1, 3),
+            "[?,?,?,3]",
+            '"x:[1,H,W,3]" and numbers for H (height) and W (width), as the model was made for',
+        ),
+        (("samples",), "[samples]", '"x:[samples]" and numbers for samples, as the model was made for'),
+        (("N", "T", "T"), "[N,T,T]", '"x:[1,D1,T]" and numbers for D1 and T, as the model was made for'),
+    ],
 )
 def test_onnx_with_open_extents_asks_for_shapes(tmp_path: Path, shape: Any, shown: str, advice: str) -> None:
     path = onnx_file(tmp_path, onnx_net(shape))
     with pytest.raises(ModelError) as raised:
         load(path)
-    assert str(raised.value) == f'{path}: input x has the shape {shown}; fix it with `input_shapes` "x:{advice}"'
-    assert parse_shapes(f"x:{advice}")
-    assert load(path, {"x": (4, 30)}).inputs == (Tensor("x", (4, 30), "float32"),)
+    assert str(raised.value) == f"{path}: input x has the shape {shown}; fix it with `input_shapes` {advice}"
+    given = tuple(4 if not isinstance(extent, int) or extent < 1 else extent for extent in shape)
+    model = load(path, {"x": given})
+    assert (model.inputs, model.shaped) == ((Tensor("x", given, "float32"),), ("x",))
+
+
+def test_the_open_shapes_of_all_inputs_are_told_at_once(tmp_path: Path) -> None:
+    content = onnx_net(("batch", 30), change=lambda model: setattr(second_input(model), "dim_param", "steps"))
+    with pytest.raises(
+        ModelError, match=r"batch,30\], input h has the shape \[2,steps\]; fix them with `input_shapes` "
+    ) as e:
+        load(onnx_file(tmp_path, content))
+    assert str(e.value).endswith('"x:[1,30] h:[2,steps]" and numbers for steps, as the model was made for')
+
+
+def second_input(model: Any) -> Any:
+    """Add an input h of shape [2, ?]; return its open extent."""
+    added = model.graph.input.add(name="h")
+    added.type.tensor_type.elem_type = 1
+    added.type.tensor_type.shape.dim.add(dim_value=2)
+    return added.type.tensor_type.shape.dim.add()
 
 
 def test_onnx_shapes_of_unknown_inputs_and_other_ranks(tmp_path: Path) -> None:

@@ -7,20 +7,24 @@ from pathlib import Path
 import numpy as np
 
 
-def onnx_bytes(nodes, constants=None, *, shape=(2, 3), dtype=1, inputs=None, outputs=("y",), opset=13, ir_version=8):
+def onnx_bytes(
+    nodes, constants=None, *, shape=(2, 3), dtype=1, inputs=None, outputs=("y",), weights=(), opset=13, ir_version=9
+):
     """Return a checked ONNX file of one input x (or `inputs`, as value infos) and outputs whose types are inferred.
 
     Args:
-        constants: arrays by name, as initializers.
+        constants: arrays by name, as initializers; `weights` are further ones, as protocol buffers.
         outputs: names, or value infos where onnx does not infer them.
     """
     from onnx import checker, helper, numpy_helper, shape_inference
 
     inputs = inputs or [helper.make_tensor_value_info("x", dtype, shape)]
-    weights = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
+    constants = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
     named = [helper.make_empty_tensor_value_info(o) if isinstance(o, str) else o for o in outputs]
-    graph = helper.make_graph(nodes, "net", inputs, named, weights)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir_version)
+    graph = helper.make_graph(nodes, "net", inputs, named, [*constants, *weights])
+    domains = {"": opset} | {node.domain: 1 for node in nodes if node.domain}
+    opsets = [helper.make_opsetid(domain, version) for domain, version in domains.items()]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=ir_version)
     model = shape_inference.infer_shapes(model)
     checker.check_model(model)
     return model.SerializeToString()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 
 import numpy as np
@@ -18,7 +19,12 @@ from tvm.relay.frontend import common
 from tvm.relay.frontend import onnx as importer
 
 from tests.support.onnx_models import onnx_bytes
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.frontends.onnx_walk import LACKING, OF_OTHER_DOMAINS
 from tvm_pipeline.tvm.relay.import_folding import faster_importer
+from tvm_pipeline.tvm.relay.importer import import_model
 
 
 def imported(content: bytes) -> tvm.IRModule:
@@ -101,3 +107,61 @@ def test_the_importer_is_as_it_was_afterwards_and_serves_one_thread_at_a_time() 
     other.join()
     assert inside.is_set()
     assert [getattr(module, name) for module, name in names] == before
+
+
+# --- What TVM refuses ---
+
+WRAPPED = helper.make_node("Pad", ["x", "pads"], ["p"], mode="wrap", name="around")
+PADS = {"pads": np.array([0, 1, 0, 1])}
+
+
+def model(content: bytes, **fields: object) -> Model:
+    return Model("net", "onnx", content, (Tensor("x", (2, 3)),), **fields)
+
+
+def test_the_tables_of_the_walk_are_tvms() -> None:
+    known = set(importer._get_convert_map(21)) | set(importer._identity_list) | {"Constant"}
+    of_onnx = {schema.name for schema in onnx.defs.get_all_schemas() if schema.domain == ""}
+    assert of_onnx - known == LACKING
+    assert known - of_onnx == OF_OTHER_DOMAINS
+
+
+def test_an_operator_that_is_refused_is_named_with_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxslim", None)  # as if it were not installed
+    content = onnx_bytes([WRAPPED, helper.make_node("Neg", ["p"], ["y"])], PADS, opset=19)
+    with pytest.raises(ModelError) as raised:
+        import_model(model(content, shaped=("x",)))
+    text = str(raised.value)
+    assert text.startswith("net: TVM cannot import it: operator Pad (node around): ")
+    assert "wrap" in text
+    assert "; the shapes given for x may be the reason: " in text
+    assert text.endswith("pip install 'tvm-pipeline[simplify]'")
+    unnamed = helper.make_node("Pad", ["x", "pads"], ["y"], mode="wrap")
+    with pytest.raises(ModelError, match=r"operator Pad \(node of y\): ") as raised:
+        import_model(model(onnx_bytes([unnamed], PADS, opset=19)))
+    assert "shapes" not in str(raised.value)
+
+
+def test_what_onnxslim_simplifies_imports_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """What is refused feeds no output here: TVM's importer takes every node of a file."""
+    pytest.importorskip("onnxslim")
+    content = onnx_bytes([WRAPPED, helper.make_node("Neg", ["x"], ["y"])], PADS, opset=19)
+    mod, _ = import_model(model(content, outputs=("y",)))
+    assert mod["main"].body.op.name == "negative"
+    assert [record.message for record in caplog.records if "onnxslim" in record.message] == [
+        "net: imported as onnxslim simplifies it, since TVM refuses it: " + refusal(content)
+    ]
+
+
+def refusal(content: bytes) -> str:
+    """Return what TVM says of the file as it is, without onnxslim."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "onnxslim", None)
+        with pytest.raises(ModelError) as raised:
+            import_model(model(content))
+    return str(raised.value).removeprefix("net: TVM cannot import it: ").partition("; simplified")[0]
+
+
+def test_obstacles_are_told_before_the_importer_runs() -> None:
+    with pytest.raises(ModelError, match=r"net: TVM cannot import it: operator Det .*; weight w"):
+        import_model(model(b"", obstacles=("operator Det (node d): TVM's importer has none", "weight w: of a type")))

@@ -28,6 +28,8 @@ class Model:
         inputs: name, shape and dtype of every input, all fixed; empty where the format's importer knows them.
         params: parameters that were saved beside a Relay file, in TVM's own format; empty where the file has them.
         outputs: the name of every output, in order; empty where the importer alone knows them, or nobody.
+        obstacles: what TVM's importer cannot take of the file, a line each with what to do; another engine may take it.
+        shaped: the inputs whose shapes were given, since the file leaves them open or has others.
         winograd: its convolutions may be computed by Winograd's algorithm, whose values differ, where tuning found it
             faster.
         metadata: what the file says about itself, as text; see `frontends/model_metadata.py`.
@@ -46,6 +48,8 @@ class Model:
     params: bytes = b""
     winograd: bool = False
     outputs: tuple[str, ...] = ()
+    obstacles: tuple[str, ...] = ()
+    shaped: tuple[str, ...] = ()
     metadata: Mapping[str, str] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
 

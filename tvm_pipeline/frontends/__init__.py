@@ -6,6 +6,8 @@ onnx_control_flow.py  If, Loop and Scan taken out of them
 onnx_known.py         what is known of their tensors before they run
 onnx_inlining.py      nodes of a subgraph become nodes of the graph around it
 onnx_graph.py         an ONNX file as an operator graph, and cut into files
+onnx_walk.py          what TVM cannot take of them, with the operator's name
+onnx_shapes.py        what to write for shapes that they leave open
 tflite.py             TFLite files, read by the package tflite
 tflite_checks.py      what a TFLite file must have, since TFLite's kernels end the process where it has not
 tflite_resizing.py    TFLite files whose inputs are open get fixed shapes

@@ -9,6 +9,7 @@ from typing import Any
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, OptionError
+from tvm_pipeline.frontends import onnx_shapes
 from tvm_pipeline.frontends.model_metadata import onnx_metadata, stated_shape
 
 _DTYPES = {
@@ -43,7 +44,7 @@ def read(
         raise ModelError(f"{path}: reading ONNX needs the package onnx: pip install 'tvm-pipeline[relay]'") from error
     from google.protobuf.message import DecodeError
 
-    from tvm_pipeline.frontends import onnx_control_flow, onnx_rewriting
+    from tvm_pipeline.frontends import onnx_control_flow, onnx_rewriting, onnx_walk
 
     try:
         proto = onnx.load_from_string(content)
@@ -66,7 +67,11 @@ def read(
     if not declared or not proto.graph.node:
         raise ModelError(f"{path}: the graph has no inputs or no operators")
     _check_names(path, shapes, [value.name for value in declared])
+    open_ = {v.name: v.type.tensor_type.shape.dim for v in declared if v.name not in shapes and not all(_extents(v))}
+    if open_:
+        raise ModelError(f"{path}: {onnx_shapes.advice(open_)}")
     inputs = tuple(_input(onnx, path, value, shapes) for value in declared)
+    shaped = tuple(t.name for value, t in zip(declared, inputs, strict=True) if _extents(value) != t.shape)
     for value, tensor in zip(declared, inputs, strict=True):
         _fix_shape(value, tensor.shape)
     try:
@@ -79,7 +84,17 @@ def read(
         raise ModelError(f"{path}: its control flow cannot be read: {error}") from error
     notes += [_note(name, shape) for name, shape in stated.items()]
     outputs = tuple(value.name for value in proto.graph.output)
-    return Model(name, "onnx", content, inputs, outputs=outputs, metadata=metadata, notes=tuple(notes))
+    return Model(
+        name,
+        "onnx",
+        content,
+        inputs,
+        outputs=outputs,
+        obstacles=tuple(onnx_walk.obstacles(proto)),
+        shaped=shaped,
+        metadata=metadata,
+        notes=tuple(notes),
+    )
 
 
 def _stated(proto: Any, metadata: dict[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -88,14 +103,18 @@ def _stated(proto: Any, metadata: dict[str, str], shapes: Mapping[str, tuple[int
     declared = [value for value in proto.graph.input if value.name not in constants]
     if len(declared) != 1 or declared[0].name in shapes:
         return {}
-    extents = [max(extent.dim_value, 0) for extent in declared[0].type.tensor_type.shape.dim]
-    shape = stated_shape(metadata, extents)
+    shape = stated_shape(metadata, list(_extents(declared[0])))
     return {declared[0].name: shape} if shape else {}
 
 
 def _note(name: str, shape: tuple[int, ...]) -> str:
     shown = ",".join(map(str, shape))
     return f"{name}:[{shown}] by the file's metadata (imgsz), which leaves it open; `input_shapes` gives another"
+
+
+def _extents(value: Any) -> tuple[int, ...]:
+    """Return the shape of an input in the file; 0 stands for an open extent."""
+    return tuple(max(extent.dim_value, 0) for extent in value.type.tensor_type.shape.dim)
 
 
 def _fix_shape(value: Any, shape: tuple[int, ...]) -> None:
@@ -110,16 +129,10 @@ def _input(onnx: Any, path: Path, value: Any, shapes: Mapping[str, tuple[int, ..
     dtype = dtypes.get(kind.elem_type)
     if dtype is None:
         raise ModelError(f"{path}: input {value.name} is not a tensor of numbers that numpy knows")
-    extents = [max(extent.dim_value, 0) for extent in kind.shape.dim]  # 0 stands for an open extent
+    extents = _extents(value)
     shape = shapes.get(value.name)
     if shape is None:
-        if not all(extent > 0 for extent in extents):
-            shown = ",".join(str(extent or "?") for extent in extents)
-            raise ModelError(
-                f"{path}: input {value.name} has the shape [{shown}]; "
-                f'fix it with `input_shapes` "{value.name}:[{shown.replace("?", "1")}]"'
-            )
-        shape = tuple(extents)
+        shape = extents
     elif len(shape) != len(extents):
         raise OptionError(f"`input_shapes`: {path}: input {value.name} has {len(extents)} dimensions, not {len(shape)}")
     return Tensor(value.name, shape, dtype)

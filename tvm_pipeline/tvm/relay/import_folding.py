@@ -25,6 +25,10 @@ from tvm_pipeline.tvm.relay.fold_table import Array, Out
 _ONE_AT_A_TIME = threading.RLock()  # the importers' modules are shared by all threads
 
 
+class RefusedOperator(Exception):  # noqa: N818  it never leaves `importer.py`
+    """The importer refuses an operator; the message names it and its node."""
+
+
 @contextmanager
 def faster_importer() -> Iterator[None]:
     """Let TVM's importer of ONNX fold constants in numpy while the block lasts; one thread at a time.
@@ -32,9 +36,12 @@ def faster_importer() -> Iterator[None]:
     before: fold_constant(floor_divide(const, const)) compiles a function and runs it;
             infer_type(node) infers the types of all nodes before it
     after:  it computes `const // const`; types that are known are not inferred again
+
+    An operator that the importer refuses raises RefusedOperator, whose cause is the importer's own error.
     """
     with _ONE_AT_A_TIME:
         fold_stock, infer_stock, convert_map = common.fold_constant, common.infer_type, onnx._get_convert_map
+        convert_stock = onnx.GraphProto._convert_operator
         folder = _ImportFolder(fold_stock)
 
         def fold_constant(node: relay.Expr, mod: tvm.IRModule | None = None) -> relay.Expr:
@@ -46,15 +53,25 @@ def faster_importer() -> Iterator[None]:
             relay.transform.InferTypeLocal(node)  # it writes the type into the node
             return node
 
+        def convert(self: Any, kind: str, inputs: Any, attrs: Any, opset: int) -> Any:
+            try:
+                return convert_stock(self, kind, inputs, attrs, opset)
+            except RefusedOperator:  # of a graph inside this node
+                raise
+            except Exception as error:  # the importer raises any type
+                raise RefusedOperator(f"operator {kind} (node {attrs['tvm_custom']['name']})") from error
+
         common.fold_constant = onnx.fold_constant = fold_constant
         common.infer_type = onnx.infer_type = infer_type
         onnx._get_convert_map = functools.cache(convert_map)  # it is made anew for every node
+        onnx.GraphProto._convert_operator = convert
         try:
             yield
         finally:
             common.fold_constant = onnx.fold_constant = fold_stock
             common.infer_type = onnx.infer_type = infer_stock
             onnx._get_convert_map = convert_map
+            onnx.GraphProto._convert_operator = convert_stock
 
 
 class _ImportFolder(Folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,13 +12,15 @@ from tvm import relay
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relay.import_folding import faster_importer
+from tvm_pipeline.tvm.relay.import_folding import RefusedOperator, faster_importer
 from tvm_pipeline.tvm.relay.json_trial import check_readable
 from tvm_pipeline.tvm.relay.output_names import with_output_names
 from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
 from tvm_pipeline.tvm.relay.tflite_walk import obstacles
 
 Params = dict[str, Any]
+
+_log = logging.getLogger(__name__)
 
 
 def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
@@ -26,6 +29,8 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     Raises:
         ModelError: the importer does not take the model; the message names the operator if TVM names it.
     """
+    if model.obstacles:
+        raise ModelError(f"{model.name}: TVM cannot import it: {'; '.join(model.obstacles)}")
     importers: dict[str, Callable[[Model], tuple[tvm.IRModule, Params]]] = {
         "onnx": _from_onnx,
         "tflite": _from_tflite,
@@ -41,7 +46,7 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     except ModelError:
         raise
     except Exception as error:  # TVM's importers raise any type of error
-        raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}") from error
+        raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}{_on_shapes(model)}") from error
     _check_static(model, mod)
     if all(parameter.name_hint in params for parameter in mod["main"].params):
         raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
@@ -49,13 +54,50 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
 
 
 def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
+    """Import an ONNX file; where TVM refuses it, once more as onnxslim simplifies it, if that is installed."""
     import onnx
 
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
-    with faster_importer():
-        mod, params = relay.frontend.from_onnx(onnx.load_from_string(model.content), shapes, dtypes, freeze_params=True)
-    return relay.transform.DynamicToStatic()(mod), params
+
+    def imported(proto: Any) -> tuple[tvm.IRModule, Params]:
+        for node in proto.graph.node:
+            node.name = node.name or f"of {next(iter(node.output), '?')}"  # errors name it
+        with faster_importer():
+            mod, params = relay.frontend.from_onnx(proto, shapes, dtypes, freeze_params=True)
+        return relay.transform.DynamicToStatic()(mod), params
+
+    try:
+        return imported(onnx.load_from_string(model.content))
+    except Exception as error:  # TVM's importers raise any type of error
+        refused = error
+    try:
+        import onnxslim
+    except ImportError:
+        raise ModelError(
+            f"{model.name}: TVM cannot import it: {reason(refused)}{_on_shapes(model)}; simplified by onnxslim it may "
+            "import: pip install 'tvm-pipeline[simplify]'"
+        ) from refused
+    proto = onnx.load_from_string(model.content)
+    for value in proto.graph.input:
+        for extent, known in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            extent.dim_value = known
+    try:
+        found = imported(onnxslim.slim(proto))
+    except Exception:  # the first reason is that of the file as the user has it
+        raise refused from None
+    _log.warning("%s: imported as onnxslim simplifies it, since TVM refuses it: %s", model.name, reason(refused))
+    return found
+
+
+def _on_shapes(model: Model) -> str:
+    """Return that given shapes may be the reason, where any were."""
+    if not model.shaped:
+        return ""
+    return (
+        f"; the shapes given for {', '.join(model.shaped)} may be the reason: give those that the model was made for "
+        "(sides of pictures are often multiples of 32)"
+    )
 
 
 def _from_tflite(model: Model) -> tuple[tvm.IRModule, Params]:
@@ -106,14 +148,21 @@ def _check_static(model: Model, mod: tvm.IRModule) -> None:
 
     def visit(expr: relay.Expr) -> None:
         if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op) and _is_open(expr.checked_type):
-            open_.append(expr.op.name.removeprefix("dyn."))
+            open_.append(f"{expr.op.name.removeprefix('dyn.')}{_node(expr)}")
 
     relay.analysis.post_order_visit(mod["main"], visit)
     if open_:
         raise ModelError(
-            f"{model.name}: operator {open_[0]} has a shape that depends on its data; export "
-            "the model with fixed shapes, or give `input_shapes` and fold its constants first"
+            f"{model.name}: operator {open_[0]} has a shape that depends on its data; export the model with fixed "
+            "shapes and without what follows it (a selection of boxes, for instance), or fold its constants first"
+            + _on_shapes(model)
         )
+
+
+def _node(expr: relay.Expr) -> str:
+    """Return the node of the file that a call comes from, where the importer has told."""
+    name = expr.span.source_name.name if isinstance(expr.span, relay.Span) else ""
+    return f" (node {name})" if name else ""
 
 
 def _is_open(type_: Any) -> bool:
@@ -124,6 +173,8 @@ def _is_open(type_: Any) -> bool:
 
 def reason(error: BaseException) -> str:
     """Return the reason in TVM's message without its stack of frames: the line that names an error and the next one."""
+    if isinstance(error, RefusedOperator) and error.__cause__ is not None:
+        return f"{error}: {reason(error.__cause__)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     named = [index for index, line in enumerate(lines) if re.match(r"\w*(Error|Exception): ", line)]
     telling = [index for index, line in enumerate(lines) if not line.startswith(("File", "[", "Stack trace"))]

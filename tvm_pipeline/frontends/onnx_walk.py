@@ -1,0 +1,130 @@
+"""A walk over an ONNX file that says what TVM 0.19 cannot take of it: operator, node, why, and what to do.
+
+It needs no TVM, so that a message names the file's own operator before minutes are spent. What is told here is no
+error yet: another engine may take the model. Next: `onnx_control_flow.py`, which takes out what can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from onnx import TensorProto
+
+from tvm_pipeline.frontends.onnx_control_flow import MOST_COPIES, MOST_IN_BRANCHES
+from tvm_pipeline.frontends.onnx_inlining import all_nodes
+
+# Operators of ONNX 1.16 that TVM's importer lacks, and those of other domains that it has; a test asks TVM.
+LACKING = frozenset(
+    [
+        *("AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "DeformConv", "Det", "GroupNormalization"),
+        *("HammingWindow", "HannWindow", "ImageDecoder", "LpNormalization", "MelWeightMatrix", "RegexFullMatch"),
+        *("STFT", "SequenceMap", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"),
+    ]
+)
+OF_OTHER_DOMAINS = frozenset(
+    [
+        *("ATen", "Adagrad", "Adam", "Affine", "Attention", "BiasGelu", "EmbedLayerNormalization", "FC", "FastGelu"),
+        *("LinearRegressor", "MatMulInteger16", "Momentum", "ParametricSoftplus", "QAttention", "QGemm", "QLinearAdd"),
+        *("QLinearAveragePool", "QLinearConcat", "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMul"),
+        *("QLinearSigmoid", "QLinearSoftmax", "Scale", "ScaledTanh", "SkipLayerNormalization", "SpatialBN"),
+    ]
+)
+_STRANGE_TYPES = ("STRING", "COMPLEX", "FLOAT8", "INT4", "UINT4")
+_ELSE = "run it on another engine, or export the model without it"
+_ADVICE = {
+    "ai.onnx.ml": "it is classical machine learning and no network; run the model with onnxruntime",
+    "com.microsoft": "onnxruntime has put it there; take the file from before onnxruntime optimised or quantised it",
+}
+
+
+def obstacles(model: Any) -> list[str]:
+    """Return a line for each kind of operator or tensor that TVM's importer cannot take.
+
+    A line names the operator, its first node by name (or by its first output) and how many more there are, why it will
+    not work, and what to do.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for node in model.graph.node:
+        why = _why(model, node)
+        if why:
+            found.setdefault((node.op_type, why), []).append(label(node))
+    lines = []
+    for (kind, why), nodes in found.items():
+        more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
+        lines.append(f"operator {kind} ({nodes[0]}{more}): {why}")
+    return [*lines, *_types(model)]
+
+
+def label(node: Any) -> str:
+    """Return a node's name; where it has none, its first output."""
+    return f"node {node.name}" if node.name else f"output {next(iter(node.output), '?')}"
+
+
+def _why(model: Any, node: Any) -> str:
+    """Return why TVM cannot take a node, and what to do; empty where it can."""
+    kind = node.op_type
+    if node.domain not in ("", "ai.onnx"):
+        return "" if kind in OF_OTHER_DOMAINS else f"TVM has no {node.domain}; {_ADVICE.get(node.domain, _ELSE)}"
+    if kind == "If":
+        return _why_if(model, node)
+    if kind in ("Loop", "Scan"):
+        turns = "its number of turns" if kind == "Loop" else "the extent of what it scans"
+        return (
+            f"{turns} depends on data or is over {MOST_COPIES}, and no graph is run in loops; export the model with a "
+            "fixed number of steps, or without the loop" + _binding(model, node.input[:2])
+        )
+    if kind in LACKING:
+        return f"TVM's importer has none; {_ELSE}"
+    if kind == "Dropout":
+        return "it is in training mode, or its mask is used; export the model for inference (`model.eval()` in PyTorch)"
+    if any(attribute.name == "block_size" and attribute.i for attribute in node.attribute):
+        return "TVM has no scales for blocks of a tensor; quantise the model for each tensor or each channel"
+    return ""
+
+
+def _why_if(model: Any, node: Any) -> str:
+    branches = sum(1 for attribute in node.attribute for _ in all_nodes(attribute.g))
+    size = f", and its branches have {branches} nodes" if branches > MOST_IN_BRANCHES else ""
+    return (
+        f"its condition depends on data{size}; export the model without the branch (`torch.jit.trace`, not "
+        "`torch.jit.script`, for instance)" + _binding(model, node.input)
+    )
+
+
+def _binding(model: Any, names: Any) -> str:
+    """Return advice to bind an input of one element that the tensors of these names depend on."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    scalars = {
+        value.name
+        for value in model.graph.input
+        if value.name not in weights and all(extent.dim_value == 1 for extent in value.type.tensor_type.shape.dim)
+    }
+    for name in sorted(scalars.intersection(_ancestors(model, list(names)))):
+        return f', or make input {name} a constant: `input_values` "{name}=..."'
+    return ""
+
+
+def _ancestors(model: Any, names: list[str]) -> Iterator[str]:
+    """Yield the names and all that they are computed from."""
+    written = {name: node for node in model.graph.node for name in node.output if name}
+    known: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in known:
+            continue
+        known.add(name)
+        yield name
+        if name in written:
+            names.extend(written[name].input)
+
+
+def _types(model: Any) -> Iterator[str]:
+    """Yield a line for each type of weights that TVM has not."""
+    kinds = {number: name for name, number in TensorProto.DataType.items()}
+    seen = set()
+    for tensor in model.graph.initializer:
+        kind = kinds.get(tensor.data_type, str(tensor.data_type))
+        if kind.startswith(_STRANGE_TYPES) and kind not in seen:
+            seen.add(kind)
+            yield f"weight {tensor.name}: TVM has no {kind}; export the model in FLOAT, FLOAT16 or INT8"
