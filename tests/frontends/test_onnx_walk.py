@@ -48,7 +48,9 @@ RATE = [value("x", (2, 3)), value("sr", (), TensorProto.INT64)]
                 node("BiasGelu", "a x", "y", domain="com.microsoft"),
             ],
             {"shape": (3, 3), "outputs": Y},
-            [r"operator FusedMatMul \(output a\): TVM has none of the domain com\.microsoft; onnxruntime has put it there"],
+            [
+                r"operator FusedMatMul \(output a\): TVM has none of the domain com\.microsoft; onnxruntime has put it there"
+            ],
         ),
         (
             [*SUM, node("If", "c", "y", name="which", **branches(300))],

@@ -65,7 +65,11 @@ def _why(model: Any, node: Any) -> str:
     """Return why TVM cannot take a node, and what to do; empty where it can."""
     kind = node.op_type
     if node.domain not in ("", "ai.onnx"):
-        return "" if kind in OF_OTHER_DOMAINS else f"TVM has none of the domain {node.domain}; {_ADVICE.get(node.domain, _ELSE)}"
+        return (
+            ""
+            if kind in OF_OTHER_DOMAINS
+            else f"TVM has none of the domain {node.domain}; {_ADVICE.get(node.domain, _ELSE)}"
+        )
     if kind == "If":
         return _why_if(model, node)
     if kind in ("Loop", "Scan"):
