@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -266,3 +267,24 @@ def test_what_a_device_of_the_cutting_backend_does_not_compute_is_known(monkeypa
         ["op0", "op1", "op2", "op3"],
     ]
     compiled.close()
+
+
+def test_operators_that_another_backend_refuses_stay_with_the_one_that_cuts(monkeypatch):
+    """`refuses_slice` is asked for each operator: its devices compute the others alone, and plans know it."""
+
+    class Choosy(FakeBackend):
+        def refuses_slice(self, model: Model) -> str:
+            return "it has no op2" if model.name.endswith("op2") else ""
+
+    model = chain_model(4)
+    lead, other = cpu("lead", cuts=("onnx",), model=model), Choosy(cpu("other").detect(), [model], name="other")
+    install(monkeypatch, lead, other)
+    backend, platform = settle_platform(mixed("lead", "other"))
+    with closing(backend.compile(MODEL, platform.devices, lambda _: None)) as compiled:
+        assert computed_by(compiled, platform.device("other0")) == ["op0", "op1", "op3"]
+        assert computed_by(compiled, platform.device("lead0")) == ["op0", "op1", "op2", "op3"]
+        seconds = compiled.time_operators(platform.device("other0"), 2)
+        assert np.isnan(seconds).tolist() == [[False, False, True, False]] * 2
+        with pytest.raises(PlanError, match="device other0 cannot compute operator op2 of chain: it has no op2"):
+            compiled.stage(["op1", "op2"], platform.device("other0"))
+        compiled.stage(["op0", "op1"], platform.device("other0")).close()

@@ -75,9 +75,9 @@ def broadcast_choice() -> bytes:
     writer = Writer()
     x, y = floats(writer, IMAGE), floats(writer, IMAGE)
     condition = writer.tensor((2,), Type.BOOL, scale=0, data=np.array([True, False]))
-    row, other = floats(writer, (2,), np.array([5, 7], np.float32)), floats(writer, (1, 2))
-    zero = writer.tensor((), Type.INT32, scale=0, data=np.int32(0))
-    writer.operator(Op.EXPAND_DIMS, [row, zero], [other], version=1)
+    column, other = floats(writer, (2, 1), np.array([5, 7], np.float32)), floats(writer, (1, 2))
+    order = writer.tensor((2,), Type.INT32, scale=0, data=np.array([1, 0], np.int32))
+    writer.operator(Op.TRANSPOSE, [column, order], [other], version=1)
     writer.operator(Op.SELECT_V2, [condition, x, other], [y], version=1)
     return writer.content([x], [y])
 
