@@ -226,6 +226,12 @@ def test_quantised_inputs_and_outputs_by_the_scales_of_the_file() -> None:
     assert (first.label, second.label) == ("class 7", "class 8")
     assert first.score / second.score == pytest.approx(np.exp(2))
 
+    shares = interpret(
+        interface({"out": (1, 3)}, gives="int8"), {"output_quantization": "0.00390625 -128"}, Request("classification")
+    )
+    (best, *_) = shares.decode({"out": np.array([[102, -110, -120]], np.int8)}, shares.preprocessing.transform(64, 64))
+    assert best.score == pytest.approx(230 / 256)
+
     unknown = interpret(model)
     assert unknown.decode is None
     assert "the outputs out [1, 1000] are quantised, and the model's file does not say their scale" in unknown.said[1]
