@@ -33,14 +33,18 @@ class Broker:
         folder: for its files.
         keeps: whether it remembers sessions and what waits when it starts again.
         settings: more lines of its file of settings.
+
+    Attributes:
+        log: the file that it writes each packet and connection to.
     """
 
     def __init__(self, folder: Path, *, keeps: bool = True, settings: str = "allow_anonymous true") -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self._file = folder / "mosquitto.conf"
+        self._file, self.log = folder / "mosquitto.conf", folder / "mosquitto.log"
         lines = [f"listener {self.port} 127.0.0.1", settings, "user root", "max_queued_messages 0"]
+        lines += [f"log_dest file {self.log}", "log_type all"]
         lines += ["persistence true", f"persistence_location {folder}/"] if keeps else []
         self._file.write_text("\n".join(lines) + "\n")
         self.start()

@@ -147,7 +147,8 @@ class MqttResults:
         if not answered:
             self._end()
             raise RunError(
-                f"{broker.name} did not answer in {CONNECT_S:g} s; check that an MQTT 5 broker listens there"
+                f"{broker.name} did not answer in {CONNECT_S:g} s; check that an MQTT 5 broker listens there, "
+                f"{'with' if broker.tls else 'without'} TLS"
             )
         if self._failure:
             self._end()
