@@ -18,7 +18,6 @@ from PIL import Image
 
 from tests.video.test_kinds import BY_ID, install
 from tvm_pipeline.service.inputs import is_live
-from tvm_pipeline.video import VideoFile, open_source
 from tvm_pipeline.video.hardware import hardware_decoders
 
 WIDE, SMALL = "synthetic:64x48@30:20", "synthetic:32x32@30:10"
@@ -214,20 +213,9 @@ def test_what_run_refuses(cli, bundle, options, said):
     assert "Traceback" not in outcome.err
 
 
-def test_devices_lists_what_decodes_video_and_a_run_says_what_does(cli, bundle, tmp_path):
-    film = tmp_path / "film.mp4"
-    with open_source("synthetic:64x48@25:12") as source, VideoFile(film, 25) as video:
-        for frame in source:
-            video.write(frame.image)
-    kinds = hardware_decoders()
+def test_devices_lists_what_decodes_video(cli, bundle):
     outcome = cli("devices")
-    for kind, obstacle in kinds.items():
+    for kind, obstacle in hardware_decoders().items():
         assert f"video decoding by {kind}: it {'does not open' if obstacle else 'opens'} here" in outcome.err
-    outcome = cli("run", bundle, "--source", film, "--limit", 3)
-    assert outcome.code == 0, outcome.err
-    working = [kind for kind, obstacle in kinds.items() if not obstacle]
-    reasons = "; ".join(f"{kind}: {obstacle}" for kind, obstacle in kinds.items())
-    said = f"by {working[0]}" if working else "in software" + (f" ({reasons})" if kinds else "")
-    assert f"film.mp4: h264 is decoded {said}" in outcome.err
-    outcome = cli("run", bundle, "--source", film, "--limit", 3, "--hardware-decoding", "nonsense")
+    outcome = cli("run", bundle, "--source", "a.mp4", "--hardware-decoding", "nonsense")
     assert (outcome.code, "--hardware-decoding nonsense: this FFmpeg decodes with" in outcome.err) == (2, True)

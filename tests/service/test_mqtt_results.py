@@ -24,6 +24,8 @@ from tvm_pipeline.service.mqtt_results import MqttResults, is_broker, parse_brok
 from tvm_pipeline.service.result_files import ResultFiles
 from tvm_pipeline.service.result_lines import ResultLine
 from tvm_pipeline.service.settings import Settings
+from tvm_pipeline.video import VideoFile, open_source
+from tvm_pipeline.video.hardware import hardware_decoders
 
 # As `mosquitto_passwd` writes the password hush.
 HUSH = (
@@ -121,14 +123,21 @@ def test_without_the_extra_it_is_named_and_only_a_broker_needs_it():
 
 @needs_broker
 def test_a_run_publishes_its_lines(cli, bundle, tmp_path, broker):
-    """Another model of the run would have a topic of its own."""
+    """Another model of the run would have a topic of its own. What decodes the film is said, too."""
+    with open_source("synthetic:64x48@30:40") as source, VideoFile(tmp_path / "film.mp4", 30) as video:
+        for frame in source:
+            video.write(frame.image)
     config = service(
-        tmp_path,
-        f'bundle = "{bundle}"\nsource = "synthetic:64x48@30:40"\nresults = "{broker.address("cameras/gate")}"\n',
+        tmp_path, f'bundle = "{bundle}"\nsource = "film.mp4"\nresults = "{broker.address("cameras/gate")}"\n'
     )
     with Reader(broker) as reader:
         outcome = cli("run", "--config", config)
         assert outcome.code == 0, outcome.err
+        kinds = hardware_decoders()
+        working = [kind for kind, obstacle in kinds.items() if not obstacle]
+        reasons = "; ".join(f"{kind}: {obstacle}" for kind, obstacle in kinds.items())
+        by = f"by {working[0]}" if working else "in software" + (f" ({reasons})" if kinds else "")
+        assert f"film.mp4: h264 is decoded {by}" in outcome.err
         other = ResultLine(frame=7, time_s=0.0, latency_s=0.0, source="film", annotations=[], model="net")
         with ResultFiles(Settings(results=broker.address("cameras/gate")), 25.0, keeps=False) as files:
             files.write(None, other, "net", None)
@@ -167,7 +176,7 @@ def test_each_line_comes_once_and_in_order_through_restarts(broker):
 
 @needs_broker
 def test_what_a_broker_that_forgets_had_not_confirmed_is_published_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(mqtt_results, "RETRY_S", (2, 2))  # the reader comes back first
+    monkeypatch.setattr(mqtt_results, "RETRY_S", (1.5, 1.5))  # the reader comes back first
     with Broker(tmp_path, keeps=False) as broker, Reader(broker) as reader:
         lines = Lines(broker)
         with lines.results:

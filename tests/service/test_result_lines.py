@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvm_pipeline.runtime import Result
@@ -58,6 +58,7 @@ annotations = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(annotations), st.booleans(), st.sampled_from(["", "faces"]))
 def test_every_line_keeps_the_schema(found, decoded, model) -> None:
     line = line_of(found, decoded=decoded, model=model)
