@@ -197,7 +197,7 @@ def test_a_toml_file_changes_what_it_names_and_leaves_the_defaults(tmp_path: Pat
         ("scale = nan", "scale = nan"),
         ('dtype = "float16"', "float32, uint8, int8"),
         ("quantization = [0.5, 3]", "for dtype uint8 or int8"),
-        ("fit letterbox", "not a TOML file"),
+        ("fit letterbox", "a line looks like fit = "),
     ],
 )
 def test_mistakes_in_a_file_are_named_with_what_is_allowed(tmp_path: Path, line: str, said: str) -> None:

@@ -52,9 +52,9 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
     with blamed(f"{path}: a damaged TFLite file, perhaps cut short", ModelError, "download or convert it again"):
         parsed = tflite.Model.GetRootAsModel(content, 0)
         inputs = _inputs(tflite, path, parsed, shapes)
+        check_operators(tflite, path, parsed)
         graph = parsed.Subgraphs(0)
         outputs = tuple(graph.Tensors(graph.Outputs(o)).Name().decode() for o in range(graph.OutputsLength()))
-        check_operators(tflite, path, parsed)
     fixed = {tensor.name: tuple(signature) or tensor.shape for tensor, signature in inputs}  # -1 where it is open
     for given, shape in shapes.items():
         if given not in fixed or not _fits(shape, fixed[given]):

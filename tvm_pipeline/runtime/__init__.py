@@ -1,22 +1,23 @@
 """The running pipeline.
 
-frame_stream.py   the interface of every running pipeline: submit, result, map, results, drain, stop
-pipeline.py       Pipeline: one plan that runs
-host_work.py      operators of an application around its model's
-carried_state.py  the state that goes from frame to frame
-worker.py         the thread of one stage on one device
-slots.py          the buffers of a frame on its way, and how each worker sees them
-isolation.py      stages in processes of their own
-live_pipeline.py  LivePipeline: a plan that is exchanged while it runs, also because a device fails
-generations.py    the pipelines of an exchange of plans, oldest first
-quarantine.py     devices that failed, and how long each is left out
-events.py         Event: a decision of a LivePipeline, and its reason
-strategy.py       the base of the strategies of adaptation: how slow each device is now
-adaptation.py     the strategy `replan`: another plan if it is worth a change
-hill_climb.py     the strategy `hill-climb`: one operator at a time moves to the faster stage
-replanning.py     planning while a pipeline runs, in milliseconds
-comparison.py     plans that run side by side, predicted against measured
-verification.py   the choice among candidates by running them, where predictions cannot decide
+frame_stream.py    the interface of every running pipeline: submit, result, map, results, drain, stop
+pipeline.py        Pipeline: one plan that runs
+host_work.py       operators of an application around its model's
+carried_state.py   the state that goes from frame to frame
+worker.py          the thread of one stage on one device
+slots.py           the buffers of a frame on its way, and how each worker sees them
+isolation.py       stages in processes of their own
+pipeline_maker.py  the pipelines that one run makes of its plans
+live_pipeline.py   LivePipeline: a plan that is exchanged while it runs, also because a device fails
+generations.py     the pipelines of an exchange of plans, oldest first
+quarantine.py      devices that failed, and how long each is left out
+events.py          Event: a decision of a LivePipeline, and its reason
+strategy.py        the base of the strategies of adaptation: how slow each device is now
+adaptation.py      the strategy `replan`: another plan if it is worth a change
+hill_climb.py      the strategy `hill-climb`: one operator at a time moves to the faster stage
+replanning.py      planning while a pipeline runs, in milliseconds
+comparison.py      plans that run side by side, predicted against measured
+verification.py    the choice among candidates by running them, where predictions cannot decide
 """
 
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics

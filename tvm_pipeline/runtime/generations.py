@@ -78,6 +78,17 @@ class Generations:
         with self._lock:
             return iter(tuple(self._generations))
 
+    def failed_before(self, generation: Generation) -> tuple[Generation, StageError] | None:
+        """Take all results of the generations before this one, unless it is over; return the first that failed."""
+        for older in self:
+            if older is generation or generation.over:
+                return None
+            with older.taking:
+                failure = None if older.over else older.finish()
+            if failure is not None:
+                return older, failure
+        return None
+
     def hand_over(self, pipeline: Pipeline) -> int | None:
         """Let new frames go into `pipeline`, which runs, and drain the newest generation.
 

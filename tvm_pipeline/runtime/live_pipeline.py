@@ -23,7 +23,6 @@ from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.plan import Plan, shown_stages
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import RunRecord, RunStatistics, StageRecord
-from tvm_pipeline.cost.evaluate import frames_inside
 from tvm_pipeline.errors import (
     NoPlanError,
     OptionError,
@@ -32,12 +31,12 @@ from tvm_pipeline.errors import (
     PlatformError,
     StageError,
 )
-from tvm_pipeline.runtime.carried_state import CarriedState
 from tvm_pipeline.runtime.events import Event
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
 from tvm_pipeline.runtime.generations import Generation, Generations
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.pipeline_maker import PipelineMaker
 from tvm_pipeline.runtime.quarantine import Quarantine
 from tvm_pipeline.runtime.replanning import (
     LimitWatch,
@@ -49,7 +48,6 @@ from tvm_pipeline.runtime.replanning import (
     without,
 )
 from tvm_pipeline.runtime.strategy import TICK_S, Strategy
-from tvm_pipeline.runtime.worker import Threads
 
 KEPT_EVENTS = 1000
 STOP_S = 2.0  # how long `stop` waits for a plan that is being exchanged
@@ -91,14 +89,12 @@ class LivePipeline(FrameStream):
     ) -> None:
         self.version = 0
         self.events: deque[Event] = deque(maxlen=KEPT_EVENTS)
-        self._compiled, self._problem, self._in_flight = compiled, timed(problem), in_flight
-        self._adaptation, self._watchdog_s, self._making_s, self._host = adaptation, watchdog_s, making_s, host
+        self._problem, self._adaptation, self._watchdog_s = timed(problem), adaptation, watchdog_s
+        self._maker = PipelineMaker(compiled, self._problem.platform, in_flight, host, making_s)
         self._on_event = on_event
         self._limits = LimitWatch()
         self._quarantine = Quarantine(cool_down_s)
-        self._threads = Threads()
         self._changing = threading.RLock()  # held while a plan is being exchanged
-        self._state = CarriedState(compiled.graph)
         self._record = RunRecord()
         self.frames = 0  # results taken
         self.last_result_s = self._last_entry_s = 0.0
@@ -112,7 +108,7 @@ class LivePipeline(FrameStream):
     def start(self) -> None:
         self.began_s = self.last_result_s = time.perf_counter()
         try:
-            self._generations.newest.pipeline.start(self._making_s)
+            self._generations.newest.pipeline.start(self._maker.making_s)
         except StageError as error:
             self._failed(error)
             pipeline, self.plan = self._survivor((), 0, error)
@@ -175,7 +171,7 @@ class LivePipeline(FrameStream):
             else:
                 self.last_result_s = done_s = time.perf_counter()
                 self.frames += 1
-                self._state.forget(self.frames)
+                self._maker.state.forget(self.frames)
                 self._record.add(done_s - result.latency_s, done_s)
                 return replace(result, frame=generation.base + result.frame)
 
@@ -191,7 +187,7 @@ class LivePipeline(FrameStream):
         try:
             for generation in self._generations:
                 generation.pipeline.stop()
-            self._threads.close()
+            self._maker.threads.close()
         finally:
             if held:
                 self._changing.release()
@@ -282,34 +278,19 @@ class LivePipeline(FrameStream):
             else:
                 self._run_by(plan)
 
-    def _pipeline(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None) -> Pipeline:
-        slots = frames_inside(plan.stages, plan.predicted) if self._in_flight is None else self._in_flight
-        return Pipeline(
-            self._compiled,
-            plan,
-            self._problem.platform,
-            in_flight=max(least_slots, slots),
-            threads=self._threads,
-            after=after,
-            host=self._host,
-            state=self._state,
-        )
-
     def _first(self, plan: Plan) -> Pipeline:
         """Return the pipeline of the plan, or of another one where a device fails while its stage is made."""
         while True:
             try:
                 self.plan = plan
-                return self._pipeline(plan)
+                return self._maker.make(plan)
             except StageError as error:
                 self._failed(error)
                 plan = self._plan_left(error)
 
     def _made(self, plan: Plan, least_slots: int = 0, after: Pipeline | None = None, base: int = 0) -> Pipeline:
         """Return a started pipeline of the plan; raise PipelineClosedError where `stop` came meanwhile."""
-        pipeline = self._pipeline(plan, least_slots, after)
-        pipeline.begin_at(base)
-        pipeline.start(self._making_s)
+        pipeline = self._maker.started(plan, least_slots, after, base)
         if self._ended.is_set():
             pipeline.stop()
             raise PipelineClosedError("the pipeline was stopped")
@@ -328,21 +309,10 @@ class LivePipeline(FrameStream):
         if error.operator:
             raise error
         with self._changing:
-            if self._state and not generation.over:
-                self._complete_before(generation)
+            # The frames of this pipeline wait for the state that those before them leave.
+            while self._maker.state and (other := self._generations.failed_before(generation)):
+                self._outlive(*other)
             self._replace_failed(generation, error)
-
-    def _complete_before(self, generation: Generation) -> None:
-        """Take all results of the generations before this one, whose frames wait for the state that those leave."""
-        for older in self._generations:
-            if older is generation:
-                return
-            with older.taking:
-                failure = None if older.over else older.finish()
-            if failure is not None:
-                self._outlive(older, failure)
-                self._complete_before(generation)  # there is one more now
-                return
 
     def _replace_failed(self, generation: Generation, error: StageError) -> None:
         with generation.taking:
