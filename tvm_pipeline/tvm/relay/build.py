@@ -30,7 +30,6 @@ from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_targ
 from tvm_pipeline.tvm.kernels import Kernel
 from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.child import compile_in_child
-from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model, reason
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
@@ -308,7 +307,7 @@ def compile_module(
 
 def as_compiled(mod: tvm.IRModule, params: dict[str, Any]) -> tvm.IRModule:
     """Return an imported module as it is compiled for every target, so that all have the same operators."""
-    return pad_channels(channels_first(distinct_outputs(mod, params), params), params)
+    return pad_channels(channels_first(mod, params), params)
 
 
 def _functions(factory: Any) -> dict[str, relay.Function]:

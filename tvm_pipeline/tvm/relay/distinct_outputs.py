@@ -18,6 +18,7 @@ from tvm import relay
 
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relay.kernel_walkers import only_moves
+from tvm_pipeline.tvm.relay.output_names import output_names
 
 # What a tensor is computed by: the expression behind all that only moves elements, and the field of its result.
 _Root = tuple[relay.Expr, int]
@@ -35,11 +36,11 @@ def distinct_outputs(mod: tvm.IRModule, params: Collection[str] = ()) -> tvm.IRM
     """
     main = mod["main"]
     outputs = _outputs(main.body)
+    names = output_names(mod)
     for position, output in enumerate(outputs):
         if all(variable.name_hint in params for variable in relay.analysis.free_vars(output)):
-            raise ModelError(
-                f"output {position} (the first is 0) is a constant, which no input changes; export the model without it"
-            )
+            named = names[position] if position < len(names) else f"{position} (the first is 0)"
+            raise ModelError(f"output {named} does not depend on the inputs; leave it out of the exported model")
     counts = _copies(_outputs(_simplified(mod).body) if len(outputs) > 1 else outputs)
     if not any(counts):
         return mod

@@ -12,6 +12,7 @@ from tvm import relay
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
 from tvm_pipeline.tvm.relay.import_folding import RefusedOperator, faster_importer
 from tvm_pipeline.tvm.relay.json_trial import check_readable
 from tvm_pipeline.tvm.relay.output_names import with_output_names
@@ -50,7 +51,10 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
     _check_static(model, mod)
     if all(parameter.name_hint in params for parameter in mod["main"].params):
         raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
-    return mod, params
+    try:
+        return distinct_outputs(mod, params), params
+    except ModelError as error:
+        raise ModelError(f"{model.name}: {error}") from error
 
 
 def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
