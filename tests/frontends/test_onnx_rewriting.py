@@ -20,6 +20,7 @@ from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import load, parse_values
 from tvm_pipeline.frontends.onnx_control_flow import MOST_COPIES
 from tvm_pipeline.frontends.onnx_inlining import all_nodes
+from tvm_pipeline.frontends.onnx_known import Known
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -153,6 +154,35 @@ def test_values_as_they_are_written() -> None:
 # ---- If ----
 
 
+def test_what_is_known_of_shapes_and_values() -> None:
+    """A target of Reshape is known by a shape, and by it another shape; scalars have no axis."""
+    nodes = [
+        node("Shape", "x", "s"),
+        node("Gather", "s zero", "rows"),
+        node("Unsqueeze", "rows first", "r"),
+        node("Concat", "r r", "square", axis=0),
+        node("Reshape", "square column", "c"),
+        node("Transpose", "c", "t"),
+        node("Reshape", "t row", "turned"),
+        node("ConstantOfShape", "turned", "ones", value=helper.make_tensor("v", FLOAT, [1], [1])),
+        node("ConstantOfShape", "huge", "many"),
+        node("MatMul", "ones x", "m"),
+        node("Shape", "m", "y"),
+    ]
+    weights = {"zero": np.array(0), "first": np.array([0]), "huge": np.array([10**6, 10**6])}
+    weights |= {"column": np.array([2, 1]), "row": np.array([2])}
+    known = Known(onnx.load_from_string(onnx_bytes(nodes, weights)))
+    assert {name: known.values[name].tolist() for name in ("rows", "square", "y")} == {
+        "rows": 2,
+        "square": [2, 2],
+        "y": [2, 3],
+    }
+    assert known.values["rows"].shape == ()
+    assert known.shape("m") == (2, 3)
+    assert "many" not in known.values
+    assert known.shape("many") == (10**6, 10**6)
+
+
 def rank_test(inner: Any, name: str) -> list[Any]:
     """Return nodes that squeeze x where its first extent is 1, as PyTorch's squeeze is exported."""
     return [
@@ -210,12 +240,13 @@ def test_nested_ifs_on_a_bound_input_whose_branches_use_the_same_names(tmp_path:
         assert_computes_the_same(content, model, sr=np.int64(rate_))
 
 
-@pytest.mark.parametrize("keepdims", [0, 1])
-def test_an_if_that_depends_on_data_becomes_both_branches(tmp_path: Path, keepdims: int) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_if_that_depends_on_data_becomes_both_branches(tmp_path: Path, rank: int) -> None:
+    """A condition of shape [1] gives a scalar no axis."""
     nodes = [
-        node("ReduceSum", "x", "s", keepdims=keepdims),
-        node("Reshape", "s shape", "r"),
-        node("Greater", "r zero", "c"),
+        node("ReduceSum", "x", "r", keepdims=0),
+        node("Reshape", "r shape", "s"),
+        node("Greater", "s zero", "c"),
         node(
             "If",
             "c",
@@ -224,8 +255,8 @@ def test_an_if_that_depends_on_data_becomes_both_branches(tmp_path: Path, keepdi
             else_branch=graph([node("Neg", "x", "a"), node("Sqrt", "r", "b")], outputs="a b"),
         ),
     ]
-    weights = {"zero": np.float32(0), "shape": np.ones(keepdims, "int64")}
-    content = onnx_bytes(nodes, weights, outputs=("y", value("z", [1] * keepdims)))
+    weights = {"zero": np.float32(0), "shape": np.ones(rank, "int64")}
+    content = onnx_bytes(nodes, weights, outputs=("y", value("z")))
     model = read(tmp_path, content)
     assert "If" not in kinds(model)
     assert model.notes == ("If that depends on data: both branches are computed",)

@@ -48,9 +48,7 @@ RATE = [value("x", (2, 3)), value("sr", (), TensorProto.INT64)]
                 node("BiasGelu", "a x", "y", domain="com.microsoft"),
             ],
             {"shape": (3, 3), "outputs": Y},
-            [
-                r"operator FusedMatMul \(output a\): TVM has none of the domain com\.microsoft; onnxruntime has put it there"
-            ],
+            [r"operator FusedMatMul \(output a\): TVM has none of the domain com\.microsoft; onnxruntime has put it"],
         ),
         (
             [*SUM, node("If", "c", "y", name="which", **branches(300))],

@@ -67,5 +67,6 @@ def analyse(mod: tvm.IRModule, name: str = "main", params: Collection[str] = ())
         for var in variables
     )
     kernels, calls, heads = kernels_of_module(mod, variables)
-    graph, alignments = align(name, inputs, [kernels], [heads], output_names(mod))
+    names = output_names(mod)  # of the file, which a pass of the user's may have given other outputs since
+    graph, alignments = align(name, inputs, [kernels], [heads], names if len(names) == len(heads) else ())
     return Analysis(graph, alignments[0], kernels, calls)

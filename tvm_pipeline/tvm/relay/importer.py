@@ -31,7 +31,8 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
         ModelError: the importer does not take the model; the message names the operator if TVM names it.
     """
     if model.obstacles:
-        raise ModelError(f"{model.name}: TVM cannot import it: {'; '.join(model.obstacles)}")
+        more = [f"and {len(model.obstacles) - 3} kinds more"] if len(model.obstacles) > 3 else []
+        raise ModelError(f"{model.name}: TVM cannot import it: {'; '.join([*model.obstacles[:3], *more])}")
     importers: dict[str, Callable[[Model], tuple[tvm.IRModule, Params]]] = {
         "onnx": _from_onnx,
         "tflite": _from_tflite,
