@@ -264,7 +264,7 @@ def test_an_if_that_depends_on_data_becomes_both_branches(tmp_path: Path, rank: 
         assert_computes_the_same(content, model)
 
 
-def test_branches_of_different_shapes_are_refused(tmp_path: Path) -> None:
+def test_an_if_whose_branches_differ_in_shape_stays(tmp_path: Path) -> None:
     nodes = [
         node("ReduceSum", "x", "s", keepdims=0),
         node("Greater", "s zero", "c"),
@@ -278,10 +278,10 @@ def test_branches_of_different_shapes_are_refused(tmp_path: Path) -> None:
         ),
     ]
     content = onnx_bytes(nodes, {"zero": np.float32(0)})
-    with pytest.raises(
-        ModelError, match=r"If which depends on data, and its branches give \[1, 1\] and \[2, 3\]; export"
-    ):
-        read(tmp_path, content)
+    model = read(tmp_path, content)
+    assert model.notes == ("If which stays, since its branches give [1, 1] and [2, 3]",)
+    assert kinds(model).count("If") == 1
+    assert model.obstacles[0].startswith("operator If (node which): its condition depends on data; ")
 
 
 # ---- Loop and Scan ----

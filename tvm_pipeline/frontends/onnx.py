@@ -75,7 +75,7 @@ def read(
     for value, tensor in zip(declared, inputs, strict=True):
         _fix_shape(value, tensor.shape)
     try:
-        notes += onnx_control_flow.without_control_flow(proto, str(path))
+        notes += onnx_control_flow.without_control_flow(proto)
         notes += onnx_rewriting.drop_dropout(proto)
         if notes or values:
             content = proto.SerializeToString()

@@ -11,14 +11,14 @@ What these leave is found by `onnx_walk.py`, which says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import helper, numpy_helper
 
-from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends.onnx_inlining import Names, all_nodes, inlined, prune, replace_nodes
 from tvm_pipeline.frontends.onnx_known import Known
 
@@ -34,21 +34,30 @@ _IMPURE = {
 }
 
 
-def without_control_flow(model: Any, name: str) -> list[str]:
+def without_control_flow(model: Any) -> list[str]:
     """Take the control flow out of a model where that is possible; return a line for each kind that was.
 
-    Raises:
-        ModelError: the branches of an If that depends on data give tensors of different shapes.
+    An If whose branches differ in shape stays, and so does a Loop whose turns depend on data.
     """
     if not any(node.op_type in CONTROL_FLOW for node in model.graph.node):
         return []
-    flattening = _Flattening(model, name)
-    for _ in range(_PASSES):
-        if not flattening.one_pass() and not flattening.one_pass(both_branches=True):
+    differing: dict[str, str] = {}
+    while True:
+        trial = onnx.ModelProto()
+        trial.CopyFrom(model)
+        flattening = _Flattening(trial, differing)
+        for _ in range(_PASSES):
+            if not flattening.one_pass() and not flattening.one_pass(both_branches=True):
+                break
+        found = flattening.differing_branches()
+        if not found:
             break
-    prune(model.graph)
-    flattening.check_branches()
-    return flattening.notes()
+        differing |= found
+    notes = flattening.notes()
+    if notes:
+        prune(trial.graph)
+        model.CopyFrom(trial)
+    return [*notes, *(f"If {name} stays, since its branches give {shapes}" for name, shapes in differing.items())]
 
 
 @dataclass(slots=True)
@@ -77,8 +86,8 @@ class _Copies:
 
 
 class _Flattening:
-    def __init__(self, model: Any, name: str) -> None:
-        self._model, self._graph, self._name = model, model.graph, name
+    def __init__(self, model: Any, kept: Collection[str]) -> None:
+        self._model, self._graph, self._kept = model, model.graph, kept
         self._names = Names(model.graph)
         self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
         self._done: Counter[str] = Counter()
@@ -109,16 +118,14 @@ class _Flattening:
     def notes(self) -> list[str]:
         return [f"{text} ({count})" if count > 1 else text for text, count in self._done.items()]
 
-    def check_branches(self) -> None:
-        """Raise ModelError where two branches differ in shape: Where would make both one shape without a word."""
+    def differing_branches(self) -> dict[str, str]:
+        """Return the Ifs whose branches differ in shape: Where would make both one shape without a word."""
+        found = {}
         for where, *pair in self._pairs:
             shapes = [self._known.shape(name) for name in pair]
             if shapes[0] != shapes[1] or shapes[0] is None:
-                shown = " and ".join("an open shape" if shape is None else str(list(shape)) for shape in shapes)
-                raise ModelError(
-                    f"{self._name}: the condition of If {where} depends on data, and its branches give {shown}; export "
-                    "the model with one of them, or make both of one shape"
-                )
+                found[where] = " and ".join("an open shape" if shape is None else str(list(shape)) for shape in shapes)
+        return found
 
     def _if(self, node: Any) -> _Copies | None:
         condition = self._known.values.get(node.input[0])
@@ -137,7 +144,7 @@ class _Flattening:
         tensors = all(output.type.HasField("tensor_type") for branch in branches.values() for output in branch.output)
         small = len(inside) <= MOST_IN_BRANCHES and not any(inner.op_type in _IMPURE for inner in inside)
         rank = self._known.shapes.get(node.input[0])
-        if not small or not tensors or self._opset < 9 or rank is None:
+        if not small or not tensors or self._opset < 9 or rank is None or _called(node) in self._kept:
             return None
         condition_name = node.input[0]
         if rank:  # of one element, which must not give a scalar an axis
@@ -150,7 +157,7 @@ class _Flattening:
         for output, *pair in zip(node.output, *either, strict=True):
             if output:
                 copies.nodes.append(helper.make_node("Where", [condition_name, *pair], [output]))
-                self._pairs.append((node.name or node.output[0], *pair))
+                self._pairs.append((_called(node), *pair))
         self._done["If that depends on data: both branches are computed"] += 1
         return copies
 
@@ -260,3 +267,7 @@ def _goes_on(body: Any) -> bool:
     while name in made and made[name].op_type == "Identity":
         name = made[name].input[0]
     return bool(name == body.input[1].name)
+
+
+def _called(node: Any) -> str:
+    return str(node.name or node.output[0])
