@@ -53,8 +53,7 @@ class Operator:
         macs: multiply-accumulates, or elementary operations where there is nothing to multiply.
         ordered: whether one instance takes all frames, in order, so that its stage has no replicas. An encoder of video
             is such an operator.
-        carried: the state that it hands from each frame to the next one: tensors that it reads, each with the name of
-            the output that is it for the next frame. See `state_loops.py`.
+        carried: its state: tensors that it reads, and the output that each is in the next frame; see `state_loops.py`.
 
     Examples:
         >>> conv = Operator("conv", "conv2d+relu", ("image",), (Tensor("features", (1, 8, 8, 4)),), param_bytes=432)
