@@ -177,6 +177,7 @@ def test_the_state_outlives_the_process_of_its_stage(tmp_path: Path, monkeypatch
     carried = CarriedModel(model, CARRY)
     problem = problem_of(carried, "d0", "d1")
     first = plan_of(problem, ("d0", 6))
+    others = _children()
     with (
         isolated(carried, problem.platform, first.stages) as compiled,
         LivePipeline(compiled, problem, first) as pipeline,
@@ -185,7 +186,7 @@ def test_the_state_outlives_the_process_of_its_stage(tmp_path: Path, monkeypatch
         for number, result in enumerate(pipeline.map(frames)):
             results.append(result)
             if number == 10:
-                os.kill(min(_children()), signal.SIGKILL)
+                os.kill(min(_children() - others), signal.SIGKILL)
         check(results, plain_loop(model, frames))
         assert any(event.kind == "failure" for event in pipeline.events)
 
