@@ -18,17 +18,11 @@ from pathlib import Path
 import av
 import numpy as np
 from numpy.typing import NDArray
-from packaged import Packaged, fetch
+from packaged import SILERO_VAD, fetch
 
 from tvm_pipeline import Pipeline, Problem
 from tvm_pipeline.service.workflow import compile_source, decide, measured_profile
 
-# MIT, by the Silero team.
-MODEL = Packaged(
-    "silero-vad==6.2.3",
-    "silero_vad/data/silero_vad_openvino_16k.onnx",
-    "7776b81ad1b0350c15d7f1555943b9232eb53e9ca5d989c6d0cea9ebc8664d87",
-)
 RATE = 16000  # samples a second
 WINDOW, CONTEXT = 512, 64  # samples that are new in a frame, and samples of the frame before that it repeats
 BEGINS, ENDS = 0.5, 0.35  # speech begins above the one probability and ends below the other
@@ -82,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="how long candidates run side by side, in all")
     options = parser.parse_args(arguments)
 
-    made = compile_source(options.model or fetch(MODEL), carry=(("state", "stateN"),))
+    made = compile_source(options.model or fetch(SILERO_VAD), carry=(("state", "stateN"),))
     problem = Problem(made.compiled.graph, made.platform, measured_profile(made))
     decision, _ = decide(problem, compiled=made.compiled, verify_s=options.seconds)
     print(decision.why, file=sys.stderr)

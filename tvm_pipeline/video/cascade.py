@@ -28,8 +28,8 @@ from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Tagged
 MOST_AHEAD = 64  # frames that the first model may be ahead of who takes the results
 LOOK_S = 0.1  # between two looks at whether they are still wanted
 
-# Returns the inputs of the second model, one for each thing that the first one has found.
-Cut = Callable[[Result], Sequence[Inputs]]
+# Returns the inputs of the second model, one for each thing that the first one has found; a tag comes back with it.
+Cut = Callable[[Result], Sequence[Inputs | Tagged]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ class Cascade:
                     crops = self._cut(result)
                     put((result, len(crops)))
                     for crop in crops:
-                        self._second.submit(crop)
+                        inputs, tag = crop if isinstance(crop, Tagged) else (crop, None)
+                        self._second.submit(inputs, tag=tag)
             except BaseException as error:
                 failure.append(error)
             finally:
