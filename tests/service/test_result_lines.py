@@ -82,7 +82,8 @@ def fields(name: str = "ResultLine", prefix: str = "") -> Iterator[str]:
     definitions = schema()["$defs"]
     for field, kind in definitions[name]["properties"].items():
         yield prefix + field
-        for below, item in (("[]", kind.get("items", {})), (".*", kind.get("additionalProperties", {}))):
+        parts = [("[]", kind.get("items", {})), (".*", kind.get("additionalProperties", {}))]
+        for below, item in (*parts, *(("", option) for option in kind.get("anyOf", ()))):
             if isinstance(item, dict) and "$ref" in item:
                 yield from fields(item["$ref"].rpartition("/")[2], f"{prefix}{field}{below}.")
 
