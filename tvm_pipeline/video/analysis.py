@@ -147,7 +147,10 @@ def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | No
     """
     if len(graph.inputs) != 1:
         names = ", ".join(tensor.name for tensor in graph.inputs)
-        raise OptionError(f"{graph.name} has several inputs ({names}); a video gives one picture a frame")
+        raise OptionError(
+            f"{graph.name} has several inputs ({names}); a video gives one picture a frame. Compile it with `carry` "
+            "where one is a state, and with `input_values` where one is a constant"
+        )
     tensor = graph.inputs[0]
     usual = default_for(tensor.shape, tensor.dtype)
     if given is None:

@@ -76,7 +76,10 @@ def host_graph(model: OperatorGraph, width: int, height: int, *, draws: bool, wr
     """
     if len(model.inputs) != 1:
         names = ", ".join(tensor.name for tensor in model.inputs)
-        raise OptionError(f"{model.name} has several inputs ({names}); a video gives one picture a frame")
+        raise OptionError(
+            f"{model.name} has several inputs ({names}); a video gives one picture a frame. Compile it with `carry` "
+            "where one is a state, and with `input_values` where one is a constant"
+        )
     frame, picture = (Tensor(f"host/{name}", (height, width, 3), "uint8") for name in ("frame", "picture"))
     found, done = (Tensor(f"host/{name}", (0,), "uint8") for name in ("annotations", "done"))
     operators = [
