@@ -15,7 +15,9 @@ pytest.importorskip("tvm")
 from tests.support.networks import as_model, relay_module
 from tests.tvm.test_build import text_model
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.relay import several_targets
 from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.several_targets import build_libraries
 
 TARGET = "llvm -mcpu=znver5"
 # Stock TVM in the child: LLVM meets an intrinsic with operands of other types.
@@ -123,3 +125,26 @@ def test_what_the_child_warns_of_is_in_this_log(caplog: pytest.LogCaptureFixture
     parameters = "%x: Tensor[(4, 64), uint8], %w: Tensor[(16, 64), int8]"
     build_library(text_model(dense, parameters), "llvm -mcpu=graniterapids")
     assert [record.name for record in caplog.records if "AMX" in record.getMessage()] == ["tvm_pipeline.tvm.relay.int8"]
+
+
+def test_a_large_model_is_compiled_for_several_targets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both children live when the second one begins to compile; the libraries are those of one after the other."""
+    monkeypatch.setattr(several_targets, "WORTH_A_CHILD", 0)
+    before, alive = children(), []
+    targets = {TARGET: {}, "llvm -mcpu=znver4": {}}
+
+    def watch(line: str) -> None:
+        if line.startswith("compiling"):
+            alive.append(len(children() - before))
+
+    several = build_libraries(text_model("tanh(%x)"), targets, watch)
+    assert max(alive) == 2
+    assert [library.target for library in several] == list(targets)
+    again = [build_library(text_model("tanh(%x)"), target) for target in targets]
+    assert [library.folder for library in several] == [library.folder for library in again]
+
+
+def test_where_one_target_fails_the_others_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(several_targets, "WORTH_A_CHILD", 0)
+    with pytest.raises(ModelError, match="TVM cannot compile it for llvm -no-such=1"):
+        build_libraries(text_model("tanh(%x)"), {"llvm -no-such=1": {}, TARGET: {}}, lambda _: None)

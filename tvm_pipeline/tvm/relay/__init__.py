@@ -34,6 +34,7 @@ work_done.py           how much of a compile is done, and how long the rest may 
 build.py               a module becomes a Library for one target, kept in a cache
 library_cache.py       one process compiles a library, others wait for it, and damaged ones are compiled anew
 machine_code.py        which processor the code of a library is for
+several_targets.py     the libraries of one model for several targets, compiled at the same time
 slicing.py             some operators of a library become a slice of its graph JSON
 executor.py            a slice that runs on CPU cores
 device_executor.py     a slice that runs on a device with memory of its own

@@ -144,6 +144,8 @@ def build_library(
     progress: Callable[[str], None] = lambda _: None,
     host: str = "",
     choices: AnyChoices | None = None,
+    *,
+    apart: bool = False,
 ) -> Library:
     """Compiles `model` for `target`, or takes it from the cache.
 
@@ -153,6 +155,7 @@ def build_library(
     Args:
         host: the target of the code that launches kernels, where `target` is that of a device with memory of its own.
         choices: of tuning, by workload; without them, those recorded here that the model allows (`recorded`).
+        apart: compile in a child in any case, beside other threads that do the same.
 
     Raises:
         ModelError: TVM cannot import or compile it.
@@ -169,7 +172,7 @@ def build_library(
         return _tuned_folder(plain, _own(plain, given)[0])
 
     def make() -> Path:
-        return _make_library(model, target, host, plain, given, progress)
+        return _make_library(model, target, host, plain, given, progress, apart)
 
     return kept_or_made(plain, f"{model.name} for {target}", place, load_library, make, progress)
 
@@ -183,7 +186,7 @@ def _own(plain: Path, choices: AnyChoices) -> tuple[AnyChoices, bool]:
 
 
 def _make_library(
-    model: Model, target: str, host: str, plain: Path, choices: AnyChoices, progress: Callable[[str], None]
+    model: Model, target: str, host: str, plain: Path, choices: AnyChoices, progress: Callable[[str], None], apart: bool
 ) -> Path:
     """Compile into the cache; return the folder."""
     choices, is_sorted = _own(plain, choices)
@@ -192,7 +195,7 @@ def _make_library(
         shutil.rmtree(left, ignore_errors=True)  # by a process that was killed, since this one holds the lock
     with replacing(folder) as temporary:
         temporary.mkdir()
-        _compile_where_it_is_safe(model, target, host, temporary, progress, choices)
+        _compile_where_it_is_safe(model, target, host, temporary, progress, choices, apart)
     tuning = _read_tuning(folder)
     write_bytes(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
     return folder if is_sorted else _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
@@ -227,7 +230,13 @@ def _known_workloads(plain: Path) -> set[AnyWorkload] | None:
 
 
 def _compile_where_it_is_safe(
-    model: Model, target: str, host: str, folder: Path, progress: Callable[[str], None], choices: AnyChoices
+    model: Model,
+    target: str,
+    host: str,
+    folder: Path,
+    progress: Callable[[str], None],
+    choices: AnyChoices,
+    apart: bool,
 ) -> None:
     ready_to_compile(target, progress)
     described = "|".join((target, host, tvm.__version__, str(FORMAT)))
@@ -235,7 +244,7 @@ def _compile_where_it_is_safe(
     proven: set[str] = set()
     with suppress(OSError, msgspec.DecodeError):
         proven = msgspec.json.decode(record.read_bytes(), type=set[str])
-    if proven:
+    if proven and not apart:
         progress(f"importing {model.name}")
         mod, params = import_model(model)
         if element_types(mod) <= proven:

@@ -33,11 +33,12 @@ from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
-from tvm_pipeline.tvm.relay.build import Library, build_library, load_library
+from tvm_pipeline.tvm.relay.build import Library, load_library
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, AnyWorkload
+from tvm_pipeline.tvm.relay.several_targets import build_libraries
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
 from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 
@@ -276,11 +277,11 @@ class RelayModel:
             choices: of tuning; None takes those that are recorded for each target.
         """
         first = {compiler_target(target): target for target in reversed(targets)}
-        wanted = dict.fromkeys(map(compiler_target, targets))
-        libraries = []
-        for target in wanted:
-            known = recorded(first[target], winograd=model.winograd) if choices is None else choices
-            libraries.append(build_library(model, target, progress, host, known))
+        wanted = {
+            target: recorded(first[target], winograd=model.winograd) if choices is None else choices
+            for target in dict.fromkeys(map(compiler_target, targets))
+        }
+        libraries = build_libraries(model, wanted, progress, host)
         compiled = cls(model.name, libraries, bind, order)
         if len(libraries) == 1:
             for target in targets:

@@ -1,0 +1,49 @@
+"""The libraries of one model for several targets, compiled at the same time. Next: `build.py`, which compiles one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.tvm.relay.build import Library, build_library
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
+
+WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a child to start
+
+
+def build_libraries(
+    model: Model, choices: Mapping[str, AnyChoices], progress: Callable[[str], None], host: str = ""
+) -> list[Library]:
+    """Compile `model` for each target, or take it from the cache.
+
+    A large model is compiled for as many targets at once as this process has cores, each in a child. A small one is
+    compiled before a child has started.
+
+    Args:
+        choices: of tuning, by target, in the sequence of the libraries.
+
+    Raises what `build_library` raises, and ends the other children.
+    """
+    stopped = threading.Event()
+
+    def tell(line: str) -> None:
+        if stopped.is_set():
+            raise PipelineError(f"compiling {model.name} was stopped")
+        progress(line)
+
+    apart = len(choices) > 1 and len(model.content) + len(model.params) >= WORTH_A_CHILD
+    if not apart:
+        return [build_library(model, target, progress, host, chosen) for target, chosen in choices.items()]
+    with ThreadPoolExecutor(min(len(choices), len(os.sched_getaffinity(0)))) as pool:
+        try:
+            made = [
+                pool.submit(build_library, model, target, tell, host, chosen, apart=True)
+                for target, chosen in choices.items()
+            ]
+            return [future.result() for future in made]
+        finally:
+            stopped.set()  # the user may have stopped it, and the pool waits for its threads
