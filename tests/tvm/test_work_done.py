@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("tvm")
 
+from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.frontends import load
 from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.work_done import LINKING, WorkDone
 
 
@@ -33,3 +35,11 @@ def test_a_share_is_told_once_and_the_rest_follows_from_the_speed(monkeypatch: p
     done.reach(0.25)
     done.reach(0.5)
     assert lines == ["sorting: 25 %, about 30 s left", "sorting: 50 %, about 17 min left"]
+
+
+def test_an_import_tells_growing_shares(tmp_path: Path) -> None:
+    lines: list[str] = []
+    import_model(load(write_picture_net(tmp_path / "net.onnx")), lines.append)
+    shares = [int(found[1]) for line in lines if (found := re.search(r"importing net: (\d+) %, about", line))]
+    assert shares == sorted(set(shares))
+    assert len(shares) >= 2

@@ -30,7 +30,7 @@ rewrite_concat.py      the pass RewriteConcat
 
 The graph executor's, which only `relay.build` serves (a second IR brings its own):
 
-work_done.py           how much of a compile is done, and how long the rest may take
+work_done.py           how much of an import or a compile is done, and how long the rest may take
 build.py               a module becomes a Library for one target, kept in a cache
 library_cache.py       one process compiles a library, others wait for it, and damaged ones are compiled anew
 machine_code.py        which processor the code of a library is for

@@ -246,7 +246,7 @@ def _compile_where_it_is_safe(
         proven = msgspec.json.decode(record.read_bytes(), type=set[str])
     if proven and not apart:
         progress(f"importing {model.name}")
-        mod, params = import_model(model)
+        mod, params = import_model(model, progress)
         if element_types(mod) <= proven:
             compile_module(model.name, mod, params, target, folder, progress, host, choices)
             return

@@ -156,7 +156,7 @@ def serve(descriptor: int, folder: str) -> None:
         logging.getLogger().setLevel(order.log_level)
         try:
             report(doing=("importing the model", ""))
-            mod, params = import_model(order.model)
+            mod, params = import_model(order.model, lambda line: report(progress=line))
             report(doing=("preparing the operators", ""))
             with _told(report, order.one_by_one):
                 compile_module(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,14 +30,15 @@ class RefusedOperator(Exception):  # noqa: N818  it never leaves `importer.py`
 
 
 @contextmanager
-def faster_importer() -> Iterator[None]:
+def faster_importer(converted: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Let TVM's importer of ONNX fold constants in numpy while the block lasts; one thread at a time.
 
     before: fold_constant(floor_divide(const, const)) compiles a function and runs it;
             infer_type(node) infers the types of all nodes before it
     after:  it computes `const // const`; types that are known are not inferred again
 
-    An operator that the importer refuses raises RefusedOperator, whose cause is the importer's own error.
+    `converted` is called for each node of the file. An operator that the importer refuses raises RefusedOperator, whose
+    cause is the importer's own error.
     """
     with _ONE_AT_A_TIME:
         fold_stock, infer_stock, convert_map = common.fold_constant, common.infer_type, onnx._get_convert_map
@@ -54,6 +55,7 @@ def faster_importer() -> Iterator[None]:
             return node
 
         def convert(self: Any, kind: str, inputs: Any, attrs: Any, opset: int) -> Any:
+            converted()
             try:
                 return convert_stock(self, kind, inputs, attrs, opset)
             except RefusedOperator:  # of a graph inside this node

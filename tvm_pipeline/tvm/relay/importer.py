@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import tvm
@@ -18,14 +20,19 @@ from tvm_pipeline.tvm.relay.json_trial import check_readable
 from tvm_pipeline.tvm.relay.output_names import with_output_names
 from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
 from tvm_pipeline.tvm.relay.tflite_walk import obstacles
+from tvm_pipeline.tvm.relay.work_done import WorkDone
 
 Params = dict[str, Any]
+
+_NODES = 0.7  # the share of an import of ONNX in which nodes are converted
 
 _log = logging.getLogger(__name__)
 
 
-def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
+def import_model(model: Model, progress: Callable[[str], None] = lambda _: None) -> tuple[tvm.IRModule, Params]:
     """Return the model as a type-checked Relay module and its parameters.
+
+    `progress` hears which share of an ONNX file is done.
 
     Raises:
         ModelError: the importer does not take the model; the message names the operator if TVM names it.
@@ -34,7 +41,7 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
         more = [f"and {len(model.obstacles) - 3} kinds more"] if len(model.obstacles) > 3 else []
         raise ModelError(f"{model.name}: TVM cannot import it: {'; '.join([*model.obstacles[:3], *more])}")
     importers: dict[str, Callable[[Model], tuple[tvm.IRModule, Params]]] = {
-        "onnx": _from_onnx,
+        "onnx": partial(_from_onnx, progress=progress),
         "tflite": _from_tflite,
         "relay": _from_relay_text,
         "relay.json": _from_relay_json,
@@ -58,7 +65,7 @@ def import_model(model: Model) -> tuple[tvm.IRModule, Params]:
         raise ModelError(f"{model.name}: {error}") from error
 
 
-def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
+def _from_onnx(model: Model, progress: Callable[[str], None]) -> tuple[tvm.IRModule, Params]:
     """Import an ONNX file; where TVM refuses it, once more as onnxslim simplifies it, if that is installed."""
     import onnx
 
@@ -68,7 +75,8 @@ def _from_onnx(model: Model) -> tuple[tvm.IRModule, Params]:
     def imported(proto: Any) -> tuple[tvm.IRModule, Params]:
         for node in proto.graph.node:
             node.name = node.name or f"of {next(iter(node.output), '?')}"  # errors name it
-        with faster_importer():
+        done, count = WorkDone(f"importing {model.name}", progress), itertools.count(1)
+        with faster_importer(lambda: done.reach(_NODES * min(1.0, next(count) / len(proto.graph.node)))):
             mod, params = relay.frontend.from_onnx(proto, shapes, dtypes, freeze_params=True)
         return relay.transform.DynamicToStatic()(mod), params
 

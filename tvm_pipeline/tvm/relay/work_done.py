@@ -1,4 +1,4 @@
-"""How much of a compile is done, and how long the rest may take.
+"""How much of an import or a compile is done, and how long the rest may take.
 
 TVM does not say how far it is, but it says which pass begins. The passes always come in the same order, and the share
 of the time that is over when one begins differs little between networks.
