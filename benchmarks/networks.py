@@ -96,7 +96,7 @@ def light(name: str, seed: int = 0) -> Model:
         nodes, name, inputs, graph.output, [numpy_helper.from_array(value, key) for key, value in constants.items()]
     )
     made_model = onnx.helper.make_model(made, opset_imports=proto.opset_import, ir_version=8)
-    return frontends.onnx.read(name, LIGHT / f"{name}.onnx", made_model.SerializeToString(), {})
+    return frontends.onnx.read(name, LIGHT / f"{name}.onnx", made_model.SerializeToString(), {}, {})
 
 
 def mobilenet(seed: int = 0) -> Model:
