@@ -10,10 +10,18 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 
-# A shell starts a job in the background with SIGINT ignored; tests of Ctrl-C and their processes need it.
+# A shell starts a job in the background with SIGINT ignored, and nohup SIGHUP; tests of both and their processes need
+# them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# Hypothesis also draws constants of whatever modules are loaded, so that examples would depend on the tests before.
+if hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = lambda: providers._local_constants
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60, print_blob=False)
 settings.load_profile("repeatable")

@@ -196,8 +196,9 @@ def test_a_disk_that_becomes_full_ends_the_run_and_keeps_what_came(cli, bundle, 
     options = ["--results", lines, "--source", "synthetic:640x480@30" if full == "output" else "synthetic:64x48@30"]
     if full != "results":
         options += ["--output", video]
-    label = "x" * 20_000 if full == "the first line" else "x" * 100
-    outcome = cli("run", bundle, *options, "--decoder", limited(500_000 if full == "output" else 20_000, label))
+    size = 20_000 if full == "results" else 500_000  # of a file; the video that is measured before must fit
+    label = "x" * size if full == "the first line" else "x" * 100
+    outcome = cli("run", bundle, *options, "--decoder", limited(size, label))
     assert outcome.code == 1
     place = video if full == "output" else lines
     assert f"error: cannot write {place}: File too large; check that its folder may be written to" in outcome.err

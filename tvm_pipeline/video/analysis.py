@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import math
 import threading
 import traceback
@@ -108,7 +109,8 @@ def decoded(decode: Decoder, outputs: Outputs, settings: Preprocessing, frame: F
 
 def _line_of(error: BaseException, decode: Decoder) -> str:
     """Return file and line of a decoder's error: the innermost of its own file, if it has one."""
-    code = getattr(decode, "__code__", None) or getattr(type(decode).__call__, "__code__", None)
+    function = inspect.unwrap(decode)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code is not None and frame.filename == code.co_filename] or frames[-1:]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
