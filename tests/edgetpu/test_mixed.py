@@ -202,13 +202,10 @@ def test_a_stage_that_only_shows_another_shape_is_a_copy(model, platform, device
 def test_both_kinds_are_profiled_and_planned_together(model, platform, cache, tmp_path, frames):
     lead, _ = settle_platform(DESK)
     profile = profile_model(lead, model, platform, repeats=8)
-    reshape = [operator.kind for operator in model.graph.operators].index("reshape")
     for name in ("cpu0", "tpu0", "cpu1"):
         seconds = list(profile.devices[name].seconds.values())
         assert len(seconds) == len(model.graph)
         assert all(figure is not None and figure > 0 for figure in seconds)
-        if name != "tpu0":  # there it is no work at all
-            assert seconds[reshape] > 0
     assert "device tpu0 was not here, measured were TFLite's CPU kernels" in profile.warnings
     decision = planning.plan(Problem(model.graph, platform, profile))
     # Whether the best plan is proven depends on the figures: the bound of replicated stages leaves out the links.
