@@ -55,7 +55,7 @@ def compiled_by_engine(
             refused = compiled.refused(own[0])
             rest = len(compiled.graph) - len(refused)
             shown = ", ".join(list(refused)[:_SHOWN]) + (
-                f" and {len(refused) - _SHOWN} more" if len(refused) > 4 else ""
+                f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
             )
             warn(
                 f"{refusal}. {engine.engine} runs {shown or 'what the plan gives it'} of its "

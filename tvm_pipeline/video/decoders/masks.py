@@ -29,6 +29,22 @@ def positions(count: int, scale: float, offset: float, extent: int, cells: int) 
     return np.asarray(np.clip(found, 0, cells - 1))
 
 
+def grid_positions(
+    transform: Transform, size: tuple[int, int], cells: tuple[int, ...]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return where the rows and the columns of the picture lie in a grid over the model's input.
+
+    Args:
+        size: width and height of the model's input.
+        cells: rows and columns of the grid.
+    """
+    width, height = picture_size(transform, *size)
+    return (
+        positions(height, transform.scale_y, transform.offset_y, size[1], cells[0]),
+        positions(width, transform.scale_x, transform.offset_x, size[0], cells[1]),
+    )
+
+
 def nearest(found: NDArray[np.float64]) -> Ints:
     """Return the index of the cell next to each position."""
     return np.rint(found).astype(np.intp)

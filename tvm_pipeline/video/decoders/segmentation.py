@@ -17,7 +17,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.video.annotations import Annotation, Mask
 from tvm_pipeline.video.decoders.boxes import probabilities
 from tvm_pipeline.video.decoders.interface import Form, Interface, Options, Outputs
-from tvm_pipeline.video.decoders.masks import interpolated, nearest, picture_size, positions
+from tvm_pipeline.video.decoders.masks import grid_positions, interpolated, nearest
 from tvm_pipeline.video.preprocessing import Transform
 
 THRESHOLD = 0.5
@@ -69,10 +69,8 @@ class ArgMax:
     def __call__(self, outputs: Outputs, transform: Transform) -> list[Annotation]:
         values = outputs[self.tensor.name][0]
         classes = values if self.axis < 0 else values.argmax(axis=self.axis)
-        width, height = picture_size(transform, *self.size)
-        down = nearest(positions(height, transform.scale_y, transform.offset_y, self.size[1], classes.shape[0]))
-        across = nearest(positions(width, transform.scale_x, transform.offset_x, self.size[0], classes.shape[1]))
-        seen = classes[down][:, across]
+        down, across = grid_positions(transform, self.size, classes.shape)
+        seen = classes[nearest(down)][:, nearest(across)]
         counts = np.bincount(seen.ravel())
         if self._has_background(0 if self.axis < 0 else values.shape[self.axis]):
             counts[0] = 0
@@ -101,10 +99,7 @@ class Sigmoid:
         grid = outputs[self.tensor.name][0].take(0, axis=self.axis)
         if grid.min() < 0 or grid.max() > 1:  # the model leaves the sigmoid to others
             grid = probabilities(grid)
-        width, height = picture_size(transform, *self.size)
-        down = positions(height, transform.scale_y, transform.offset_y, self.size[1], grid.shape[0])
-        across = positions(width, transform.scale_x, transform.offset_x, self.size[0], grid.shape[1])
-        seen = interpolated(grid, down, across)
+        seen = interpolated(grid, *grid_positions(transform, self.size, grid.shape))
         inside = seen >= self.options.threshold
         if not inside.any():
             return []

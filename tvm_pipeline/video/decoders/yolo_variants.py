@@ -18,9 +18,9 @@ import numpy as np
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.video.annotations import Annotation, Mask
-from tvm_pipeline.video.decoders.boxes import annotated, from_centers, kept, probabilities, to_picture
+from tvm_pipeline.video.decoders.boxes import Floats, annotated, from_centers, kept, probabilities, to_picture
 from tvm_pipeline.video.decoders.interface import Form, Interface, Options, Outputs
-from tvm_pipeline.video.decoders.masks import interpolated, picture_size, positions
+from tvm_pipeline.video.decoders.masks import grid_positions, interpolated
 from tvm_pipeline.video.decoders.yolo import OVERLAP, THRESHOLD, Rows, candidates, flat, in_pixels, only, rows_of
 from tvm_pipeline.video.preprocessing import Transform
 
@@ -68,6 +68,17 @@ def _key_points(model: Interface, columns: int) -> tuple[int, int]:
         return (rest // 3, 3) if rest > 0 and rest % 3 == 0 else (0, 0)
 
 
+def level_boxes(
+    table: Floats, size: tuple[int, int], classes: int, options: Options, transform: Transform
+) -> tuple[list[Annotation], Floats]:
+    """Return the boxes of a table (columns, N), the surest first, and for each the columns behind its classes."""
+    boxes, scores, kinds, found = candidates(table, slice(SCORE, SCORE + classes), options.threshold)
+    boxes = from_centers(in_pixels(boxes, size, table))
+    best = kept(boxes, scores, kinds, OVERLAP)
+    plain = annotated(boxes[best], scores[best], kinds[best], options.label, transform)
+    return plain, table[SCORE + classes :, found[best]].T
+
+
 @dataclass(frozen=True)
 class Segments:
     """Finds boxes, and the mask of each: a sum of the prototypes, weighted by the last columns of its row."""
@@ -80,13 +91,9 @@ class Segments:
 
     def __call__(self, outputs: Outputs, transform: Transform) -> list[Annotation]:
         table = flat(outputs, self.rows)
-        scored = slice(SCORE, SCORE + self.classes)
-        boxes, scores, classes, found = candidates(table, scored, self.options.threshold)
-        boxes = from_centers(in_pixels(boxes, self.size, table))
-        best = kept(boxes, scores, classes, OVERLAP)
-        plain = annotated(boxes[best], scores[best], classes[best], self.options.label, transform)
+        plain, rest = level_boxes(table, self.size, self.classes, self.options, transform)
         protos = only(outputs, self.protos.name)[0]
-        grids = probabilities(np.tensordot(table[scored.stop :, found[best]].T, protos, axes=1))
+        grids = probabilities(np.tensordot(rest, protos, axes=1))
         return [
             Annotation(one.label, one.score, one.box, mask=mask_within(grid, one.box, self.size, transform))
             for one, grid in zip(plain, grids, strict=True)
@@ -98,14 +105,13 @@ def mask_within(
     grid: np.ndarray, box: tuple[float, float, float, float], size: tuple[int, int], transform: Transform
 ) -> Mask:
     """Return the mask of a grid of probabilities over the model's input, cut to a box of the picture."""
-    width, height = picture_size(transform, *size)
+    down, across = grid_positions(transform, size, grid.shape)
+    height, width = len(down), len(across)
     left, top = max(0, round(box[0])), max(0, round(box[1]))
     right, bottom = min(width, round(box[2])), min(height, round(box[3]))
     pixels = np.zeros((height, width), bool)
     if left < right and top < bottom:
-        down = positions(height, transform.scale_y, transform.offset_y, size[1], grid.shape[0])[top:bottom]
-        across = positions(width, transform.scale_x, transform.offset_x, size[0], grid.shape[1])[left:right]
-        pixels[top:bottom, left:right] = interpolated(grid, down, across) > 0.5
+        pixels[top:bottom, left:right] = interpolated(grid, down[top:bottom], across[left:right]) > 0.5
     return Mask.of(pixels)
 
 
@@ -121,12 +127,8 @@ class Pose:
 
     def __call__(self, outputs: Outputs, transform: Transform) -> list[Annotation]:
         table = flat(outputs, self.rows)
-        scored = slice(SCORE, SCORE + self.classes)
-        boxes, scores, classes, found = candidates(table, scored, self.options.threshold)
-        boxes = from_centers(in_pixels(boxes, self.size, table))
-        best = kept(boxes, scores, classes, OVERLAP)
-        plain = annotated(boxes[best], scores[best], classes[best], self.options.label, transform)
-        values = table[scored.stop :, found[best]].T.reshape(len(best), self.points, -1)
+        plain, rest = level_boxes(table, self.size, self.classes, self.options, transform)
+        values = rest.reshape(len(rest), self.points, -1)
         shares = in_pixels(np.ones((1, 4), np.float32), self.size, table)[0, :2]  # 1, or the size of the input
         dots = to_picture(values[:, :, :2] * shares, transform)
         sure = values[:, :, 2] >= 0.5 if values.shape[2] > 2 else np.ones(values.shape[:2], bool)
