@@ -19,6 +19,7 @@ documents.py  JSON, TOML and text of others: what is wrong is said with the file
 core/        the vocabulary: graph, platform, profile, problem, plan
 solvers/     tools that the searches of several rooms share
 memory/      the order of operators that needs the least memory
+power/       sensors of power, and the joules between two moments
 cost/        what a plan costs: its seconds, bytes and joules
 planning/    from a Problem to a Plan with its bound
 backends/    the contract of a hardware family, and the registry of those installed

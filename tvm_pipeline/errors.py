@@ -6,6 +6,7 @@
     ├── GraphError                 an operator graph that is not a DAG, or whose figures are impossible
     ├── PlatformError              a platform that does not fit this machine, or a device that is missing
     ├── ProfileError               a profile with impossible figures, or of another graph
+    ├── PowerError                 a sensor of power that cannot be read, or a power mode that cannot be set
     ├── PlanError                  a plan that does not fit the graph or the platform
     │   └── NoPlanError            no plan was found
     │       ├── InfeasibleError    none exists, which is proven; carries the reason
@@ -66,6 +67,10 @@ class PlatformError(PipelineError):
 
 class ProfileError(PipelineError):
     """A profile with impossible figures, or one of another graph or platform."""
+
+
+class PowerError(PipelineError):
+    """A sensor of power that is missing or cannot be read, or a power mode that cannot be set."""
 
 
 class PlanError(PipelineError):

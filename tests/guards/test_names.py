@@ -49,6 +49,7 @@ UNITLESS = {
         "busy_factor",
         "spread",
         "uncertainty",
+        "joules_uncertainty",
         "share",
         "factors",
         "index",

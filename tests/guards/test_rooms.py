@@ -13,7 +13,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors"),
     ("files", "documents", "solvers"),
     ("core",),
-    ("memory",),
+    ("memory", "power"),
     ("cost",),
     ("planning", "backends"),
     ("research", "tvm", "frontends", "profiling"),
@@ -28,6 +28,7 @@ PUBLIC = {"backends", "core", "cost", "errors", "frontends", "planning", "profil
 # Rooms that a backend does not need: it is compiled, measured and planned for by others.
 NOT_FOR_BACKENDS = {
     "cost",
+    "power",
     "planning",
     "research",
     "profiling",

@@ -225,6 +225,10 @@ class Link:
 class Platform:
     """The devices and links of one machine. Raise PlatformError where they contradict each other.
 
+    Attributes:
+        idle_w: power that the machine draws while no device computes; None where it is not known. The `active_w` of
+            devices come on top.
+
     Examples:
         >>> platform = Platform("box", (Device("cpu"), Device("gpu")), (Link("cpu", "gpu", latency_s=0.001),))
         >>> platform.device("gpu").backend
@@ -238,8 +242,11 @@ class Platform:
     name: str
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
+    idle_w: float | None = None
 
     def __post_init__(self) -> None:
+        if self.idle_w is not None and not 0 <= self.idle_w < math.inf:
+            raise PlatformError(f"platform {self.name}: idle_w is {self.idle_w}; it must not be negative")
         if not self.devices:
             raise PlatformError(f"platform {self.name} has no devices; give it at least one [[device]]")
         names = [device.name for device in self.devices]
@@ -340,6 +347,7 @@ class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     device: list[Device] = []
     link: list[Link] = []
+    idle_w: float | None = None
 
 
 def read_platform(path: Path | str) -> Platform:
@@ -358,7 +366,7 @@ def read_platform(path: Path | str) -> Platform:
         tables = read_toml(content)
         _forbid_unknown(tables)
         file = msgspec.convert(tables, _PlatformFile)
-        return Platform(file.name, tuple(file.device), tuple(file.link))
+        return Platform(file.name, tuple(file.device), tuple(file.link), file.idle_w)
 
 
 _MODEL_KEYS = tuple(DeviceModel.__slots__)
@@ -387,6 +395,8 @@ def _forbid_unknown(tables: dict[str, object]) -> None:
 def platform_toml(platform: Platform) -> str:
     """Return the platform as the text of a file that `read_platform` reads."""
     lines = [f"name = {_toml(platform.name)}"]
+    if platform.idle_w is not None:
+        lines.append(f"idle_w = {_toml(platform.idle_w)}")
     for table, entries in (("device", platform.devices), ("link", platform.links)):
         for entry in entries:
             lines += ["", f"[[{table}]]"]

@@ -34,12 +34,13 @@ class DeviceProfile:
         seconds: median seconds of each operator, by its name; None where the device cannot run it.
         spread: interquartile range over median of each operator, by its name; empty where it is not known.
         busy_factor: how many times slower the device is while every other device works too.
-        joules: energy of each operator, by its name; None where there is no sensor.
+        joules: energy of each operator above that of the idle machine, by its name; None where there is no sensor.
         receive: the transfer by which the device receives the tensors of a stage from the host's memory; None where
             the device works on the host's memory itself.
         send: the transfer by which it sends the tensors of a stage back to the host's memory; None as above.
         uncertainty: relative half-width of the 95 % confidence interval of each operator's seconds, by its name; empty
             where it is not known.
+        joules_uncertainty: the same of each operator's joules.
 
     Examples:
         >>> from tvm_pipeline.testing import example_graph
@@ -55,6 +56,7 @@ class DeviceProfile:
     receive: Transfer | None = None
     send: Transfer | None = None
     uncertainty: Mapping[str, float] = field(default_factory=dict)
+    joules_uncertainty: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def in_order(
@@ -126,12 +128,30 @@ class SegmentProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class IdlePower:
+    """What the machine drew while no device computed, and the sensor that measured it and the joules of operators.
+
+    Attributes:
+        sensor: its name.
+        covers: what draws the joules that it counts, such as "the board".
+        power_w: mean power of the idle machine.
+        uncertainty: relative half-width of the 95 % confidence interval of `power_w`.
+    """
+
+    sensor: str
+    covers: str
+    power_w: float
+    uncertainty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """The measured figures of a graph, which its name and fingerprint tell, on the devices of a platform.
 
     Attributes:
         lock_s: seconds for which an operator holds the lock of the Python interpreter, by its name. All devices share
             that lock, so it bounds the throughput like a bus. Operators without an entry hardly hold it.
+        idle: the power of the idle machine; None where no sensor measured it.
 
     Examples:
         >>> from tvm_pipeline.testing import example_graph
@@ -150,6 +170,7 @@ class Profile:
     warnings: tuple[str, ...] = ()
     segments: tuple[SegmentProfile, ...] = ()
     lock_s: dict[str, float] = field(default_factory=dict)
+    idle: IdlePower | None = None
 
     def __post_init__(self) -> None:
         for segment in self.segments:
@@ -163,6 +184,8 @@ class Profile:
         for name, seconds in self.lock_s.items():
             if not 0 <= seconds <= LONGEST_S:
                 raise ProfileError(f"profile of {self.graph}: lock_s of operator {name} is {seconds}; measure again")
+        if self.idle is not None and not 0 <= self.idle.power_w < math.inf:
+            raise ProfileError(f"profile of {self.graph}: the idle machine drew {self.idle.power_w} W; measure again")
         if len({frozenset(device.seconds) for device in self.devices.values()}) > 1:
             raise ProfileError(f"profile of {self.graph}: its devices list different operators; measure again")
         for link in self.links:
@@ -220,12 +243,18 @@ def _check_device(where: str, device: DeviceProfile) -> None:
         device.spread,
         device.joules or {},
         device.uncertainty,
+        device.joules_uncertainty,
     )
     for figures in listed:
         for operator, figure in figures.items():
             if figure is not None and not 0 <= figure <= LONGEST_S:
                 raise ProfileError(f"{where}: the figure of operator {operator} is {figure}; measure again")
-    others = ("spread", device.spread), ("joules", device.joules), ("uncertainty", device.uncertainty)
+    others = (
+        ("spread", device.spread),
+        ("joules", device.joules),
+        ("uncertainty", device.uncertainty),
+        ("joules_uncertainty", device.joules_uncertainty),
+    )
     for name, other in others:
         if other and other.keys() != device.seconds.keys():
             raise ProfileError(f"{where}: seconds and {name} list different operators; measure again")

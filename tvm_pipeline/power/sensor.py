@@ -1,0 +1,101 @@
+"""The contract of sensors: each tells how many joules have been drawn since some moment of its own.
+
+Counters of energy (RAPL, newer NVML) tell that themselves. Sensors of power (INA3221, INA226, a USB meter) tell watts,
+which `PowerSensor` sums up. A file of a meter's log has many readings at once. Next: meter.py, which reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Reading(NamedTuple):
+    """What had been drawn at a moment.
+
+    Attributes:
+        time_s: the moment, of the clock `time.perf_counter`.
+        energy_j: drawn since a moment of the sensor's own; never less than in a reading before.
+    """
+
+    time_s: float
+    energy_j: float
+
+
+class Sensor(ABC):
+    """One sensor of power or energy.
+
+    Attributes:
+        name: what people call it, with where it stands; it is shown beside every figure.
+        covers: what draws the joules that it counts, in words: "the board", "CPU package 0", "GPU 0".
+        period_s: seconds between two values of its own; to read it more often tells nothing new.
+    """
+
+    name: str
+    covers: str
+    period_s: float
+
+    @abstractmethod
+    def read(self) -> Sequence[Reading]:
+        """Return what is new since the last call, in order of time; most sensors have one reading.
+
+        Raises:
+            PowerError: the sensor cannot be read any more; the message names it and the reason.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most sensors hold nothing
+        """Release what the sensor holds."""
+
+
+class EnergyCounter(Sensor):
+    """A counter of energy, which may begin anew at its end.
+
+    Attributes:
+        range_j: joules at which the counter begins anew at 0; infinite where it never does.
+    """
+
+    range_j: float
+
+    def __init__(self) -> None:
+        self._last_j: float | None = None
+        self._total_j = 0.0
+
+    @abstractmethod
+    def counter_j(self) -> float:
+        """Return the counter, in joules."""
+
+    def read(self) -> Sequence[Reading]:
+        """Return one reading; raise what `counter_j` raises."""
+        now_j = self.counter_j()
+        time_s = time.perf_counter()
+        if self._last_j is not None:
+            step_j = now_j - self._last_j
+            self._total_j += step_j if step_j >= 0 else step_j + self.range_j
+        self._last_j = now_j
+        return [Reading(time_s, self._total_j)]
+
+
+class PowerSensor(Sensor):
+    """A sensor of power. Between two readings the power is taken to change in a straight line."""
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None  # moment and watts
+        self._total_j = 0.0
+
+    @abstractmethod
+    def watts(self) -> float:
+        """Return the power that is drawn now."""
+
+    def read(self) -> Sequence[Reading]:
+        """Return one reading; raise what `watts` raises."""
+        watts = self.watts()
+        return [self._summed(time.perf_counter(), watts)]
+
+    def _summed(self, time_s: float, watts: float) -> Reading:
+        if self._last is not None:
+            before_s, before_w = self._last
+            self._total_j += (time_s - before_s) * (before_w + watts) / 2
+        self._last = time_s, watts
+        return Reading(time_s, self._total_j)
