@@ -1,13 +1,29 @@
 """Power and energy, measured: the sensors of a machine, and the joules between two moments.
 
-sensor.py  the contract of sensors: joules that have been drawn, at a moment
-meter.py   samples a sensor in a thread, and tells the joules between two moments
+sensor.py        the contract of sensors: joules that have been drawn, at a moment
+meter.py         samples a sensor in a thread, and tells the joules between two moments
+choice.py        the sensors of this machine, the best one, and the one that a user asks for
+rapl.py          counters of Intel's and AMD's processors
+kernel_files.py  figures that the kernel tells in files, and why it does not
 
 A device without a sensor has none here: a caller then says "not measured", or states the platform's own figures
 (`idle_w`, `active_w`) as such.
 """
 
+from tvm_pipeline.power.choice import chosen_sensor, sensors, survey
 from tvm_pipeline.power.meter import Energy, Meter
-from tvm_pipeline.power.sensor import EnergyCounter, PowerSensor, Reading, Sensor
+from tvm_pipeline.power.sensor import EnergyCounter, Found, PowerSensor, Reading, Scope, Sensor
 
-__all__ = ["Energy", "EnergyCounter", "Meter", "PowerSensor", "Reading", "Sensor"]
+__all__ = [
+    "Energy",
+    "EnergyCounter",
+    "Found",
+    "Meter",
+    "PowerSensor",
+    "Reading",
+    "Scope",
+    "Sensor",
+    "chosen_sensor",
+    "sensors",
+    "survey",
+]

@@ -9,7 +9,11 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+# What a sensor counts: all that the machine draws; a processor with or without its memory, disjoint from other such
+# units, so that they may be summed; or a part of these.
+Scope = Literal["board", "unit", "part"]
 
 
 class Reading(NamedTuple):
@@ -31,11 +35,13 @@ class Sensor(ABC):
         name: what people call it, with where it stands; it is shown beside every figure.
         covers: what draws the joules that it counts, in words: "the board", "CPU package 0", "GPU 0".
         period_s: seconds between two values of its own; to read it more often tells nothing new.
+        scope: whether that is the whole board, a unit that may be summed with others, or a part of these.
     """
 
     name: str
     covers: str
     period_s: float
+    scope: Scope = "part"
 
     @abstractmethod
     def read(self) -> Sequence[Reading]:
@@ -99,3 +105,15 @@ class PowerSensor(Sensor):
             self._total_j += (time_s - before_s) * (before_w + watts) / 2
         self._last = time_s, watts
         return Reading(time_s, self._total_j)
+
+
+class Found(NamedTuple):
+    """The sensors of a machine, or those of one kind.
+
+    Attributes:
+        sensors: those that can be read now.
+        obstacles: by name, why others cannot be read, and what would help.
+    """
+
+    sensors: list[Sensor]
+    obstacles: dict[str, str]
