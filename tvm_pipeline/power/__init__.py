@@ -3,14 +3,18 @@
 sensor.py        the contract of sensors: joules that have been drawn, at a moment
 meter.py         samples a sensor in a thread, and tells the joules between two moments
 choice.py        the sensors of this machine, the best one, and the one that a user asks for
+hwmon.py         INA3221 and other chips, the rails of Jetson boards
 rapl.py          counters of Intel's and AMD's processors
+nvml.py          NVIDIA's GPUs
+jtop.py          the service of that name on a Jetson
+log_file.py      the log of a meter outside of the machine
 kernel_files.py  figures that the kernel tells in files, and why it does not
 
 A device without a sensor has none here: a caller then says "not measured", or states the platform's own figures
 (`idle_w`, `active_w`) as such.
 """
 
-from tvm_pipeline.power.choice import chosen_sensor, sensors, survey
+from tvm_pipeline.power.choice import Measured, chosen_sensor, mean_watts, sensors, survey
 from tvm_pipeline.power.meter import Energy, Meter
 from tvm_pipeline.power.sensor import EnergyCounter, Found, PowerSensor, Reading, Scope, Sensor
 
@@ -18,12 +22,14 @@ __all__ = [
     "Energy",
     "EnergyCounter",
     "Found",
+    "Measured",
     "Meter",
     "PowerSensor",
     "Reading",
     "Scope",
     "Sensor",
     "chosen_sensor",
+    "mean_watts",
     "sensors",
     "survey",
 ]

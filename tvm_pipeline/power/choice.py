@@ -5,41 +5,34 @@ Read before: sensor.py, the contract. Each kind of sensor has a file of its own,
 
 from __future__ import annotations
 
-import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from tvm_pipeline.errors import PowerError
+from tvm_pipeline.power.hwmon import hwmon_sensors
+from tvm_pipeline.power.jtop import jtop_sensors
+from tvm_pipeline.power.log_file import LogFile
+from tvm_pipeline.power.nvml import nvml_sensors
 from tvm_pipeline.power.rapl import rapl_sensors
-from tvm_pipeline.power.sensor import Found, Reading, Sensor
+from tvm_pipeline.power.sensor import Found, Reading, Sensor, Sum
 
 # Of two sensors that cover as much, the one found earlier is the better one.
-KINDS: tuple[Callable[[Path], Found], ...] = (rapl_sensors,)
+KINDS: tuple[Callable[[Path], Found], ...] = (hwmon_sensors, jtop_sensors, rapl_sensors, nvml_sensors)
 ORDER = ("board", "unit", "part")
 
 
-class Sum(Sensor):
-    """Several sensors as one, which cover different things.
+class Measured(NamedTuple):
+    """The power of sensors.
 
-    The joules of the parts are read one after the other, within microseconds.
-
-    Args:
-        parts: sensors that have one reading whenever they are read.
+    Attributes:
+        watts: by name of the sensor.
+        obstacles: by name, why others could not be read.
     """
 
-    def __init__(self, name: str, covers: str, parts: Sequence[Sensor]) -> None:
-        self.name, self.covers, self.parts = name, covers, parts
-        self.period_s = max(part.period_s for part in parts)
-
-    def read(self) -> Sequence[Reading]:
-        """Return one reading; raise what a part raises."""
-        readings = [part.read()[-1] for part in self.parts]
-        return [Reading(readings[-1].time_s, math.fsum(reading.energy_j for reading in readings))]
-
-    def close(self) -> None:
-        """Release what the parts hold."""
-        for part in self.parts:
-            part.close()
+    watts: dict[str, float]
+    obstacles: dict[str, str]
 
 
 def survey(root: Path = Path("/")) -> Found:
@@ -65,29 +58,53 @@ def chosen_sensor(wanted: str = "", root: Path = Path("/")) -> Sensor | None:
     """Return the sensor that is wanted, or the best one.
 
     Args:
-        wanted: the name of a sensor; empty for the best one: that of the board, else the sum of all processors that
-            have one.
+        wanted: the name of a sensor, or the path of a meter's log (see `LogFile`); empty for the best sensor: that of
+            the board, else the sum of all processors that have one.
         root: the folder that holds `sys/`.
 
     Returns:
-        The sensor, not yet read; None where none is wanted by name and the machine has none.
+        The sensor, not yet read; None where none is wanted by name, and the machine has none but of parts of
+        processors or boards: which of these would matter, only a user knows.
 
     Raises:
-        PowerError: no sensor has this name; the message lists those that exist, and why others cannot be read.
+        PowerError: neither a sensor nor a file has this name; the message lists the sensors, and why others cannot
+            be read. Or the log cannot be read.
     """
     found = survey(root)
     for sensor in found.sensors:
         if sensor.name == wanted:
             return sensor
+    if wanted and Path(wanted).exists():
+        return LogFile(Path(wanted))
     if wanted:
-        raise PowerError(f"{wanted}: no sensor of this machine has this name; {_listed(found)}")
+        raise PowerError(f"{wanted}: no sensor of this machine has this name, and no file is there; {_listed(found)}")
     units = [sensor for sensor in found.sensors if sensor.scope == "unit"]
     if len(units) > 1 and found.sensors[0].scope != "board":
         return Sum(" + ".join(unit.name for unit in units), " and ".join(unit.covers for unit in units), units)
-    return found.sensors[0] if found.sensors else None
+    best = next(iter(found.sensors), None)
+    return best if best and best.scope != "part" else None
+
+
+def mean_watts(sensors: Sequence[Sensor], seconds: float = 0.5) -> Measured:
+    """Return the mean power of each sensor over some seconds, by name, and why others could not be read meanwhile."""
+    measured = Measured({}, {})
+    first: dict[str, Reading] = {}
+    for is_last in (False, True):
+        for sensor in sensors:
+            try:
+                reading = sensor.read()[-1]
+            except PowerError as error:
+                measured.obstacles[sensor.name] = str(error)
+                continue
+            before = first.setdefault(sensor.name, reading)
+            if is_last and reading.time_s > before.time_s:
+                measured.watts[sensor.name] = (reading.energy_j - before.energy_j) / (reading.time_s - before.time_s)
+        if sensors and not is_last:
+            time.sleep(seconds)
+    return measured
 
 
 def _listed(found: Found) -> str:
     names = ", ".join(f"{sensor.name} ({sensor.covers})" for sensor in found.sensors)
     refused = "; ".join(f"{name} cannot be read: {reason}" for name, reason in found.obstacles.items())
-    return "; ".join(part for part in (f"there are {names}" if names else "there is none", refused) if part)
+    return "; ".join(part for part in (f"there are {names}" if names else "it has no sensor to read", refused) if part)

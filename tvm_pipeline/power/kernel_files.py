@@ -24,19 +24,19 @@ def text_of(path: Path) -> str:
         raise PowerError(f"{path}: {_reason(path, error)}") from error
 
 
-def number_of(path: Path) -> int:
-    """Return the figure in a file of the kernel, which is 0 or more.
+def number_of(path: Path, least: int = 0) -> int:
+    """Return the figure in a file of the kernel.
 
     Raises:
-        PowerError: it cannot be read, or is empty, no figure, or negative; the message names the file.
+        PowerError: it cannot be read, or is empty, no figure, or below `least`; the message names the file.
     """
     text = text_of(path)
     try:
         number = int(text)
     except ValueError:
         raise PowerError(f"{path}: {text[:40]!r} is no figure") from None
-    if number < 0:
-        raise PowerError(f"{path}: {number} is negative; is the sensor wired the other way round, or a battery?")
+    if number < least:
+        raise PowerError(f"{path}: {number} is negative; is the sensor wired the other way round, or a battery's?")
     return number
 
 

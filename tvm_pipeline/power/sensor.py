@@ -6,10 +6,13 @@ which `PowerSensor` sums up. A file of a meter's log has many readings at once. 
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
+
+from tvm_pipeline.errors import PowerError
 
 # What a sensor counts: all that the machine draws; a processor with or without its memory, disjoint from other such
 # units, so that they may be summed; or a part of these.
@@ -60,6 +63,9 @@ class EnergyCounter(Sensor):
 
     Attributes:
         range_j: joules at which the counter begins anew at 0; infinite where it never does.
+
+    Raises:
+        PowerError: `read` found less than before in a counter that never begins anew; its driver was started again.
     """
 
     range_j: float
@@ -73,11 +79,13 @@ class EnergyCounter(Sensor):
         """Return the counter, in joules."""
 
     def read(self) -> Sequence[Reading]:
-        """Return one reading; raise what `counter_j` raises."""
+        """Return one reading; raise what `counter_j` raises, or PowerError where it went back."""
         now_j = self.counter_j()
         time_s = time.perf_counter()
         if self._last_j is not None:
             step_j = now_j - self._last_j
+            if step_j < 0 and math.isinf(self.range_j):
+                raise PowerError(f"{self.name}: its counter went back from {self._last_j} J to {now_j} J")
             self._total_j += step_j if step_j >= 0 else step_j + self.range_j
         self._last_j = now_j
         return [Reading(time_s, self._total_j)]
@@ -105,6 +113,30 @@ class PowerSensor(Sensor):
             self._total_j += (time_s - before_s) * (before_w + watts) / 2
         self._last = time_s, watts
         return Reading(time_s, self._total_j)
+
+
+class Sum(Sensor):
+    """Several sensors as one, which cover different things.
+
+    They are read one after the other, within milliseconds.
+
+    Args:
+        parts: sensors that have one reading whenever they are read.
+    """
+
+    def __init__(self, name: str, covers: str, parts: Sequence[Sensor], scope: Scope = "part") -> None:
+        self.name, self.covers, self.parts, self.scope = name, covers, parts, scope
+        self.period_s = max(part.period_s for part in parts)
+
+    def read(self) -> Sequence[Reading]:
+        """Return one reading; raise what a part raises."""
+        readings = [part.read()[-1] for part in self.parts]
+        return [Reading(readings[-1].time_s, math.fsum(reading.energy_j for reading in readings))]
+
+    def close(self) -> None:
+        """Release what the parts hold."""
+        for part in self.parts:
+            part.close()
 
 
 class Found(NamedTuple):
