@@ -18,7 +18,7 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.profile import DeviceProfile, IdlePower, Profile, SegmentProfile
 from tvm_pipeline.cost.device_costs import busy_factor, require_energy
 from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import PlanError, ProfileError
@@ -60,13 +60,15 @@ def judged_or_skipped(problem: Problem, stages: tuple[Stage, ...]) -> Prediction
 @MEASURED_OR_NOT
 @given(rng=randoms())
 def test_without_replicas_the_figures_are_those_of_the_simulated_queue(traits: Traits, rng: random.Random) -> None:
-    problem = random_problem(rng, operators=(1, 7), devices=(1, 4), traits=traits)
+    problem = random_problem(rng, operators=(1, 7), devices=(1, 4), traits=replace(traits, idle=True))
     stages = random_stages(rng, problem)
     predicted = judged_or_skipped(problem, stages)
     assert push_frames(problem, stages, 200).steady_fps == pytest.approx(predicted.throughput_fps, rel=0.02)
     latency_s, joules = single_frame(problem, stages)
     assert predicted.latency_s == pytest.approx(latency_s, rel=1e-9)
-    assert predicted.energy_j == pytest.approx(joules, rel=1e-9)
+    measured = problem.profile.idle
+    idle_w = (problem.platform.idle_w or 0.0) if measured is None else measured.power_w
+    assert predicted.energy_j == pytest.approx(joules + idle_w / (predicted.throughput_fps or 0.0), rel=1e-9)
     assert predicted.jitter_s == 0.0
 
 
@@ -186,6 +188,35 @@ def test_a_receiver_pays_for_each_upstream_replica_as_often_as_that_sends() -> N
     assert found.costs[-1].transfer_s == pytest.approx(0.01)
     assert found.predicted.throughput_fps == pytest.approx(25.0)
     assert push_frames(problem, stages, 400).steady_fps == pytest.approx(25.0, rel=0.02)
+
+
+def test_the_idle_power_counts_for_the_seconds_between_frames() -> None:
+    """The stages of 30 and 62 ms take 122 mJ; 0.5 W for the 62 ms between frames are 31 mJ, measured or not."""
+    problem = two_devices()
+    stages = Stage(("a",), ("op0", "op1")), Stage(("b",), ("op2",))
+    stated = replace(problem, platform=replace(problem.platform, idle_w=0.5))
+    assert evaluate(stated, stages).predicted.energy_j == pytest.approx(0.153)
+    measured = replace(problem.profile, idle=IdlePower("sensor", "the board", 1.0))
+    assert evaluate(replace(stated, profile=measured), stages).predicted.energy_j == pytest.approx(0.184)
+
+
+def test_transfers_draw_the_mean_power_of_the_operators_where_none_is_stated() -> None:
+    """b: 5 mJ in op2; 6 + 1 + 5 mJ in 120 ms are 0.1 W, so the 2 ms over the link take 0.2 mJ. a takes 60 mJ."""
+    problem = two_devices()
+    platform = replace(
+        problem.platform,
+        devices=tuple(replace(d, active_w=None) if d.name == "b" else d for d in problem.platform.devices),
+    )
+    joules = dict(zip(("op0", "op1", "op2"), (0.006, 0.001, 0.005), strict=True))
+    devices = problem.profile.devices
+    profile = replace(problem.profile, devices={**devices, "b": replace(devices["b"], joules=joules)})
+    problem = replace(problem, platform=platform, profile=profile)
+    stages = Stage(("a",), ("op0", "op1")), Stage(("b",), ("op2",))
+    assert evaluate(problem, stages).predicted.energy_j == pytest.approx(0.0652)
+    # As a whole, with its transfers, stage 1 took 90 ms instead of 60; it draws what its operators draw.
+    whole = SegmentProfile("b", ("op2",), 0.09)
+    problem = replace(problem, profile=replace(profile, segments=(whole,)))
+    assert evaluate(problem, stages).predicted.energy_j == pytest.approx(0.06 + 0.0075 + 0.0002)
 
 
 def test_energy_is_unknown_where_no_power_is() -> None:

@@ -15,6 +15,7 @@ from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.errors import InfeasibleError, NoPlanError
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 
@@ -42,7 +43,7 @@ def limits(problem: Problem) -> dict[str, Callable[[Problem], Problem]]:
 
 
 def plans(problem: Problem, *, replicas: bool) -> Iterator[tuple[Stage, ...]]:
-    again = problem.objective != "throughput" and problem.min_throughput_fps is None
+    again = not counts_period(problem)
     limited = {device.name for device in problem.platform.devices if device.memory_bytes is not None}
     for stages in every_plan(problem, problem.stages, again=again, replicas=replicas):
         used = [name for stage in stages for name in stage.devices]
@@ -58,6 +59,8 @@ def random_limits(seed: int) -> Problem:
     rng = random.Random(seed)
     objective: Objective = rng.choice(("throughput", "throughput", "latency", "energy"))
     problem = random_problem(rng, objective, operators=(3, 5), devices=(2, 3), traits=Traits(overlapping=False))
+    if seed % 2:
+        problem = replace(problem, platform=replace(problem.platform, idle_w=2.0))
     problem = replace(problem, children_together=rng.random() < 0.4)
     if rng.random() < 0.8:
         if objective == "throughput":

@@ -28,6 +28,7 @@ from tvm_pipeline.planning.sat.cp_sat import cp_sat
 pytest.importorskip("ortools")
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
+IDLE = replace(EVERYTHING, locks=True, idle=True, unstated=True)
 
 
 def in_space(problem: Problem) -> list[tuple[Stage, ...]]:
@@ -114,7 +115,7 @@ def test_the_two_counts_of_communication_choose_different_cuts() -> None:
 
 
 @pytest.mark.parametrize("objective", TIMED)
-@given(data=st.data(), traits=st.sampled_from([Traits(), EVERYTHING]), together=st.booleans())
+@given(data=st.data(), traits=st.sampled_from([Traits(), EVERYTHING, IDLE]), together=st.booleans())
 @settings(max_examples=200)
 def test_seconds_and_joules_are_the_best_of_all_plans(
     objective: Any, data: st.DataObject, traits: Traits, together: bool
@@ -128,9 +129,7 @@ def test_seconds_and_joules_are_the_best_of_all_plans(
 @settings(max_examples=120)
 def test_limits_are_met_exactly(objective: Any, data: st.DataObject, chance: random.Random) -> None:
     """The limit is the very figure of one of the plans, which is to stay allowed."""
-    problem = data.draw(
-        problems(objective, operators=(1, 5), traits=replace(EVERYTHING, modelled=chance.random() < 0.5))
-    )
+    problem = data.draw(problems(objective, operators=(1, 5), traits=replace(IDLE, modelled=chance.random() < 0.5)))
     plans = in_space(problem)
     figures = [found for stages in plans if (found := verdict(problem, stages))]
     if not figures:

@@ -20,8 +20,10 @@ from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
+from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError, OptionError, SearchTimeError
+from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 
 Scheduler = Callable[[Problem], Plan]
@@ -31,7 +33,7 @@ WITHOUT_BUSES = Traits(modelled=True)
 
 def space(problem: Problem, scheduler: Scheduler) -> Iterator[tuple[Stage, ...]]:
     """Return all plans that `scheduler` chooses from."""
-    again = problem.objective != "throughput" and problem.min_throughput_fps is None
+    again = not counts_period(problem)
     limited = {
         device.name
         for device in problem.platform.devices
@@ -96,10 +98,10 @@ def test_throughput(scheduler: Scheduler, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_least_sums(scheduler: Scheduler, objective: Objective, data: st.DataObject) -> None:
     """Devices without a memory limit or a parameter cache may come again."""
-    traits = data.draw(st.sampled_from([Traits(), EVERYTHING]))
+    traits = data.draw(st.sampled_from([Traits(), EVERYTHING, Traits(idle=True)]))
     most = 6 if scheduler is chain else 4
     problem = data.draw(problems(objective, operators=(1, most), devices=(1, 3), traits=traits))
-    check(problem, scheduler)
+    check(problem, scheduler, proves=scheduler is not hybrid or not counts_period(problem))
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy"])
@@ -137,10 +139,10 @@ def mixed(seed: int, scheduler: Scheduler) -> tuple[Problem, bool]:
     """Return a random problem of any kind, and whether a search proves its plan."""
     rng = random.Random(seed)
     traits = rng.choice((Traits(), WITHOUT_BUSES, EVERYTHING))
+    traits = replace(traits, idle=seed % 4 > 0, unstated=seed % 4 > 2)
     objective: Objective = rng.choice(TIMED)
     problem = constrained(rng, random_problem(rng, objective, operators=(1, 5), traits=traits))
-    paced = objective == "throughput" or problem.min_throughput_fps is not None
-    return problem, not paced or not (scheduler is hybrid or traits.buses)
+    return problem, not counts_period(problem) or not (scheduler is hybrid or traits.buses)
 
 
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
@@ -174,7 +176,8 @@ def test_time_that_is_over_proves_nothing(scheduler: Scheduler) -> None:
 def test_without_time_there_is_a_plan_with_a_bound(scheduler: Scheduler, data: st.DataObject) -> None:
     """The plan may be one of no search at all, and so better than the scheduler's own space."""
     objective = data.draw(st.sampled_from(TIMED))
-    problem = data.draw(problems(objective, operators=(1, 4), traits=EVERYTHING))
+    traits = replace(EVERYTHING, idle=True)
+    problem = data.draw(problems(objective, operators=(1, 4), traits=traits))
     optimum = least(problem, space(problem, scheduler))
     plan = planned(scheduler, replace(problem, time_limit_s=0.0))
     if plan is None:
@@ -231,6 +234,21 @@ def test_a_device_that_is_fast_at_the_ends_comes_twice_for_latency() -> None:
     plan = chain(of_chain({"cpu": (0.1, 0.9, 0.1), "npu": (0.9, 0.1, 0.9)}, objective="latency"))
     assert plan.stages == (Stage(("cpu",), ("op0",)), Stage(("npu",), ("op1",)), Stage(("cpu",), ("op2",)))
     assert plan.value == pytest.approx((0.3,))
+
+
+@pytest.mark.parametrize(
+    ("idle_w", "joules", "stages"),
+    [(0.0, 0.14, ["gpu"]), (1.0, 0.21, ["gpu"]), (2.0, 0.27, ["gpu", "cpu"]), (9.0, 0.55, ["gpu", "cpu"])],
+)
+def test_idle_power_buys_a_pipeline(idle_w: float, joules: float, stages: list[str]) -> None:
+    """gpu alone: 70 ms at 2 W. gpu | cpu: 30 ms at 2 W and 40 ms at 3.25 W, a frame every 40 ms."""
+    problem = of_chain({"gpu": (0.03, 0.04), "cpu": (0.09, 0.04)}, objective="energy")
+    devices = tuple(replace(device, active_w=w) for device, w in zip(problem.platform.devices, (2, 3.25), strict=True))
+    problem = replace(problem, platform=Platform("box", devices, idle_w=idle_w))
+    for scheduler in (chain, ideals, cp_sat):
+        plan = scheduler(problem)
+        assert [stage.devices[0] for stage in plan.stages] == stages
+        assert (plan.value, plan.status) == ((pytest.approx(joules),), "optimal")
 
 
 def test_a_dear_link_keeps_the_model_in_one_place() -> None:

@@ -18,6 +18,7 @@ from tvm_pipeline import planning
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Objective, Problem
+from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning.search.cost_tables import stage_seconds
 from tvm_pipeline.planning.search.cuts import ideals as downsets
@@ -42,8 +43,7 @@ def mixed(seed: int) -> tuple[Problem, Traits]:
 def test_searches_find_the_best_of_all_plans(scheduler: Callable[[Problem], Plan]) -> None:
     for seed in range(120):
         problem, traits = mixed(seed)
-        paced = problem.objective == "throughput" or problem.min_throughput_fps is not None
-        check(problem, scheduler, proves=not paced or not (scheduler is hybrid or traits.buses))
+        check(problem, scheduler, proves=not counts_period(problem) or not (scheduler is hybrid or traits.buses))
 
 
 @settings(max_examples=40)
@@ -71,7 +71,7 @@ def test_pruning_loses_no_plan_of_replicas(idea: str) -> None:
 
 def check_best(problem: Problem) -> None:
     """Check that `best` is no worse than every plan of its schedulers, and that its bound holds for every plan."""
-    paced = problem.objective == "throughput" or problem.min_throughput_fps is not None
+    paced = counts_period(problem)
     optimum = least(problem, every_plan(problem, problem.stages, replicas=paced))
     of_all = least(problem, (stages for stages in every_sharing(problem) if problem.stages in (None, len(stages))))
     try:
@@ -95,7 +95,9 @@ def check_best(problem: Problem) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_bound_of_best_holds_for_replicas_that_serve_other_stages(data: st.DataObject) -> None:
-    traits = data.draw(st.sampled_from([Traits(ordered=True), Traits(ordered=True, locks=True, memory=False)]))
+    traits = data.draw(
+        st.sampled_from([Traits(ordered=True), Traits(ordered=True, locks=True, memory=False, idle=True)])
+    )
     objective = data.draw(st.sampled_from(TIMED))
     problem = data.draw(problems(objective, operators=(1, 4), devices=(2, 3), traits=traits))
     ordered = any(operator.ordered for operator in problem.graph.operators)

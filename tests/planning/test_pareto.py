@@ -68,7 +68,7 @@ def check(problem: Problem) -> None:
 
 @settings(max_examples=50)
 @given(
-    problem=problems("throughput", operators=(1, 5), traits=Traits(modelled=True), choose_stages=False),
+    problem=problems("throughput", operators=(1, 5), traits=Traits(modelled=True, idle=True), choose_stages=False),
     together=st.booleans(),
 )
 def test_the_front_in_three_figures(problem: Problem, together: bool) -> None:

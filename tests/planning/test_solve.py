@@ -20,6 +20,7 @@ from tvm_pipeline.core.plan import Decision, Plan, Stage, describe
 from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError
 from tvm_pipeline.planning import SCHEDULERS
@@ -30,18 +31,18 @@ EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 def every(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     """All that `best` chooses from: pipelines of one device a stage or several, and devices that come again.
 
-    For latency and energy a device may come again in any number of stages, for throughput in three or four; one with
-    a memory limit or a parameter cache never does.
+    For latency, and for energy without an idle power, a device may come again in any number of stages, for throughput
+    in three or four; one with a memory limit or a parameter cache never does.
     """
     limited = {
         device.name
         for device in problem.platform.devices
         if device.memory_bytes is not None or (device.model is not None and device.model.cached_bytes is not None)
     }
-    paced = problem.objective == "throughput" or problem.min_throughput_fps is not None
+    paced = counts_period(problem)
     if paced:
         yield from every_plan(problem, problem.stages, replicas=True)
-    if problem.min_throughput_fps is not None or problem.max_latency_s is not None:
+    if (paced and problem.objective != "throughput") or problem.max_latency_s is not None:
         return
     for stages in every_plan(problem, problem.stages, again=True):
         used = [stage.devices[0] for stage in stages]
@@ -86,7 +87,7 @@ def assert_sound(problem: Problem, decision: Decision) -> None:
 def random_of_a_kind(seed: int) -> tuple[Problem, bool]:
     """A problem, and whether its optimum is always proven: not with buses, nor with unequal links to replicas."""
     rng = random.Random(seed)
-    traits = rng.choice((Traits(), Traits(modelled=True), EVERYTHING))
+    traits = replace(rng.choice((Traits(), Traits(modelled=True), EVERYTHING)), idle=seed % 3 > 0)
     objective: Objective = rng.choice(TIMED)
     problem = random_problem(rng, objective, operators=(1, 4), traits=traits)
     problem = replace(problem, children_together=rng.random() < 0.2)
@@ -94,7 +95,7 @@ def random_of_a_kind(seed: int) -> tuple[Problem, bool]:
         if objective == "throughput":
             return replace(problem, max_latency_s=rng.randint(5, 120) / 1000), False
         return replace(problem, min_throughput_fps=float(rng.randint(5, 80))), False
-    return problem, objective != "throughput"
+    return problem, not counts_period(problem)
 
 
 def test_it_is_the_best_of_all_plans_of_every_kind() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_chain, figure, least
-from tests.support.graphs import TIMED, problems
+from tests.support.graphs import TIMED, Traits, problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
@@ -21,8 +21,9 @@ from tvm_pipeline.planning.baselines.two_stage import two_stage
 
 @pytest.mark.parametrize("objective", TIMED)
 @given(data=st.data())
-def test_it_is_the_best_cut_in_two(objective: str, data: st.DataObject) -> None:
-    problem = data.draw(problems(objective, operators=(1, 7), devices=(1, 4), choose_stages=False))  # type: ignore[arg-type]
+def test_it_is_the_best_cut_in_two(objective: Objective, data: st.DataObject) -> None:
+    traits = Traits(idle=data.draw(st.booleans()), locks=True, unstated=True)
+    problem = data.draw(problems(objective, operators=(1, 7), devices=(1, 4), traits=traits, choose_stages=False))
     best = least(problem, every_chain(problem, 2, again=False)) if len(problem.graph) > 1 else None
     if best is None:
         with pytest.raises(InfeasibleError, match="two stages need two operators, and two devices that share no cores"):

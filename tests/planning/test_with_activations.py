@@ -21,6 +21,7 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
+from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, PlanError
 from tvm_pipeline.memory import memory_graph
@@ -38,7 +39,7 @@ def needs(graph: OperatorGraph, operators: tuple[str, ...]) -> int:
 def tight_problem(rng: random.Random) -> Problem:
     """Return a random problem most of whose devices fit some of the parameters and tensors."""
     objective: Objective = rng.choice(("throughput", "throughput", "latency", "energy"))
-    traits = Traits(memory=False, modelled=rng.random() < 0.3)
+    traits = Traits(memory=False, modelled=rng.random() < 0.3, idle=rng.random() < 0.5)
     problem = random_problem(rng, objective, operators=(2, 6), devices=(1, 3), traits=traits)
     size = sum(operator.param_bytes + operator.output_bytes for operator in problem.graph.operators)
     devices = tuple(
@@ -101,7 +102,7 @@ def test_a_plan_gets_an_order_that_fits_where_there_is_one(rng: random.Random) -
 @settings(max_examples=40)
 def test_the_best_cut_of_an_order_is_found(rng: random.Random) -> None:
     problem = tight_problem(rng)
-    again = problem.objective != "throughput" and problem.min_throughput_fps is None
+    again = not counts_period(problem)
     best = least_fitting(problem, once(problem, every_chain(problem, problem.stages, again=again)))
     try:
         plan = chain(problem)
@@ -116,7 +117,7 @@ def test_the_best_cut_of_an_order_is_found(rng: random.Random) -> None:
 @settings(max_examples=40)
 def test_no_plan_is_better_than_the_bound_and_each_fits(rng: random.Random) -> None:
     problem = tight_problem(rng)
-    apart = problem.objective == "throughput" or problem.min_throughput_fps is not None
+    apart = counts_period(problem)
     plans = every_plan(problem, problem.stages, again=not apart, replicas=apart)
     best = least_fitting(problem, once(problem, plans))
     try:

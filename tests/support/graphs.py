@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, Transfer
 from tvm_pipeline.core.problem import Objective, Problem
-from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
+from tvm_pipeline.core.profile import DeviceProfile, IdlePower, Profile, unmeasured
 
 # The objectives of seconds and joules, and those of bytes.
 TIMED: tuple[Objective, ...] = ("throughput", "latency", "energy")
@@ -48,6 +48,8 @@ class Traits:
         ordered: some operators take all frames in order.
         locks: some operators hold the lock of the interpreter.
         uncertain: measured devices say how uncertain their seconds are.
+        idle: the idle power is known, by the platform or by the profile, of most problems.
+        unstated: of some devices with measured joules the platform states no power.
     """
 
     overlapping: bool = True
@@ -63,6 +65,8 @@ class Traits:
     ordered: bool = False
     locks: bool = False
     uncertain: bool = False
+    idle: bool = False
+    unstated: bool = False
 
 
 def random_tensor(rng: random.Random, name: str) -> Tensor:
@@ -170,6 +174,24 @@ def with_ordered(rng: random.Random, graph: OperatorGraph) -> OperatorGraph:
     return replace(graph, operators=tuple(replace(o, ordered=rng.random() < 0.35) for o in graph.operators))
 
 
+def with_idle_power(rng: random.Random, platform: Platform, profile: Profile) -> tuple[Platform, Profile]:
+    """Return both, most of the time with an idle power between a tenth of an active one and forty times as much."""
+    stated, measured = (rng.choice((None, 0.2, 1.0, 5.0, 40.0, 200.0)) for _ in range(2))
+    idle = None if measured is None else IdlePower("sensor", "the board", measured)
+    return replace(platform, idle_w=stated), replace(profile, idle=idle)
+
+
+def with_powers_unstated(rng: random.Random, platform: Platform, profile: Profile) -> Platform:
+    """Return the platform without the power of some devices whose joules were measured."""
+    sensed = {name for name, device in profile.devices.items() if device.joules is not None}
+    return replace(
+        platform,
+        devices=tuple(
+            replace(d, active_w=None) if d.name in sensed and rng.random() < 0.5 else d for d in platform.devices
+        ),
+    )
+
+
 def random_problem(
     rng: random.Random,
     objective: Objective = "throughput",
@@ -191,6 +213,10 @@ def random_problem(
     stages = (
         rng.randint(1, min(len(graph), len(platform.devices) + 1)) if choose_stages and rng.random() < 0.4 else None
     )
+    if traits.unstated:
+        platform = with_powers_unstated(rng, platform, profile)
+    if traits.idle:
+        platform, profile = with_idle_power(rng, platform, profile)
     # The searches count parameters alone; what becomes of their plans is tested in test_activations.py.
     return Problem(graph, platform, profile, objective, stages, children_together, activations=False)
 

@@ -58,7 +58,8 @@ class Prediction:
     Attributes:
         throughput_fps: frames a second in steady state.
         latency_s: seconds of a frame that meets no queue, on the slowest replica of each stage.
-        energy_j: joules of a frame.
+        energy_j: joules of a frame: the idle power of the machine times the seconds between frames of a full pipeline,
+            and the active energy of its stages. Where the idle power is not known, it is the active energy alone.
         jitter_s: seconds that a frame may be faster, on the fastest replica of each stage.
         memory_bytes: parameters of the largest stage.
         dram_bytes: parameters beyond the caches of their stages' devices; None where a device states no cache.

@@ -35,12 +35,12 @@ class Problem:
 
     Attributes:
         objective: the figures that decide between plans. `throughput` is the most frames a second, `latency` the least
-            seconds of a frame and `energy` the least joules of a frame. The objectives of bytes compare three figures
-            in lexicographic order: the parameter bytes of the largest stage (`memory`), the bytes of parameters beyond
-            the stages' caches (`dram`) and the bytes that cross the widest boundary. The three are from Yin et al., SEC
-            2022. The last counts tensors, as devices in a chain hand them on (`communication`, see
-            `graph.handed_on_bytes`), or edges, as equations 9 and 10 of the paper do (`edge_communication`, see
-            `graph.edge_communication_bytes`).
+            seconds of a frame and `energy` the least joules of a frame, in which the machine's idle power counts for
+            the seconds between frames. The objectives of bytes compare three figures in lexicographic order: the
+            parameter bytes of the largest stage (`memory`), the bytes of parameters beyond the stages' caches (`dram`)
+            and the bytes that cross the widest boundary. The three are from Yin et al., SEC 2022. The last counts
+            tensors, as devices in a chain hand them on (`communication`, see `graph.handed_on_bytes`), or edges, as
+            equations 9 and 10 of the paper do (`edge_communication`, see `graph.edge_communication_bytes`).
         stages: the number of stages of a plan; None lets the planner choose.
         children_together: whether all operators that read an operator's outputs must stand in one stage.
         min_throughput_fps: plans that are slower are not allowed (with objective latency or energy).

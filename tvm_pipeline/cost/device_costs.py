@@ -53,7 +53,8 @@ class DeviceCosts:
         cached_bytes: capacity for parameters that stay from frame to frame; infinite where all parameters stay.
         receive: the transfer by which the device receives the tensors of a stage.
         send: the transfer by which it sends the tensors of a stage.
-        active_w: power drawn while it computes, above idle; None where unknown.
+        active_w: power drawn while it computes and moves tensors, above idle: as the platform states it, else the mean
+            over the operators whose joules were measured; None where unknown.
     """
 
     device: Device
@@ -150,14 +151,17 @@ class DeviceCosts:
         return self._stages_s.get(frozenset(operators)) if self._stages_s else None
 
     def energy_j(self, operators: Sequence[Operator], compute_s: float, transfer_s: float) -> float | None:
-        """Return the joules of a stage that takes these seconds; None where nothing is known of the device's power.
+        """Return the joules, above idle, of a stage that takes these seconds; None where no power is known.
 
-        Measured joules of operators count where there are any. Transfers, and operators without measured joules, take
-        the active power times their seconds.
+        Measured joules of operators count where there are any. If the stage was measured as a whole, it draws the mean
+        power of its operators for its own seconds. Transfers, and operators without measured joules, take the active
+        power times their seconds.
         """
         if self._joules is not None:
-            measured = math.fsum(self._joules[operator.name] for operator in operators)
-            return measured + (self.active_w or 0.0) * transfer_s
+            measured_j = math.fsum(self._joules[operator.name] for operator in operators)
+            if self.whole_s([operator.name for operator in operators]) is not None:
+                measured_j *= compute_s / max(self.operators_s(operators), 1e-12)
+            return measured_j + (self.active_w or 0.0) * transfer_s
         return None if self.active_w is None else self.active_w * (compute_s + transfer_s)
 
     def alike(self, other: DeviceCosts) -> bool:
@@ -181,7 +185,8 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
         if stage.device == device.name
     }
     exceeds = may_exceed(problem.graph, device)
-    costs = DeviceCosts(device, exceeds, active_w=device.active_w, _stages_s=stages_s)
+    active_w = device.active_w if measured is None or device.active_w is not None else _mean_power_w(measured)
+    costs = DeviceCosts(device, exceeds, active_w=active_w, _stages_s=stages_s)
     if measured is not None:
         return replace(
             costs,
@@ -218,6 +223,29 @@ def known_cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
     if not costs.is_known:
         problem.profile.device(costs.device.name)  # its error lists what was measured
     return costs
+
+
+def idle_w(problem: Problem) -> float:
+    """Return the power of the idle machine: as measured, else as the platform states it, else 0, where it is not known.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> problem = example_problem()
+        >>> idle_w(problem), idle_w(replace(problem, platform=replace(problem.platform, idle_w=1.5)))
+        (0.0, 1.5)
+    """
+    idle = problem.profile.idle
+    return (problem.platform.idle_w or 0.0) if idle is None else idle.power_w
+
+
+def counts_period(problem: Problem) -> bool:
+    """Return whether the seconds between frames matter: to the objective, or to a limit.
+
+    They are part of the energy where the idle power is known. Then most searches give each device one stage, because
+    they do not add up the seconds of several stages of a device.
+    """
+    counted = problem.objective == "throughput" or (problem.objective == "energy" and idle_w(problem) > 0)
+    return counted or problem.min_throughput_fps is not None
 
 
 def lock_s(problem: Problem, operators: Iterable[str] | None = None) -> float:
@@ -329,6 +357,15 @@ def require_energy(problem: Problem) -> None:
                 f"objective energy: nothing is known of the power of device {device.name}; give `active_w` in "
                 "the platform file, or profile on a machine with a power sensor"
             )
+
+
+def _mean_power_w(measured: DeviceProfile) -> float | None:
+    """Return the mean power above idle over all operators that the device runs; None where it was not measured."""
+    runs = [name for name, seconds in measured.seconds.items() if seconds is not None]
+    whole_s = measured.whole_s
+    if measured.joules is None or not whole_s:
+        return None
+    return math.fsum(measured.joules[name] for name in runs) / whole_s
 
 
 def _anonymous(device: Device) -> Device:

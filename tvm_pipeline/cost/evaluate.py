@@ -15,7 +15,10 @@ The plans of every scheduler are judged here; no scheduler's own figure is trust
   too. It is only a bound, because turns may fall badly: modelled Edge TPUs on one hub were up to 22 % slower when the
   turns were simulated (`simulate.py`).
 - Of the devices that can work at the same time, each one that works is slower by its measured `busy_factor`, in
-  proportion to how many of the others work. A single frame (latency, energy) meets idle devices.
+  proportion to how many of the others work. A single frame (latency, active energy) meets idle devices.
+- Energy is the idle power of the machine times the seconds between frames, and the active energy of the stages and
+  their transfers. The seconds between frames are those of a full pipeline: a slower source of frames, for which the
+  machine waits, costs more idle energy than that.
 
 Next: `stage_costs.py`, the seconds of stages; `uncertainty.py`, how far a prediction may be off.
 """
@@ -38,7 +41,7 @@ from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem, may_exceed
-from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, lock_s
+from tvm_pipeline.cost.device_costs import INTERPRETER, DeviceCosts, busy_factor, cost_of, idle_w, lock_s
 from tvm_pipeline.cost.shares import shared_frames
 from tvm_pipeline.cost.stage_costs import Part, StageCost, parts_of, seconds_alone, stage_costs
 from tvm_pipeline.cost.uncertainty import uncertainty
@@ -105,12 +108,13 @@ def evaluate(problem: Problem, stages: tuple[Stage, ...]) -> Evaluation:
     bus_s = _bus_seconds(problem, parts, costs, busy)
     slowest = [max(c.seconds for c in alone if c.stage == i) for i in range(len(stages))]
     fastest = [min(c.seconds for c in alone if c.stage == i) for i in range(len(stages))]
+    throughput_fps = min(rates[bottleneck], 1 / max(max(bus_s.values(), default=0.0), 1e-12))
     predicted = replace(
         predicted,
-        throughput_fps=min(rates[bottleneck], 1 / max(max(bus_s.values(), default=0.0), 1e-12)),
+        throughput_fps=throughput_fps,
         latency_s=sum(slowest),
         jitter_s=sum(slowest) - sum(fastest),
-        energy_j=_energy_j(parts, costs, alone),
+        energy_j=_energy_j(parts, costs, alone, idle_w(problem) / throughput_fps),
         uncertainty=uncertainty(
             [(costs[c.device], parts[c.stage].operators, c.share) for c in busy],
             {c.device: 1 / max(c.seconds, 1e-12) for c in busy if c.stage == bottleneck and c.share},
@@ -303,9 +307,11 @@ def _bus_seconds(
     return dict(needs)
 
 
-def _energy_j(parts: list[Part], costs: Mapping[str, DeviceCosts], alone: list[StageCost]) -> float | None:
-    """Return the joules of a frame; None where nothing is known of a device's power."""
-    total = 0.0
+def _energy_j(
+    parts: list[Part], costs: Mapping[str, DeviceCosts], alone: list[StageCost], idle_j: float
+) -> float | None:
+    """Return the joules of a frame, with those of the idle machine; None where nothing is known of a device's power."""
+    total = idle_j
     for cost in alone:
         joules = costs[cost.device].energy_j(parts[cost.stage].operators, cost.compute_s, cost.transfer_s)
         if joules is None:

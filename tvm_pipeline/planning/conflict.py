@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of, lock_s
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period, lock_s
 
 
 def explain(problem: Problem, feasible: Callable[[Problem], bool]) -> str:
@@ -51,7 +51,7 @@ def _plain_reasons(problem: Problem) -> Iterator[str]:
                 f"has more than {capacity:.0f}"
             )
     widest = max(map(len, disjoint_sets(devices)))
-    comes_again = problem.objective in ("latency", "energy") and problem.min_throughput_fps is None and widest > 1
+    comes_again = problem.objective in ("latency", "energy") and not counts_period(problem) and widest > 1
     if problem.stages is not None and problem.stages > widest and not comes_again:
         needed = "two" if problem.objective in ("latency", "energy") else "as many"
         yield f"{problem.stages} stages need {needed} devices that share no cores; platform {platform} has {widest}"

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import OBJECTIVES, Problem, by_tensors, counts_edges
-from tvm_pipeline.cost.device_costs import require_caches, require_energy
+from tvm_pipeline.cost.device_costs import counts_period, require_caches, require_energy
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, PlatformError
 from tvm_pipeline.planning import rehearsal
@@ -301,7 +301,7 @@ def _makers(problem: Problem, deadline: float | None) -> dict[str, _Maker]:
         **pipeline,
     }
     # Replicated stages and devices that serve twice raise the throughput, and never shorten the latency of a frame.
-    if problem.objective == "throughput" or problem.min_throughput_fps is not None:
+    if counts_period(problem):
         makers["hybrid"] = lambda known: [_with_replicas(left(), cuts, known)]
     if problem.objective == "throughput" and _has_few_sequences(problem):
         makers["revisits"] = lambda _: [revisits(left())]

@@ -20,10 +20,11 @@ import numpy as np
 
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import idle_w, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
-from tvm_pipeline.planning.search.cost_tables import capacities, stage_joules, stage_seconds
-from tvm_pipeline.planning.search.cuts import prefixes
+from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
+from tvm_pipeline.planning.search.cuts import Floats, Integers, prefixes
 from tvm_pipeline.planning.search.lexicographic import lexicographic
 
 
@@ -31,7 +32,8 @@ def two_stage(problem: Problem) -> Plan:
     """Return the best two-stage pipeline over all ordered pairs of devices that can work at the same time.
 
     For throughput the value of a cut is that of its slower stage (Algorithm 1), for latency and energy the sum of both.
-    The search ignores buses, `children_together` and the limits; a plan that breaks a limit is refused.
+    To the energy the idle power adds its joules for the seconds of the slower stage. The search ignores buses,
+    `children_together` and the limits; a plan that breaks a limit is refused.
 
     Raises:
         InfeasibleError: there are no two such devices, or no cut that both can run.
@@ -49,9 +51,11 @@ def two_stage(problem: Problem) -> Plan:
             costs = stage_joules(problem, cuts, pair)
         else:
             costs = stage_seconds(problem, cuts, pair, 2 if problem.objective == "throughput" else 1)
-        front = costs.stage(param_bytes, 0, 2, 0, inner)
-        back = costs.stage(param_bytes, 1, 0, inner, len(cuts) - 1)
+        front, back = _both(costs, param_bytes, inner)
         value = np.maximum(front, back) if problem.objective == "throughput" else front + back
+        if problem.objective == "energy" and idle_w(problem):
+            slower_s = np.maximum(*_both(stage_seconds(problem, cuts, pair, 2), param_bytes, inner))
+            value += idle_w(problem) * np.maximum(slower_s, lock_s(problem))
         capacity = capacities(pair)
         fits = (param_bytes[inner] <= capacity[0]) & (param_bytes[-1] - param_bytes[inner] <= capacity[1])
         value[~fits | (np.maximum(front, back) >= costs.impossible)] = np.inf
@@ -71,3 +75,8 @@ def two_stage(problem: Problem) -> Plan:
         raise LimitMissedError(f"the best plan of two stages breaks a limit: {error}") from error
     plan = Plan(problem.graph.name, "two-stage", problem.objective, best[1], predicted, "optimal")
     return replace(plan, bound=plan.value)
+
+
+def _both(costs: StageCosts, param_bytes: Floats, inner: Integers) -> tuple[Floats, Floats]:
+    """Return the costs of the stages in front of the inner cuts, and of those behind them."""
+    return costs.stage(param_bytes, 0, 2, 0, inner), costs.stage(param_bytes, 1, 0, inner, len(param_bytes) - 1)

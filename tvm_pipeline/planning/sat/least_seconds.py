@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tvm_pipeline.core.plan import Plan, Prediction, Stage, objective_value
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of, lock_s, require_energy
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, idle_w, lock_s, require_energy
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, PlanError, SearchTimeError
 from tvm_pipeline.planning.sat.placement import Loads, Placement, break_symmetry, second_rows, unit_of
@@ -22,6 +22,8 @@ from tvm_pipeline.planning.sat.staging import Staging, dag_of, stage_of
 from tvm_pipeline.solvers.cpsat import Answer, library, search
 
 if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
+
     from tvm_pipeline.planning.sat.staging import Expression
 
 
@@ -41,7 +43,8 @@ class _Seconds:
         self.dag = dag_of(problem.graph, problem.children_together)
         rows, other_s = second_rows(problem)
         self.unit_s = unit_of(rows, other_s)
-        self.watts = {device.name: device.active_w or 0.0 for device in self.devices}
+        self.watts = {device.name: cost_of(problem, device).active_w or 0.0 for device in self.devices}
+        self.idle_w = idle_w(problem) if problem.objective == "energy" else 0.0
         self.joules = _measured_joules(problem)
         self.unit = self.unit_s
         if problem.objective == "energy":
@@ -50,7 +53,11 @@ class _Seconds:
                 [s and s * self.watts[d.name] for s in row] for d, row in zip(self.devices, rows, strict=True)
             ]
             joules = [list(self.joules.get(d.name, row)) for d, row in zip(self.devices, of_seconds, strict=True)]
-            self.unit = unit_of(joules, other_s * watts)
+            idle_j = [[(s or 0.0) * self.idle_w for s in row] for row in rows]
+            summed = [
+                [j and j + idle for j, idle in zip(*pair, strict=True)] for pair in zip(joules, idle_j, strict=True)
+            ]
+            self.unit = unit_of(summed, other_s * (watts + self.idle_w))
         self.best: tuple[Stage, ...] | None = None
         self.figures = Prediction()
         self.cost = math.inf
@@ -185,17 +192,41 @@ class _Seconds:
             self._keep_pace(placement, alone, 1 / self.problem.min_throughput_fps, slack)
         if self.problem.objective == "latency":
             return sum(alone.device)
-        return sum(Loads(placement, self.unit, self.watts, figures=self.joules).device)
+        active = sum(Loads(placement, self.unit, self.watts, figures=self.joules).device)
+        return active + self._idle(placement) if self.idle_w else active
+
+    def _idle(self, placement: Placement) -> Expression:
+        """Return a variable no less than the idle power times the seconds of the busiest device or bus."""
+        model = placement.model
+        idle_j = model.new_int_var(round(lock_s(self.problem) * self.idle_w / self.unit), 2**60, "")
+        is_count = self._is_count(placement)
+        # Devices that slow one another down have loads of their own for each number of working devices.
+        known: dict[tuple[float, ...], Loads] = {}
+        for working, literal in enumerate(is_count, 1):
+            factors = {d.name: self.idle_w * busy_factor(self.problem, d.name, working) for d in self.devices}
+            key = tuple(factors.values())
+            if key not in known:
+                known[key] = Loads(placement, self.unit, factors, bus_factor=self.idle_w)
+            for load in known[key].device:
+                model.add(load <= idle_j).only_enforce_if(literal)
+        for load in next(iter(known.values())).bus.values():
+            model.add(load <= idle_j)
+        return idle_j
+
+    def _is_count(self, placement: Placement) -> list[cp_model.IntVar]:
+        """Return a literal for each number of devices, from one on, that says whether so many are used."""
+        model = placement.model
+        is_count = [model.new_bool_var("") for _ in range(min(len(self.devices), placement.staging.stages))]
+        model.add_exactly_one(is_count)
+        model.add(sum(placement.used) == sum(n * literal for n, literal in enumerate(is_count, 1)))
+        return is_count
 
     def _keep_pace(self, placement: Placement, alone: Loads, most_s: float, slack: int) -> None:
         """Demand that no device and no bus takes longer than `most_s` while all devices of the plan work."""
         model = placement.model
         for load in (*alone.bus.values(), round(lock_s(self.problem) / self.unit_s)):
             model.add(load <= self._limit(most_s, slack))
-        is_count = [model.new_bool_var("") for _ in range(min(len(self.devices), placement.staging.stages))]
-        model.add_exactly_one(is_count)
-        model.add(sum(placement.used) == sum(n * literal for n, literal in enumerate(is_count, 1)))
-        for working, literal in enumerate(is_count, 1):
+        for working, literal in enumerate(self._is_count(placement), 1):
             for device, load in zip(self.devices, alone.device, strict=True):
                 factor = busy_factor(self.problem, device.name, working)
                 model.add(load <= self._limit(most_s / factor, slack)).only_enforce_if(literal)

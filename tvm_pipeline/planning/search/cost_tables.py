@@ -76,11 +76,12 @@ def stage_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], worki
 
 
 def stage_joules(problem: Problem, cuts: Cuts, devices: Sequence[Device]) -> StageCosts:
-    """Return the joules of stages a frame: as measured, else active power times seconds.
+    """Return the joules above idle of stages a frame: as measured, else active power times seconds.
 
     A transfer draws the active power of the receiver.
     """
-    return _costs(problem, cuts, devices, [device.active_w or 0.0 for device in devices], joules=True)
+    watts = [cost_of(problem, device).active_w or 0.0 for device in devices]
+    return _costs(problem, cuts, devices, watts, joules=True)
 
 
 def bus_seconds(problem: Problem, cuts: Cuts, devices: Sequence[Device], bus: str, working: int = 1) -> StageCosts:

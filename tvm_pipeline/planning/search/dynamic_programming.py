@@ -15,7 +15,7 @@ from dataclasses import replace
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, lock_s
+from tvm_pipeline.cost.device_costs import busy_factor, counts_period, idle_w, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, SearchTimeError
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
@@ -32,6 +32,7 @@ from tvm_pipeline.planning.search.cost_tables import (
 )
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.search.cuts import ideals as all_ideals
+from tvm_pipeline.planning.search.idle_power import Capped, least_energy
 from tvm_pipeline.planning.search.lexicographic import lexicographic
 from tvm_pipeline.planning.search.pipelines import (
     Found,
@@ -59,9 +60,10 @@ ROUNDING = 1e-9
 def chain(problem: Problem) -> Plan:
     """Return the best pipeline of consecutive operators in the graph's own order, each stage on one device.
 
-    For throughput and under a limit of throughput each device serves one stage. For latency and energy a device may
-    serve several stages, unless it has a memory limit or a parameter cache. Algorithm 1 of Velasco-Montero et al. (IEEE
-    Access 2023) is the case of two stages (`two_stage.py` says what differs); they enumerate the cuts for k stages.
+    For throughput, under a limit of throughput, and for energy with an idle power each device serves one stage. Else,
+    for latency and energy, a device may serve several stages, unless it has a memory limit or a parameter cache.
+    Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023) is the case of two stages (`two_stage.py` says what
+    differs); they enumerate the cuts for k stages.
 
     Raises:
         InfeasibleError: there is no such pipeline; the message names the limits that are in conflict.
@@ -220,7 +222,7 @@ def _at_hand(problem: Problem) -> Plan:
 
 def _spaces(problem: Problem, cuts: Cuts, units_of: Callable[[tuple[Device, ...]], Units]) -> Iterator[Space]:
     """Yield a space for each set of devices that can work together, and for each number of them if they slow down."""
-    apart = problem.objective == "throughput" or problem.min_throughput_fps is not None
+    apart = counts_period(problem)
     for devices in disjoint_sets(problem.platform.devices):
         once = serving_once(problem, devices, apart)
         # A frame costs the mean of its replicas, or the worst. Without a limit of throughput one device is never worse.
@@ -242,14 +244,14 @@ def _search(problem: Problem, space: Space, at_most: float, deadline: float | No
         make = stage_joules if problem.objective == "energy" else stage_seconds
         costs = make(problem, cuts, devices)
         slowest = problem.objective == "latency"
+        if problem.objective == "energy" and idle_w(problem):
+            return _least_energy(problem, space, busy, costs, at_most, deadline)
         if problem.min_throughput_fps is None:
             return least_sum(space, costs, None, math.inf, deadline, slowest=slowest)
         cap = (1 + ROUNDING / 2) / problem.min_throughput_fps
         search = least_sum(space, costs, busy, cap, deadline, slowest=slowest)
         if search.found and _links_matter(space, busy):
-            # A state does not say which replica sent a frame. The least cost of a path of single devices is a bound.
-            alone = replace(space, units=single_units(devices), working=None, slowdown=())
-            return replace(search, bound=least_sum(alone, costs, None, math.inf, deadline).bound)
+            return replace(search, bound=_least_alone(space, costs, deadline))
         return search
     search = least_bottleneck(space, busy, at_most, deadline)
     limit_s = problem.max_latency_s
@@ -266,6 +268,45 @@ def _search(problem: Problem, space: Space, at_most: float, deadline: float | No
             least = least_bus_seconds(problem, devices, bus, space.most_devices)
             search = _tighten(space, busy, carried, search, deadline, max, least=least)
     return search
+
+
+def _least_alone(space: Space, costs: StageCosts, deadline: float | None) -> float:
+    """Return a bound of the sum where a state does not say which replica sent a frame, see `_links_matter`.
+
+    It is the least cost of a path of single devices.
+    """
+    alone = replace(space, units=single_units(space.devices), working=None, slowdown=())
+    return least_sum(alone, costs, None, math.inf, deadline).bound
+
+
+def _least_energy(
+    problem: Problem, space: Space, busy: StageCosts, costs: StageCosts, at_most: float, deadline: float | None
+) -> Search:
+    """Search one space for the least energy, of which the idle power is a part.
+
+    The seconds that a plan's links need of a bus are not counted, so under buses the bound may be better than any plan.
+    """
+    floor_fps, watts = problem.min_throughput_fps, idle_w(problem)
+    most_s = math.inf if floor_fps is None else (1 + ROUNDING / 2) / floor_fps
+    carried_s = [
+        least_bus_seconds(problem, space.devices, b, space.most_devices) for b in buses(problem, space.devices)
+    ]
+    least_s = max(relaxed_bound(space, busy), lock_s(problem), *carried_s, 0.0)
+    if math.isinf(least_s):
+        return Search(None, math.inf)
+
+    def under(cap: float, least_j: float, below_j: float) -> Capped[Found]:
+        search = least_sum(space, costs, busy, cap, deadline, least=least_j, below=below_j)
+        if search.found is None:
+            return Capped(math.inf, math.inf, None, ended=math.isfinite(search.bound))
+        period_s, _ = _figures(space, busy, costs, search.found, slowest=False)
+        return Capped(search.found.value, period_s, search.found, ended=search.bound < search.found.value)
+
+    least = least_energy(under, watts, (least_s, most_s), at_most)
+    bound = least.bound
+    if math.isfinite(bound) and _links_matter(space, busy):
+        bound = min(bound, _least_alone(space, costs, deadline) + watts * least_s)
+    return Search(least.plan and replace(least.plan, value=least.value), bound)
 
 
 def _links_matter(space: Space, seconds: StageCosts) -> bool:

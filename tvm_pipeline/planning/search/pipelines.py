@@ -13,6 +13,7 @@ Next: `dynamic_programming.py`, which calls these searches; `states.py`; `relaxa
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -118,6 +119,8 @@ def least_sum(
     cap: float,
     deadline: float | None,
     *,
+    least: float = 0.0,
+    below: float = math.inf,
     slowest: bool = False,
     pruning: Pruning | None = None,
 ) -> Search:
@@ -125,6 +128,8 @@ def least_sum(
 
     Args:
         deadline: of `time.monotonic`; None for no limit.
+        least: a lower bound of the sum that the caller knows.
+        below: larger sums are of no use; if all are larger, none is found, and the bound is infinite.
         slowest: whether replicas cost what the most expensive one costs; else each pays for the frames that it takes.
         pruning: tests switch ideas off; by default all are on.
 
@@ -133,12 +138,14 @@ def least_sum(
     """
     pruning = pruning or Pruning()
     elders, space = _without_equals(space, [costs] if seconds is None else [seconds, costs], pruning)
-    bound = float(_to_come(space, costs, [0])[0, 0]) if pruning.bound else 0.0
+    bound = max(float(_to_come(space, costs, [0])[0, 0]), least) if pruning.bound else 0.0
     for more in DEEPENING if pruning.bound else DEEPENING[-1:]:
-        limit = bound * (1 + more) if more < np.inf else np.inf
+        limit = min(bound * (1 + more) if more < np.inf else np.inf, below)
         ended, found = _Pass(space, elders, seconds, costs, cap, limit, pruning, slowest).run(deadline)
         if found is not None or ended:
             return Search(found, found.value if found is not None and not ended else bound)
+        if limit >= below:
+            break
         bound = max(bound, limit) if limit < np.inf else bound
     return Search(None, np.inf)
 

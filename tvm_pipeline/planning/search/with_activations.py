@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +26,13 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import counts_period, idle_w, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
 from tvm_pipeline.memory import stage_memory as memory
 from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
+from tvm_pipeline.planning.search.idle_power import Capped, Least, least_energy
 from tvm_pipeline.planning.search.space import is_steady, serving_once
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
@@ -62,15 +64,12 @@ def fitting_chain(problem: Problem, refused: str) -> Plan:
     found: list[_Segment] | None = None
     least = math.inf
     for search in _searches(problem, cuts):
-        while time.monotonic() < deadline:
-            value, segments = search.best(needs.bytes, least)
-            fits = [needs.fit(search.devices[device], start, end) for device, start, end in segments]
-            if all(fits):
-                break
-        else:
+        best = _best_fitting(search, needs, least, deadline)
+        least = best.value
+        if best.plan:
+            found = [(search.devices[device].name, start, end) for device, start, end in best.plan]
+        if best.ended:
             break
-        if segments:
-            least, found = value, [(search.devices[device].name, start, end) for device, start, end in segments]
     if found is None:
         raise LimitMissedError(
             f"no pipeline was found along the order of {problem.graph.name} whose stages fit into memory_bytes with "
@@ -84,6 +83,25 @@ def fitting_chain(problem: Problem, refused: str) -> Plan:
     except PlanError as error:
         raise LimitMissedError(f"the best pipeline whose activations fit misses a limit: {error}") from error
     return Plan(problem.graph.name, "chain", problem.objective, stages, predicted)
+
+
+def _best_fitting(search: _Search, needs: _Needs, below: float, deadline: float) -> Least[list[_Segment]]:
+    """Return the best pipeline that fits, and whose value is `below`; the value need not be an energy."""
+
+    def under(cap: float, _: float, below: float) -> Capped[list[_Segment]]:
+        while time.monotonic() < deadline:
+            value, segments = search.best(needs.bytes, below, cap)
+            # All are checked, so that the next proposal avoids every segment of this one that is too large.
+            fits = [needs.fit(search.devices[device], start, end) for device, start, end in segments]
+            if all(fits):
+                period_s = search.period_s(segments) if search.idle_w else math.inf
+                return Capped(value, period_s, segments or None)
+        return Capped(math.inf, math.inf, None, ended=True)
+
+    if not search.idle_w:
+        found = under(search.most_s, 0.0, below)
+        return Least(found.plan, below if found.plan is None else found.active_j, -math.inf, found.ended)
+    return least_energy(under, search.idle_w, (search.least_s, search.most_s), below)
 
 
 def _check_operators(problem: Problem) -> None:
@@ -172,7 +190,7 @@ _Segment = tuple[Any, int, int]
 def _searches(problem: Problem, cuts: Cuts) -> Iterator[_Search]:
     """Yield a search for each set of devices that work together, and for each number of them if they slow down."""
     # As in `dynamic_programming.py`: only if no throughput is required, a device may serve several stages.
-    apart = problem.objective == "throughput" or problem.min_throughput_fps is not None or problem.is_lexicographic
+    apart = counts_period(problem) or problem.is_lexicographic
     for devices in disjoint_sets(problem.platform.devices):
         once = serving_once(problem, devices, apart)
         if problem.is_lexicographic:
@@ -210,6 +228,10 @@ class _Search:
         adds: whether the values of stages are added, else their maximum counts.
         tables: for each device, M x M costs of a stage without receiving.
         enter: (D+1) x D x M; the cost of receiving a cut, as in `StageCosts`.
+        seconds, received_s: the same of the seconds of a stage while the others work, where they are capped.
+        most_s: the seconds that no stage may exceed.
+        least_s: a lower bound of the seconds between frames, which the lock of the interpreter gives.
+        idle_w: the idle power, where it counts; else 0.
     """
 
     def __init__(
@@ -225,6 +247,8 @@ class _Search:
         self.usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
         param_bytes, self.capacity = cuts.param_bytes.astype(float), capacities(devices)
         self.adds = problem.objective not in ("throughput", "memory,communication", "memory,dram,communication")
+        self.most_s, self.least_s = math.inf, lock_s(problem)
+        self.idle_w = idle_w(problem) if problem.objective == "energy" else 0.0
         if problem.is_lexicographic:
             beyond = [device.cache_bytes or 0 if self.adds else 0 for device in devices]
             between = param_bytes - param_bytes[:, None]
@@ -236,17 +260,25 @@ class _Search:
         if self.adds:
             costs = (stage_joules if problem.objective == "energy" else stage_seconds)(problem, cuts, devices)
         self.tables, self.enter = _tables(costs, param_bytes), costs.enter
+        self.seconds, self.received_s = _tables(busy, param_bytes), busy.enter
         if problem.min_throughput_fps is not None:
-            # Here the cheapest sender counts; `evaluate` judges the plan at the end.
-            busy_tables, received = _tables(busy, param_bytes), busy.enter.min(axis=0)
-            for table, seconds, received_s in zip(self.tables, busy_tables, received, strict=True):
-                table[seconds + received_s[:, None] > (1 + 1e-9) / problem.min_throughput_fps] = np.inf
+            self.most_s = (1 + 1e-9) / problem.min_throughput_fps
 
-    def best(self, needs: Floats, below: float) -> tuple[float, list[_Segment]]:
+    def period_s(self, segments: Sequence[_Segment]) -> float:
+        """Return the seconds of the slowest stage; infinite where there are no stages."""
+        senders = [len(self.devices), *(device for device, _, _ in segments)]
+        taken = [
+            float(self.seconds[device][start, end] + self.received_s[sender, device, start])
+            for sender, (device, start, end) in zip(senders, segments, strict=False)
+        ]
+        return max(taken, default=math.inf)
+
+    def best(self, needs: Floats, below: float, cap: float = math.inf) -> tuple[float, list[_Segment]]:
         """Return the pipeline of least value below `below` whose segments fit; infinite and empty if there is none.
 
         Args:
             needs: N+1 x N+1; the bytes that each segment needs.
+            cap: the seconds that no stage may exceed.
         """
         fitting = [
             np.where(needs <= capacity, table, np.inf)
@@ -261,7 +293,7 @@ class _Search:
             for number, ((used, last), before) in enumerate(layers[-1].items()):
                 for device in self.next_devices(used, last):
                     key = (used | 1 << device if device in self.once else used, device)
-                    reached = self.extended(before, number, fitting[device], self.enter[last, device])
+                    reached = self.extended(before, number, fitting[device], last, device, cap)
                     following[key] = _better(following[key], reached) if key in following else reached
             for key, reached in list(following.items()):
                 known = least.get(key, np.full(count, below)) if self.stages is None else below
@@ -279,10 +311,12 @@ class _Search:
             return list(range(last + 1, len(self.devices)))
         return [device for device in range(len(self.devices)) if device != last and not used >> device & 1]
 
-    def extended(self, before: _Reached, number: int, table: Floats, enter: Floats) -> _Reached:
-        """Return the pipelines of state `number` with one more stage."""
+    def extended(self, before: _Reached, number: int, table: Floats, last: int, device: int, cap: float) -> _Reached:
+        """Return the pipelines of state `number` with one more stage, which receives from device `last`."""
         alive = np.flatnonzero(np.isfinite(before.value))
-        costs = table[alive] + enter[alive, None]
+        costs = table[alive] + self.enter[last, device, alive, None]
+        if math.isfinite(cap):
+            costs[self.seconds[device][alive] + self.received_s[last, device, alive, None] > cap] = np.inf
         values = before.value[alive, None]
         values = values + costs if self.adds else np.maximum(values, costs)
         chosen = values.argmin(axis=0)

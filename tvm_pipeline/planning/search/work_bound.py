@@ -12,7 +12,7 @@ import numpy as np
 
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import busy_factor, cost_of, lock_s
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period, idle_w, lock_s
 from tvm_pipeline.planning.search.cost_tables import stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Floats, prefixes
 
@@ -24,11 +24,12 @@ def shares_replicas(problem: Problem) -> bool:
     """Return whether `best` considers plans in which a replica serves other stages, and one may be the best.
 
     It does so for graphs with ordered operators. A single frame meets one replica of each stage, so no such plan is
-    better for it than a pipeline of single devices, unless a throughput or a number of stages is required.
+    better for it than a pipeline of single devices, unless the seconds between frames count, or a number of stages is
+    required.
     """
     if problem.is_lexicographic or not any(operator.ordered for operator in problem.graph.operators):
         return False
-    if problem.objective != "throughput" and problem.min_throughput_fps is None and problem.stages is None:
+    if not counts_period(problem) and problem.stages is None:
         return False
     groups = disjoint_sets(problem.platform.devices)
     return any(len(group) > 1 and not all(cost_of(problem, d).serves_once for d in group) for group in groups)
@@ -39,7 +40,10 @@ def bound_of_all(problem: Problem) -> float:
     if problem.objective == "throughput":
         return 1 / max(least_period_of_all(problem), 1e-12)
     costs_of = stage_joules if problem.objective == "energy" else stage_seconds
-    return float(costs_of(problem, prefixes(problem.graph), problem.platform.devices).least[-1])
+    least = float(costs_of(problem, prefixes(problem.graph), problem.platform.devices).least[-1])
+    if problem.objective == "energy" and idle_w(problem):
+        least += idle_w(problem) * least_period_of_all(problem)
+    return least
 
 
 def least_period_of_all(problem: Problem) -> float:
