@@ -38,6 +38,7 @@ Values = Mapping[str, Any]  # numbers, or lists of them
 
 TESTING_NETWORKS = (
     "squeezenet",
+    "squeezenet1.1",
     "mobilenet",
     "inception_v3",
     "mlp",

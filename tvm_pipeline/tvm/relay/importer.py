@@ -141,8 +141,10 @@ def _from_testing(model: Model) -> tuple[tvm.IRModule, Params]:
     from tvm.relay import testing
 
     name, _, layers = model.name.partition("-")
-    network = getattr(testing, name)
     arguments: dict[str, Any] = {"batch_size": 1}
+    if name.startswith("squeezenet"):
+        name, arguments["version"] = "squeezenet", name.removeprefix("squeezenet") or "1.0"
+    network = getattr(testing, name)
     if layers:
         key = {"densenet": "densenet_size"}.get(name, "num_layers")
         arguments[key] = int(layers)
