@@ -4,6 +4,7 @@ planner.py       the entry `plan`, a sequence of named steps
 registry.py      the schedulers, with the objectives and limits that they declare
 conflict.py      the reasons where there is no plan
 stage_orders.py  orders of operators whose activations fit into memory
+every_cut.py     every cut in two on two devices, to be measured
 rehearsal.py     plans for shared buses, chosen by simulation
 measured.py      the scheduler `measured`, whose stages are compiled and timed
 corrected.py     its search: a partitioner that a model guides and measurements correct

@@ -17,6 +17,7 @@ adaptation.py      the strategy `replan`: another plan if it is worth a change
 hill_climb.py      the strategy `hill-climb`: one operator at a time moves to the faster stage
 replanning.py      planning while a pipeline runs, in milliseconds
 comparison.py      plans that run side by side, predicted against measured
+measured_cuts.py   every cut in two, measured beside its prediction
 verification.py    the choice among candidates by running them, where predictions cannot decide
 """
 

@@ -28,6 +28,7 @@ OTHER_NAMES = {
 SAME_NAMES = frozenset(
     [
         "adapt",
+        "all_cuts",
         "carry",
         "children_together",
         "classes",
