@@ -21,7 +21,7 @@ from tvm_pipeline.cli.options import (
     shapes_of,
     values_of,
 )
-from tvm_pipeline.cli.output import measured_figures, measured_json, print_json, say, show, spinner, warn
+from tvm_pipeline.cli.output import measured_json, print_json, say, show, spinner, warn
 from tvm_pipeline.core.plan import Prediction, read_plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
@@ -157,13 +157,13 @@ def _print_cuts(comparison: CutComparison, picture: Path | None, json: bool) -> 
 
 
 def _cut_json(found: MeasuredCut) -> dict[str, Any]:
-    cut, result = found.cut, found.result
+    cut, measured = found.cut, measured_json(found.result)["measured"] if found.result else {}
     return {
         "devices": cut.devices,
         "operators": [cut.operators, cut.total - cut.operators],
         "crossing_bytes": cut.crossing_bytes,
         "predicted": asdict(cut.plan.predicted) if cut.plan else None,
-        "measured": measured_figures(result) if result else None,
+        "measured": {name: figure for name, figure in measured.items() if name != "statistics"} or None,
         "obstacle": cut.obstacle or None,
     }
 

@@ -133,18 +133,14 @@ def measured_json(found: Measured) -> dict[str, Any]:
     """Return a plan that ran side by side with others, for JSON: measured figures beside those predicted."""
     return {
         **plan_json(found.plan),
-        "measured": {**measured_figures(found), "statistics": asdict(found.statistics)},
+        "measured": {
+            "throughput_fps": found.throughput_fps,
+            "latency_s": found.latency_s,
+            "energy_j": None,
+            "spread": found.spread,
+            "statistics": asdict(found.statistics),
+        },
         "prediction_error": found.prediction_error,
-    }
-
-
-def measured_figures(found: Measured) -> dict[str, Any]:
-    """Return the measured figures of a plan, for JSON."""
-    return {
-        "throughput_fps": found.throughput_fps,
-        "latency_s": found.latency_s,
-        "energy_j": None,
-        "spread": found.spread,
     }
 
 
