@@ -14,7 +14,7 @@ from tvm_pipeline.planning.registry import ALL_LIMITS, BY_CUTS, EVERY, TIMED
 from tvm_pipeline.service.option_names import OTHER_NAMES
 
 ROOT = Path(__file__).parents[1]
-TOOLS = {"int8_models.py"}  # makes models for other benchmarks and measures nothing
+TOOLS = {"int8_models.py", "loads.py"}  # make models, or loads, for other benchmarks and measure nothing
 
 
 def test_every_benchmark_has_a_figure() -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
+from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
 from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
@@ -65,6 +66,13 @@ SCHEDULERS: dict[str, Scheduler] = {
     ),
     "two-stage": Scheduler(
         two_stage, "the best cut in two (Velasco-Montero et al., Algorithm 1)", BY_CUTS, stages=(2,)
+    ),
+    "algorithm-1": Scheduler(
+        algorithm_1,
+        "one stage or two, by Velasco-Montero et al.'s Algorithm 1 as printed",
+        TIMED,
+        stages=(1, 2),
+        instead="two-stage or best",
     ),
     "chain": Scheduler(chain, "the best pipeline along the graph's order", BY_CUTS, ALL_LIMITS | {"activations"}),
     "ideals": Scheduler(ideals, "the best pipeline of all cuts, by dynamic programming", BY_CUTS, ALL_LIMITS),

@@ -3,7 +3,7 @@
 The operators, in topological order, are cut in two. Every cut is tried in O(N), for both orders of the two devices.
 The transfer is counted on the receiving side.
 
-Two details of the printed algorithm are missing here:
+Two details of the printed algorithm are missing here, and `algorithm_1.py` has them:
 
 - The paper's cut n runs from 1 to N, and n = N is one device alone. Here both stages have operators. A single device
   is the scheduler `single`, which `best` compares with this one.
