@@ -1,11 +1,12 @@
-"""`tvm-pipeline devices`: the devices of this machine, or of a platform file."""
+"""`tvm-pipeline devices`: the devices of this machine, or of a platform file, and its sensors of power."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from tvm_pipeline.backends.registry import description, detect_platform, left_out, settle_platform
@@ -13,7 +14,8 @@ from tvm_pipeline.cli.options import JsonOption, PlatformOption
 from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import platform_toml, read_platform
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.report import devices_table
+from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, survey
+from tvm_pipeline.report import devices_table, sensors_table
 
 
 def command(
@@ -23,23 +25,41 @@ def command(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """List the devices that a plan can use.
+    """List the devices that a plan can use, and the sensors of power that tell what they draw.
 
     Example: tvm-pipeline devices -o desk.toml
     """
     _, settled = settle_platform(read_platform(platform) if platform else detect_platform())
     if output:
         write_bytes(output, platform_toml(settled).encode())
+    found = Found([], {}) if platform else survey()
+    now = mean_watts(found.sensors)
+    obstacles = found.obstacles | now.obstacles
     if json:
-        print_json(settled)
+        print_json({**msgspec.to_builtins(settled), **({} if platform else _as_json(found.sensors, now, obstacles))})
     else:
         show(devices_table(settled), json)
+        if found.sensors:
+            show(sensors_table(found.sensors, now.watts), json)
     for device in settled.devices:
         known_as = description(device)
         if known_as:
             say(f"{device.name}: {known_as}")
+    if not platform and not found.sensors and not obstacles:
+        say("sensors of power: none that can be read here; joules are not measured, unless a meter's log is given")
+    for name, reason in obstacles.items():
+        say(f"{name}: it cannot be read: {reason}")
     for line in () if platform else (*left_out(), *_video_decoding()):
         say(line)
+
+
+def _as_json(sensors: Sequence[Sensor], now: MeanPower, obstacles: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "sensors": [
+            {"name": s.name, "covers": s.covers, "scope": s.scope, "watts": now.watts.get(s.name)} for s in sensors
+        ],
+        "sensors_not_read": obstacles,
+    }
 
 
 def _video_decoding() -> Iterator[str]:

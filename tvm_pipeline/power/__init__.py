@@ -14,7 +14,7 @@ A device without a sensor has none here: a caller then says "not measured", or s
 (`idle_w`, `active_w`) as such.
 """
 
-from tvm_pipeline.power.choice import Measured, chosen_sensor, mean_watts, sensors, survey
+from tvm_pipeline.power.choice import MeanPower, chosen_sensor, mean_watts, sensors, survey
 from tvm_pipeline.power.meter import Energy, Meter
 from tvm_pipeline.power.sensor import EnergyCounter, Found, PowerSensor, Reading, Scope, Sensor
 
@@ -22,7 +22,7 @@ __all__ = [
     "Energy",
     "EnergyCounter",
     "Found",
-    "Measured",
+    "MeanPower",
     "Meter",
     "PowerSensor",
     "Reading",

@@ -23,8 +23,8 @@ KINDS: tuple[Callable[[Path], Found], ...] = (hwmon_sensors, jtop_sensors, rapl_
 ORDER = ("board", "unit", "part")
 
 
-class Measured(NamedTuple):
-    """The power of sensors.
+class MeanPower(NamedTuple):
+    """The mean power of sensors over some seconds.
 
     Attributes:
         watts: by name of the sensor.
@@ -85,9 +85,9 @@ def chosen_sensor(wanted: str = "", root: Path = Path("/")) -> Sensor | None:
     return best if best and best.scope != "part" else None
 
 
-def mean_watts(sensors: Sequence[Sensor], seconds: float = 0.5) -> Measured:
+def mean_watts(sensors: Sequence[Sensor], seconds: float = 0.5) -> MeanPower:
     """Return the mean power of each sensor over some seconds, by name, and why others could not be read meanwhile."""
-    measured = Measured({}, {})
+    measured = MeanPower({}, {})
     first: dict[str, Reading] = {}
     for is_last in (False, True):
         for sensor in sensors:

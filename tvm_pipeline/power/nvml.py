@@ -73,7 +73,6 @@ class _Library:
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
-        self._library.nvmlErrorString.restype = ctypes.c_char_p
         self.call("nvmlInit_v2")
 
     def call(self, function: str, *arguments: object) -> None:
@@ -82,7 +81,9 @@ class _Library:
         except AttributeError:
             raise PowerError(f"{function}: the driver's {LIBRARY} is too old and does not have it") from None
         if status:
-            raise PowerError(f"{function}: {self._library.nvmlErrorString(status).decode(errors='replace')}")
+            reason = self._library.nvmlErrorString
+            reason.restype = ctypes.c_char_p
+            raise PowerError(f"{function}: {reason(status).decode(errors='replace')}")
 
     def gpus(self) -> list[ctypes.c_void_p]:
         count = ctypes.c_uint()

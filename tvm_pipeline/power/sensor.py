@@ -118,7 +118,7 @@ class PowerSensor(Sensor):
 class Sum(Sensor):
     """Several sensors as one, which cover different things.
 
-    They are read one after the other, within milliseconds.
+    They are read one after the other, within milliseconds; the moment of a reading is the mean of theirs.
 
     Args:
         parts: sensors that have one reading whenever they are read.
@@ -131,7 +131,8 @@ class Sum(Sensor):
     def read(self) -> Sequence[Reading]:
         """Return one reading; raise what a part raises."""
         readings = [part.read()[-1] for part in self.parts]
-        return [Reading(readings[-1].time_s, math.fsum(reading.energy_j for reading in readings))]
+        time_s = math.fsum(reading.time_s for reading in readings) / len(readings)
+        return [Reading(time_s, math.fsum(reading.energy_j for reading in readings))]
 
     def close(self) -> None:
         """Release what the parts hold."""

@@ -6,7 +6,7 @@ becomes Markdown for `markdown.py`. Figures are for people: ms, MB, percent; `-`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich.table import Table
@@ -19,6 +19,7 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
 from tvm_pipeline.planning.deployment import Deployment
+from tvm_pipeline.power import Sensor
 
 UNKNOWN = "-"
 
@@ -123,6 +124,15 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
             row += [_transfer(measured.receive), _transfer(measured.send)] if measured else [UNKNOWN, UNKNOWN]
         rows.append(tuple(row))
     return TextTable(f"Devices of {platform.name}", tuple(columns), tuple(rows))
+
+
+def sensors_table(sensors: Sequence[Sensor], watts: Mapping[str, float]) -> TextTable:
+    """Return the sensors of power, the best first, with the watts of each by name, where it could be read."""
+    rows = []
+    for sensor in sensors:
+        now_w = watts.get(sensor.name)
+        rows.append((sensor.name, sensor.covers, UNKNOWN if now_w is None else f"{now_w:.4g} W"))
+    return TextTable("Sensors of power", ("sensor", "what it covers", "now"), tuple(rows))
 
 
 def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics | None = None) -> TextTable:
