@@ -41,6 +41,7 @@ class OperatorTimer:
         time_transfers: TransferTimer | None = None,
     ) -> None:
         self._graph, self._make_stage, self._make_values = graph, make_stage, values
+        self._alike = alike_operators(graph)
         self._time_transfers = time_transfers
         self._runners: dict[Device, list[StageRunner | None]] = {}
 
@@ -91,18 +92,6 @@ class OperatorTimer:
         return float(np.median(received[:, 0]) + np.median(sent[:, 1]))
 
     @cached_property
-    def _alike(self) -> list[list[int]]:
-        """Return groups of operators, as indices, that take the same time: same work, tensors of the same extents."""
-        tensors = self._graph.tensors
-        groups: dict[object, list[int]] = {}
-        for index, operator in enumerate(self._graph.operators):
-            extents = tuple((tensors[name].shape, tensors[name].dtype) for name in operator.inputs)
-            results = tuple((tensor.shape, tensor.dtype) for tensor in operator.outputs)
-            work = operator.kind, operator.macs, operator.param_bytes, extents, results
-            groups.setdefault(work, []).append(index)
-        return list(groups.values())
-
-    @cached_property
     def _values(self) -> Mapping[str, Array]:
         return self._make_values()
 
@@ -112,3 +101,15 @@ class OperatorTimer:
             return self._make_stage([operator], device)
         except PlanError:
             return None
+
+
+def alike_operators(graph: OperatorGraph) -> list[list[int]]:
+    """Return groups of operators, as indices, that take the same time: same work, tensors of the same extents."""
+    tensors = graph.tensors
+    groups: dict[object, list[int]] = {}
+    for index, operator in enumerate(graph.operators):
+        extents = tuple((tensors[name].shape, tensors[name].dtype) for name in operator.inputs)
+        results = tuple((tensor.shape, tensor.dtype) for tensor in operator.outputs)
+        work = operator.kind, operator.macs, operator.param_bytes, extents, results
+        groups.setdefault(work, []).append(index)
+    return list(groups.values())

@@ -13,5 +13,6 @@ problem.py        the Problem of a planner: graph, platform, profile, objective 
 plan.py           the Plan that solves a Problem, with its predicted figures
 model.py          a network's file, read and checked
 statistics.py     the figures that a run measures
+frame_energy.py   the joules of a frame, and who says so
 state.py          the state of a running pipeline, as it is sent to `top` and to the page
 """

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES
 from tvm_pipeline.core.problem import OBJECTIVES, Objective
 from tvm_pipeline.core.profile import SegmentProfile
@@ -257,6 +258,7 @@ class Measured:
             their throughputs.
         latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
         statistics: of the round in the middle, with the frames of all rounds.
+        energy: joules of a frame of the full pipeline, of the round in the middle; None where nothing tells.
     """
 
     plan: Plan
@@ -264,6 +266,7 @@ class Measured:
     spread: float
     latency_s: float
     statistics: RunStatistics
+    energy: FrameEnergy | None = None
 
     @property
     def prediction_error(self) -> float:

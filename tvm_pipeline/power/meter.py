@@ -110,7 +110,7 @@ class Meter:
             self._changed.wait_for(
                 lambda: self.failure or (self._readings and self._readings[-1].time_s >= end_s), patience_s
             )
-            readings = list(self._readings)
+            readings = _since(self._readings, begin_s)
         if self.failure:
             raise self.failure
         if not readings or readings[0].time_s > begin_s or readings[-1].time_s < end_s or end_s <= begin_s:
@@ -120,6 +120,16 @@ class Meter:
         end_j, after_j = _at(readings, times, end_s)
         inside = bisect_right(times, end_s) - bisect_left(times, begin_s)
         return Energy(end_j - begin_j, before_j + after_j, end_s - begin_s, inside)
+
+
+def _since(readings: deque[Reading], begin_s: float) -> list[Reading]:
+    """Return the last reading that is not after a moment, and all later ones; there may be weeks of others."""
+    found: list[Reading] = []
+    for reading in reversed(readings):
+        found.append(reading)
+        if reading.time_s <= begin_s:
+            break
+    return found[::-1]
 
 
 def _at(readings: list[Reading], times: list[float], time_s: float) -> tuple[float, float]:

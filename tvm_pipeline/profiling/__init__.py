@@ -10,6 +10,7 @@ disturbance.py   what other programs take, as the kernel and a reference kernel 
 timings.py       timed calls, which of them to believe, and the confidence interval of their median
 estimates.py     the figures of a device from its timings
 evidence.py      what a profile says of its own circumstances
+joules.py        joules of operators on each device, and the power of the idle machine
 calls.py         seconds of any work on a device's cores
 links.py         seconds to read a tensor that another device wrote
 stage_timer.py   seconds of one stage, compiled and measured as a whole

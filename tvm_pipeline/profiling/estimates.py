@@ -81,7 +81,7 @@ def estimate(graph: OperatorGraph, measured: Measured, least: int, stages: Seque
     whole = Believed(measured.whole, best_s, least)
     busy = Believed(measured.busy, BESIDE_OTHERS, least)
     receive, send = (_fitted(samples, best_s, least) for samples in (measured.received, measured.sent))
-    compute_s = whole.median - sum(_moved_s(graph, stage, receive, send) for stage in stages)
+    compute_s = whole.median - sum(moved_s(graph, stage, receive, send) for stage in stages)
     if compute_s <= 0:  # The transfers take nearly all the time, and the difference is noise.
         compute_s = float(median.sum())
     seconds: list[float | None] = [None] * len(graph)
@@ -122,7 +122,7 @@ def _fitted(batches: Sequence[Rows], best_s: float, least: int) -> Transfer | No
     return fit_transfer(SIZES, np.median(_undisturbed(batches, best_s, least), axis=0)) if batches else None
 
 
-def _moved_s(graph: OperatorGraph, stage: Sequence[str], receive: Transfer | None, send: Transfer | None) -> float:
+def moved_s(graph: OperatorGraph, stage: Sequence[str], receive: Transfer | None, send: Transfer | None) -> float:
     """Return the seconds in which a device receives what a stage reads and sends what it gives, as predicted."""
     taken, given = slice_ends(graph, stage)
     seconds = 0.0

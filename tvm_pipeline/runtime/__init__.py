@@ -18,6 +18,7 @@ hill_climb.py      the strategy `hill-climb`: one operator at a time moves to th
 replanning.py      planning while a pipeline runs, in milliseconds
 comparison.py      plans that run side by side, predicted against measured
 measured_cuts.py   every cut in two, measured beside its prediction
+metering.py        the joules of a frame, of plans in turns and of runs that last
 verification.py    the choice among candidates by running them, where predictions cannot decide
 """
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import CompiledModel, Port
 from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Measured, Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.statistics import RunStatistics
@@ -39,10 +40,16 @@ class Turn:
     Attributes:
         statistics: of the full pipeline.
         latency_s: median of the frames that were alone in the pipeline.
+        full_s: the moments, of `time.perf_counter`, between which the pipeline was full.
+        full_frames: how many frames came out between them.
+        energy: the joules of a frame of the full pipeline; None where nobody asked, or nothing tells (`metering.py`).
     """
 
     statistics: RunStatistics
     latency_s: float
+    full_s: tuple[float, float] = (0.0, 0.0)
+    full_frames: int = 0
+    energy: FrameEnergy | None = None
 
     @property
     def throughput_fps(self) -> float:
@@ -72,9 +79,22 @@ def turn(pipeline: Pipeline, frame: Callable[[], Tagged], seconds: float) -> Tur
         pipeline.submit(inputs, tag=tag)
         alone.append(pipeline.result().latency_s)
     pipeline.reset_statistics()
-    for _ in pipeline.map(_for_seconds(frame, seconds, TURN_FRAMES, MOST_TIMES_LONGER * seconds)):
-        pass
-    return Turn(pipeline.statistics(), median(alone))
+    entered_s: list[float] = []
+    entering = _for_seconds(_noting(frame, entered_s), seconds, TURN_FRAMES, MOST_TIMES_LONGER * seconds)
+    done_s = [time.perf_counter() for _ in pipeline.map(entering)]
+    full = [done for done in done_s if done <= entered_s[-1]]  # then it runs empty
+    full = full if len(full) > 1 else done_s
+    return Turn(pipeline.statistics(), median(alone), (full[0], full[-1]), len(full) - 1)
+
+
+def _noting(frame: Callable[[], Tagged], entered_s: list[float]) -> Callable[[], Tagged]:
+    """Return a function that gives frames and notes when."""
+
+    def noted() -> Tagged:
+        entered_s.append(time.perf_counter())
+        return frame()
+
+    return noted
 
 
 def compare(
@@ -130,7 +150,14 @@ def measured(plan: Plan, turns: Sequence[Turn]) -> Measured:
         float((high - low) / max(middle, 1e-12)),
         float(np.median(latencies_s)),
         replace(statistics, frames=sum(turn.statistics.frames for turn in turns)),
+        _energy(turns),
     )
+
+
+def _energy(turns: Sequence[Turn]) -> FrameEnergy | None:
+    """Return the joules of the turn in the middle; None where one has none."""
+    known = sorted((turn.energy for turn in turns if turn.energy), key=lambda energy: energy.energy_j)
+    return known[len(known) // 2] if len(known) == len(turns) else None
 
 
 def _for_seconds(frame: Callable[[], Tagged], seconds: float, least: int, most_s: float) -> Iterator[Tagged]:

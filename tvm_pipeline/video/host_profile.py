@@ -240,6 +240,7 @@ def _of_model(profile: Profile, graph: OperatorGraph) -> Profile:
             spread=kept(device.spread),
             uncertainty=kept(device.uncertainty),
             joules=None if device.joules is None else kept(device.joules),
+            joules_uncertainty=kept(device.joules_uncertainty),
         )
         for name, device in profile.devices.items()
     }
@@ -260,7 +261,10 @@ def _with_host(
 
 
 def _device_with_host(device: DeviceProfile, names: Sequence[str], samples: Samples | None) -> DeviceProfile:
-    """Return the figures of a device with those of the host operators; without samples it cannot run them."""
+    """Return the figures of a device with those of the host operators; without samples it cannot run them.
+
+    Where the joules of the model were measured, those of host operators are their seconds times the mean power of it.
+    """
     nothing = dict.fromkeys(names, 0.0)
     spread, uncertainty, mean_s = nothing, nothing, None
     if samples is not None:
@@ -271,10 +275,16 @@ def _device_with_host(device: DeviceProfile, names: Sequence[str], samples: Samp
         # 95 % of the means of so many samples lie within 1.96 standard errors.
         error_s = {name: 1.96 * float(row.std()) / math.sqrt(len(row)) for name, row in rows.items()}
         uncertainty = {name: error_s[name] / max(mean_s[name], 1e-12) for name in names}
+    joules, doubt = None, {}
+    if device.joules is not None:
+        mean_w = math.fsum(device.joules.values()) / max(device.whole_s, 1e-12)
+        joules = {**device.joules, **{name: mean_w * (mean_s or nothing)[name] for name in names}}
+        doubt = {**device.joules_uncertainty, **nothing} if device.joules_uncertainty else {}
     return replace(
         device,
         seconds={**device.seconds, **(mean_s or dict.fromkeys(names))},
         spread={**device.spread, **spread} if device.spread else {},
         uncertainty={**device.uncertainty, **uncertainty} if device.uncertainty else {},
-        joules=None if device.joules is None else {**device.joules, **nothing},
+        joules=joules,
+        joules_uncertainty=doubt,
     )
