@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
+from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Decision, Measured, Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform, Transfer
-from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.profile import DeviceProfile, IdlePower, Profile
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.cost.evaluate import Evaluation, StageCost
 from tvm_pipeline.report import (
     TextTable,
     candidates_table,
+    comparison_table,
     devices_table,
     duration,
     size,
@@ -161,6 +165,50 @@ def test_statistics_give_the_error_of_the_prediction() -> None:
     assert table.rows[1] == ("latency, median", "36.0 ms", "45.0 ms", "-")
     unknown = statistics_table(PIPELINE.predicted, RunStatistics(1, None, None, None, None, None, ()))
     assert unknown.rows[0][2:] == ("-", "-")
+
+
+WITH_JOULES = replace(PIPELINE, predicted=Prediction(50.0, 0.036, 0.3))
+
+
+def test_statistics_say_who_tells_the_joules_and_what_they_hold() -> None:
+    measured = FrameEnergy(0.25, 0.2, "VDD_IN", "the board", 0.001)
+    assert statistics_table(WITH_JOULES.predicted, STATISTICS, measured).rows[-3:] == (
+        ("energy, J/frame", "300 mJ", "250 mJ", "+20.0%"),
+        ("above idle, J/frame", "-", "200 mJ", "-"),
+        ("energy by", "-", "VDD_IN (the board)", "-"),
+    )
+    unknown_idle = statistics_table(WITH_JOULES.predicted, STATISTICS, replace(measured, active_j=None)).rows
+    assert unknown_idle[-2] == ("energy, J/frame", "300 mJ", "250 mJ", "-")  # a prediction without idle differs
+    by_watts = statistics_table(WITH_JOULES.predicted, STATISTICS, FrameEnergy(0.25, 0.2)).rows
+    assert by_watts[-2][2] == "250 mJ by watts"
+    assert "energy by" not in [row[0] for row in by_watts]
+    assert statistics_table(WITH_JOULES.predicted, STATISTICS).rows[-1][2] == "not measured"
+    assert statistics_table(PIPELINE.predicted, STATISTICS).rows[-1][0] == "frames"
+
+
+def test_plans_side_by_side_have_joules_where_something_tells() -> None:
+    plain = Measured(PIPELINE, 48.0, 0.01, 0.036, STATISTICS)
+    assert len(comparison_table([plain]).columns) == 8
+    unmeasured = comparison_table([replace(plain, plan=WITH_JOULES)])
+    assert unmeasured.title == "Side by side; joules not measured"
+    assert unmeasured.rows[0][8:] == ("300 mJ", "-", "-", "-")
+    of_sensor = replace(plain, plan=WITH_JOULES, energy=FrameEnergy(0.25, 0.2, "VDD_IN", "the board"))
+    table = comparison_table([of_sensor, replace(plain, plan=SINGLE)])
+    assert table.title == "Side by side; joules measured by VDD_IN (the board)"
+    assert table.rows[0][8:] == ("300 mJ", "250 mJ", "+20.0%", "200 mJ")
+    assert table.rows[1][8:] == ("-", "-", "-", "-")
+    by_watts = comparison_table([replace(plain, energy=FrameEnergy(0.25, 0.2))])
+    assert by_watts.title == "Side by side; joules by the platform's watts"
+    assert by_watts.columns[9] == "by watts"
+
+
+def test_devices_have_joules_with_their_interval() -> None:
+    figures = DeviceProfile({"a": 0.01}, joules={"a": 0.05}, joules_uncertainty={"a": 0.02})
+    idle = IdlePower("VDD_IN", "the board", 4.0, 0.01)
+    platform = Platform("box", (Device("cpu"), Device("tpu")))
+    table = devices_table(platform, Profile("net", "f", {"cpu": figures}, idle=idle))
+    assert table.title == "Devices of box; idle 4 W ±1.0% by VDD_IN (the board)"
+    assert [row[-1] for row in table.rows] == ["50.0 mJ ±2.0%", "-"]
 
 
 def test_markdown_keeps_bars_inside_cells() -> None:

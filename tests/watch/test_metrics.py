@@ -15,6 +15,7 @@ from prometheus_client.openmetrics import exposition, parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.watch.watched import WHOLE, Watching, watching
+from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.watch import Snapshot
 from tvm_pipeline.watch.metrics import BOUNDS_S, new_registry
 
@@ -77,6 +78,18 @@ def test_metrics_say_what_the_run_measured(watched):
         assert found[key("stage_compute_seconds", **labels)] == stage.compute_s
         assert found[key("stage_bubble_ratio", **labels)] == stage.bubble_share
     assert found[("process_resident_memory_bytes", frozenset())] > 1e6
+
+
+def test_joules_of_a_frame_say_who_tells_them():
+    watched = watching()
+    watched.more = {"energy": FrameEnergy(0.25, 0.2, "VDD_IN", "the board")}
+    labels = {"by": "VDD_IN", "covers": "the board"}
+    assert scrape(watched)[key("frame_energy_joules", **labels)] == 0.25
+    assert scrape(watched)[key("frame_active_energy_joules", **labels)] == 0.2
+    watched.more = {"energy": FrameEnergy(0.25, 0.2)}
+    assert scrape(watched)[key("frame_energy_joules", by="the platform's watts", covers="")] == 0.25
+    watched.more = {}
+    assert not [name for name, _ in scrape(watched) if "energy" in name]
 
 
 def test_latency_histogram_is_that_of_the_results(watched):

@@ -15,6 +15,7 @@ from tvm_pipeline.cli.options import (
     JsonOption,
     ObjectiveOption,
     PlatformOption,
+    PowerSensorOption,
     ShapesOption,
     ValuesOption,
     check_outputs,
@@ -29,6 +30,8 @@ from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.report import check_picture, comparison_table, cuts_table, draw_cuts
 from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
 from tvm_pipeline.runtime.measured_cuts import TURN_S, CutComparison, MeasuredCut, expected_s, measured_cuts
+from tvm_pipeline.runtime.metering import metered
+from tvm_pipeline.service.power_meter import opened_meter
 from tvm_pipeline.service.workflow import (
     checked_objective,
     compile_source,
@@ -63,6 +66,7 @@ def command(
     ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds in which the plans take turns.")] = 3,
     objective: ObjectiveOption = "throughput",
+    power_sensor: PowerSensorOption = "",
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
@@ -71,7 +75,8 @@ def command(
     """Run every candidate on this machine, interleaved, and print predicted against measured.
 
     A model runs on noise. The bundle of an application runs on the source that it was compiled with. The best plan of a
-    model that was tuned also runs without what tuning found.
+    model that was tuned also runs without what tuning found. Where a sensor of power is, joules a frame are measured,
+    too; without one, they are computed from the measured seconds where the platform states its watts.
 
     With --plan, the plans of these files run instead of the candidates. With --all-cuts, two devices run every cut of
     the graph's order in two stages, and each of them runs all of it; the best few run once more, to tell them apart.
@@ -111,7 +116,8 @@ def command(
             if subject.compiled is None:
                 raise OptionError(subject.not_here)
             problem, compiled, run = subject.problem(chosen), subject.compiled, None
-        run = run or runner(compiled, problem.platform)
+        meter = stack.enter_context(opened_meter(power_sensor, warn))
+        run = metered(run or runner(compiled, problem.platform), problem, meter, warn)
         if devices:
             cuts, turn_s = every_cut(problem, *devices), seconds or TURN_S
             say(f"{len(cuts)} cuts, about {expected_s(cuts, turn_s, rounds):.0f} s by their predictions")
@@ -128,7 +134,7 @@ def command(
             if tuned_kernels(compiled) and not model.endswith(".tar"):
                 untuned = compile_source(model, shapes, platform, tell, silent, tuned=False, values=values)
                 unpredicted = replace(decision.plan, predicted=Prediction())
-                runs.append((unpredicted, runner(untuned.compiled, untuned.platform)))
+                runs.append((unpredicted, metered(runner(untuned.compiled, untuned.platform), problem, meter, warn)))
                 notes.append("not tuned")
         results = side_by_side(runs, seconds=seconds or SECONDS, rounds=rounds, progress=tell)
     if json:

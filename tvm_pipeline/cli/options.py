@@ -67,6 +67,14 @@ VerifyOption = Annotated[
         f"is chosen. {VERIFY_S:g} where the plan can run here; 0 chooses by prediction.",
     ),
 ]
+PowerSensorOption = Annotated[
+    str,
+    typer.Option(
+        "--power-sensor",
+        help="What measures joules: the name of a sensor, as `devices` lists them, or the file of a meter's log; none: "
+        "nothing does. Without it, the best sensor of the machine.",
+    ),
+]
 WinogradOption = Annotated[
     bool,
     typer.Option(

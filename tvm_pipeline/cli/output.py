@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console, RenderableType
 
+from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.plan import Decision, Measured
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError, PipelineError
@@ -136,7 +137,7 @@ def measured_json(found: Measured) -> dict[str, Any]:
         "measured": {
             "throughput_fps": found.throughput_fps,
             "latency_s": found.latency_s,
-            "energy_j": None,
+            **energy_json(found.energy),
             "spread": found.spread,
             "statistics": asdict(found.statistics),
         },

@@ -11,6 +11,7 @@ import typer
 from tvm_pipeline.cli.options import (
     JsonOption,
     PlatformOption,
+    PowerSensorOption,
     ShapesOption,
     ValuesOption,
     WinogradOption,
@@ -22,6 +23,7 @@ from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import devices_table
+from tvm_pipeline.service.power_meter import required_sensor, with_joules
 from tvm_pipeline.service.workflow import REPEATS, compile_source, measured_profile
 
 
@@ -33,6 +35,15 @@ def command(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail rather than write figures that another program disturbed.")
     ] = False,
+    power: Annotated[
+        bool,
+        typer.Option(
+            "--power",
+            help="Measure joules as well: of the idle machine, of the model, and of each operator, which is repeated "
+            "until the sensor resolves it; about 2 s for each on each device, and longer with a slow sensor.",
+        ),
+    ] = False,
+    power_sensor: PowerSensorOption = "",
     winograd: WinogradOption = False,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
@@ -42,15 +53,22 @@ def command(
     """Measure every operator on every device, and the links between them.
 
     Example: tvm-pipeline profile model.onnx -o profile.json
+
+    With joules, where a sensor of power is: tvm-pipeline profile model.onnx --power -o profile.json
     """
     if repeats < 2:
         raise OptionError(f"--repeats {repeats}: a median needs at least 2")
+    if power_sensor and not power:
+        raise OptionError("`power_sensor` goes with `power`", option="power_sensor")
     check_outputs(output, graph)
+    sensor = required_sensor(power_sensor) if power else None
     with spinner() as tell:
         made = compile_source(
             model, shapes_of(input_shapes), platform, tell, warn, winograd=winograd, values=values_of(input_values)
         )
         measured = measured_profile(made, None, tell, warn, repeats, strict)
+        if sensor:
+            measured = with_joules(made.compiled, made.platform, measured, sensor, tell, warn)
     if output:
         write_bytes(output, msgspec.json.format(msgspec.json.encode(measured)))
     if graph:

@@ -24,6 +24,7 @@ from tvm_pipeline.cli.options import (
     JsonOption,
     MaxLatencyOption,
     MinThroughputOption,
+    PowerSensorOption,
     ShapesOption,
 )
 from tvm_pipeline.cli.output import say
@@ -157,6 +158,7 @@ def command(
     events: Annotated[
         Path | None, typer.Option(help="JSON lines to append: each change of plan and its reason.")
     ] = None,
+    power_sensor: PowerSensorOption = "",
     watch: Annotated[
         str | None,
         typer.Option(
@@ -225,6 +227,7 @@ def command(
         isolate=isolate,
         watchdog=watchdog,
         events=events,
+        power_sensor=power_sensor,
         watch=watch,
         unhealthy_after=unhealthy_after,
         token=token,

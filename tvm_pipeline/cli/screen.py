@@ -72,7 +72,7 @@ class Screen(Listener):
         for report in reports:
             if report.label:
                 show(report.label, lines_on_output)
-            show(statistics_table(report.plan.predicted, report.statistics), lines_on_output)
+            show(statistics_table(report.plan.predicted, report.statistics, report.energy), lines_on_output)
             for line in _lines(report):
                 say(line)
 
@@ -87,7 +87,7 @@ class Screen(Listener):
 
 def _table(report: ModelReport) -> Group:
     title = Text(f"{report.label or report.plan.graph} on {report.source}: frame {report.frame}")
-    return Group(title, statistics_table(report.plan.predicted, report.statistics))
+    return Group(title, statistics_table(report.plan.predicted, report.statistics, report.energy))
 
 
 def _lines(report: ModelReport) -> list[str]:

@@ -162,7 +162,11 @@ def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
         f"{state.graph}: plan {state.plan_version} by {state.scheduler}, objective {state.objective}\n"
         f"{fps(rate_fps)} fps now, {state.frames} frames out, {state.in_flight} inside   "
     )
-    parts: list[Any] = [head.append(health), statistics_table(state.predicted, state.statistics), _stages(state)]
+    parts: list[Any] = [
+        head.append(health),
+        statistics_table(state.predicted, state.statistics, state.energy),
+        _stages(state),
+    ]
     if state.sources:
         parts.append(_sources(state.sources))
     if state.factors:

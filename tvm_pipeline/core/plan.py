@@ -254,8 +254,8 @@ class Measured:
 
     Attributes:
         throughput_fps: of a full pipeline, in steady state.
-        spread: interquartile range over median of the rounds' latencies where latency is the plan's objective, else of
-            their throughputs.
+        spread: interquartile range over median of the rounds' latencies where latency is the plan's objective, of their
+            joules where energy is and they are known, else of their throughputs.
         latency_s: of a frame that is alone in the pipeline, as a plan predicts it.
         statistics: of the round in the middle, with the frames of all rounds.
         energy: joules of a frame of the full pipeline, of the round in the middle; None where nothing tells.

@@ -101,6 +101,17 @@ class DeviceProfile:
         return sum(seconds is not None for seconds in self.seconds.values())
 
     @property
+    def whole_j(self) -> float | None:
+        """The joules of all operators above the idle machine's; None where there is no sensor."""
+        return None if self.joules is None else math.fsum(self.joules.values())
+
+    @property
+    def whole_j_uncertainty(self) -> float:
+        """The uncertainty of `whole_j` if all operators err alike; 0 where it is not known."""
+        weighted = sum(doubt * (self.joules or {})[name] for name, doubt in self.joules_uncertainty.items())
+        return weighted / self.whole_j if self.whole_j else 0.0
+
+    @property
     def mean_spread(self) -> float:
         """The mean of the operators' spreads, weighted by their seconds; 0 where they are not known."""
         weighted = sum(spread * (self.seconds[name] or 0.0) for name, spread in self.spread.items())

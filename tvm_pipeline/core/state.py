@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Prediction, Stage
 from tvm_pipeline.core.statistics import RunStatistics
 
@@ -45,6 +46,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     stand_ins: Mapping[str, str]
     events: Sequence[Mapping[str, Any]]
     energy_j: float | None
+    energy: FrameEnergy | None = None
     healthy: bool
     why: str
     picture: bool

@@ -15,8 +15,8 @@ from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power.sensor import Reading, Sensor
 
 KEPT = 100_000  # readings: more than a quarter of an hour at 100 a second
-SHORTEST_PERIOD_S = 0.01  # between two reads of a sensor that has new values more often: to read takes power, too
 LONGEST_PERIOD_S = 1.0  # between two reads of a sensor that has new values more seldom
+SHORTEST_PERIOD_S = 0.01  # to read a sensor more often would draw power of its own
 
 
 class Energy(NamedTuple):
@@ -43,13 +43,19 @@ class Energy(NamedTuple):
 class Meter:
     """Samples a sensor for a `with` block, once in each of its periods, yet at most 100 times a second.
 
+    Args:
+        sensor: what is sampled; it is closed at the end.
+        least_s: seconds between two reads, at least.
+
     Attributes:
         sensor: what is sampled.
+        period_s: seconds between two values of the sensor that are read.
         failure: why sampling ended before the block, None while it goes on.
     """
 
-    def __init__(self, sensor: Sensor) -> None:
+    def __init__(self, sensor: Sensor, least_s: float = SHORTEST_PERIOD_S) -> None:
         self.sensor = sensor
+        self.period_s = max(sensor.period_s, least_s)
         self.failure: PowerError | None = None
         self._readings: deque[Reading] = deque(maxlen=KEPT)
         self._first: Reading | None = None
@@ -72,7 +78,7 @@ class Meter:
         self.sensor.close()
 
     def _sample(self) -> None:
-        while not self._ended.wait(min(max(self.sensor.period_s, SHORTEST_PERIOD_S), LONGEST_PERIOD_S)):
+        while not self._ended.wait(min(self.period_s, LONGEST_PERIOD_S)):
             try:
                 found = self.sensor.read()
             except PowerError as error:
@@ -84,6 +90,11 @@ class Meter:
                 self._changed.notify_all()
             if self.failure:
                 return
+
+    @property
+    def began_s(self) -> float | None:
+        """The moment of the first reading; None before there is one."""
+        return self._first.time_s if self._first else None
 
     @property
     def since_start(self) -> Energy | None:

@@ -120,12 +120,12 @@ def profile_joules(
             found[device.name], said = _shared(compiled, device, figures, whole, operators, _mean(idles[-2:]), sensor)
             warnings += said
     idle = _mean(idles)
-    seconds = f"{sensor.name} ({sensor.covers}), a value every {sensor.period_s:g} s"
+    measured_by = f"{sensor.name} ({sensor.covers}), a value every {meter.period_s:g} s"
     return replace(
         profile,
         devices={**profile.devices, **found},
         idle=IdlePower(sensor.name, sensor.covers, max(idle.power_w, 0.0), _relative(idle.half_w, idle.power_w)),
-        environment={**profile.environment, "joules measured by": seconds},
+        environment={**profile.environment, "joules measured by": measured_by},
         warnings=(*profile.warnings, *warnings),
     )
 
@@ -139,7 +139,7 @@ class _Bench:
     def idle(self) -> Power:
         """Return the power of the idle machine."""
         self._progress("power of the idle machine")
-        window_s = max(self._pace.idle_window_s, self._meter.sensor.period_s)
+        window_s = max(self._pace.idle_window_s, self._meter.period_s)
         return self._mean(partial(time.sleep, window_s / 2), window_s, lambda power: self._pace.idle * power.power_w)
 
     def device(self, device: Device, figures: DeviceProfile, idle: Power) -> tuple[Power, dict[str, Power]]:
@@ -166,7 +166,7 @@ class _Bench:
         """Return the power while a stage runs again and again, in a thread that is bound to its device."""
         inputs = [input_for_timing(self._compiled.graph, port) for port in runner.inputs]
         outputs = [port.buffer() for port in runner.outputs]
-        window_s = max(self._pace.window_s, self._meter.sensor.period_s)
+        window_s = max(self._pace.window_s, self._meter.period_s)
 
         def measure() -> Power:
             run = partial(runner.run, inputs, outputs)
@@ -198,7 +198,7 @@ class _Bench:
                 marks.append((now_s, runs))
         found = []
         for (begin_s, before), (end_s, after) in pairwise(marks):
-            energy = self._meter.energy(begin_s, end_s, LATE_S + self._meter.sensor.period_s)
+            energy = self._meter.energy(begin_s, end_s, LATE_S + self._meter.period_s)
             if energy is None:
                 raise PowerError(
                     f"{self._meter.sensor.name} told nothing for {LATE_S:g} s of what is drawn now; give a sensor that "
@@ -260,9 +260,10 @@ def _shared(
         )
     elif none := [name for name, watts in power_w.items() if watts <= 0]:
         least = min(none, key=lambda name: power_w[name])
+        half_w = math.hypot(operators[least].half_w, idle.half_w)
         said.append(
             f"device {device.name}: {len(none)} of {len(power_w)} operators drew no more than the idle machine and "
-            f"have 0 J, such as {least} ({power_w[least]:+.2g} W, +-{math.hypot(operators[least].half_w, idle.half_w):.2g})"
+            f"have 0 J, such as {least} ({power_w[least]:+.2g} W, +-{half_w:.2g})"
         )
     return replace(figures, joules=joules, joules_uncertainty=uncertainty), said
 

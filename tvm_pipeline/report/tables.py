@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from rich.table import Table
 from rich.text import Text
 
+from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Decision, Measured, Plan, Prediction, describe, margin
 from tvm_pipeline.core.platform import Platform, Transfer, core_ranges
 from tvm_pipeline.core.problem import Objective, counts_edges
@@ -112,6 +113,8 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
     columns += ["whole model", "all busy", "spread"] if profile else []
     has_transfers = profile is not None and any(d.receive or d.send for d in profile.devices.values())
     columns += ["receive", "send"] if has_transfers else []
+    has_joules = profile is not None and profile.idle is not None
+    columns += ["J/frame above idle"] if has_joules else []
     rows = []
     for device in platform.devices:
         row = [device.label, device.backend, " ".join(core_ranges(device.cores)) or UNKNOWN, device.target or UNKNOWN]
@@ -122,8 +125,18 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
             row += _measured(measured)
         if has_transfers:
             row += [_transfer(measured.receive), _transfer(measured.send)] if measured else [UNKNOWN, UNKNOWN]
+        if has_joules:
+            row.append(_interval(joules(measured.whole_j), measured.whole_j_uncertainty) if measured else UNKNOWN)
         rows.append(tuple(row))
-    return TextTable(f"Devices of {platform.name}", tuple(columns), tuple(rows))
+    title = f"Devices of {platform.name}"
+    if profile is not None and (idle := profile.idle) is not None:
+        title += f"; idle {_interval(f'{idle.power_w:.3g} W', idle.uncertainty)} by {idle.sensor} ({idle.covers})"
+    return TextTable(title, tuple(columns), tuple(rows))
+
+
+def _interval(figure: str, uncertainty: float) -> str:
+    """`_interval("4.12 W", 0.013)` is `4.12 W ±1.3%`."""
+    return f"{figure} ±{percent(uncertainty)}" if figure != UNKNOWN else figure
 
 
 def sensors_table(sensors: Sequence[Sensor], watts: Mapping[str, float]) -> TextTable:
@@ -158,11 +171,14 @@ def stages_table(evaluation: Evaluation, plan: Plan, statistics: RunStatistics |
     return TextTable("Stages, a frame (the bottleneck stands out)", tuple(columns), tuple(rows), marked)
 
 
-def statistics_table(predicted: Prediction, statistics: RunStatistics) -> TextTable:
+def statistics_table(predicted: Prediction, statistics: RunStatistics, energy: FrameEnergy | None = None) -> TextTable:
     """Return predicted beside measured figures; the error is that of the prediction, relative to the measurement.
 
     The predicted latency is that of a frame that meets no queue; a full pipeline measures more, which is no
     error of the prediction, so none is given.
+
+    Args:
+        energy: the joules of a frame, with who says so; None where nothing tells.
     """
     fps_error = relative_error(predicted.throughput_fps, statistics.throughput_fps)
     rows = [
@@ -173,9 +189,23 @@ def statistics_table(predicted: Prediction, statistics: RunStatistics) -> TextTa
         ("latency, longest", UNKNOWN, duration(statistics.latency_max_s), UNKNOWN),
         ("frames", UNKNOWN, str(statistics.frames), UNKNOWN),
     ]
-    if predicted.energy_j is not None:
-        rows.append(("energy, J/frame", joules(predicted.energy_j), UNKNOWN, UNKNOWN))
+    if energy is not None:
+        rows += _energy_rows(predicted, energy)
+    elif predicted.energy_j is not None:
+        rows.append(("energy, J/frame", joules(predicted.energy_j), "not measured", UNKNOWN))
     return TextTable("Predicted and measured", ("", "predicted", "measured", "error"), tuple(rows))
+
+
+def _energy_rows(predicted: Prediction, energy: FrameEnergy) -> list[tuple[str, str, str, str]]:
+    """Return the joules of a frame with the idle machine's and above; those by watts are not called measured."""
+    error = relative_error(predicted.energy_j, energy.energy_j) if energy.active_j is not None else UNKNOWN
+    note = "" if energy.is_measured else " by watts"
+    rows = [("energy, J/frame", joules(predicted.energy_j), f"{joules(energy.energy_j)}{note}", error)]
+    if energy.active_j is not None:
+        rows.append(("above idle, J/frame", UNKNOWN, f"{joules(energy.active_j)}{note}", UNKNOWN))
+    if energy.is_measured:
+        rows.append(("energy by", UNKNOWN, energy.by, UNKNOWN))
+    return rows
 
 
 def comparison_table(results: Sequence[Measured], notes: Sequence[str] = ()) -> TextTable:
@@ -199,7 +229,27 @@ def comparison_table(results: Sequence[Measured], notes: Sequence[str] = ()) -> 
     ]
     fastest = max(range(len(results)), key=lambda index: results[index].throughput_fps)
     columns = ("plan", "fps predicted", "measured", "error", "spread", "latency predicted", "measured", "full, 99 %")
-    return TextTable("Side by side", columns, tuple(rows), frozenset({fastest}))
+    title, of_energy, cells = _energy_columns(results)
+    every = tuple((*row, *more) for row, more in zip(rows, cells, strict=True))
+    return TextTable(f"Side by side{title}", (*columns, *of_energy), every, frozenset({fastest}))
+
+
+def _energy_columns(results: Sequence[Measured]) -> tuple[str, tuple[str, ...], list[tuple[str, ...]]]:
+    """Return what the title says of who tells the joules, their columns and their cells; none where nothing tells."""
+    told = next((result.energy for result in results if result.energy), None)
+    if told is None and all(result.plan.predicted.energy_j is None for result in results):
+        return "", (), [() for _ in results]
+    title = f"; joules {'measured ' if told.is_measured else ''}by {told.by}" if told else "; joules not measured"
+    columns = "J/frame predicted", "measured" if told is None or told.is_measured else "by watts", "error", "above idle"
+    cells: list[tuple[str, ...]] = []
+    for result in results:
+        energy, predicted_j = result.energy, result.plan.predicted.energy_j
+        if energy is None:
+            cells.append((joules(predicted_j), UNKNOWN, UNKNOWN, UNKNOWN))
+            continue
+        error = relative_error(predicted_j, energy.energy_j) if energy.active_j is not None else UNKNOWN
+        cells.append((joules(predicted_j), joules(energy.energy_j), error, joules(energy.active_j)))
+    return title, columns, cells
 
 
 def relative_error(predicted: float | None, measured: float | None) -> str:
@@ -265,7 +315,12 @@ def in_units_of(objective: Objective, figures: tuple[float, ...] | None) -> str:
 
 def _as_measured(result: Measured) -> Plan:
     """Return the plan with its measured figures in the place of the predicted ones."""
-    return replace(result.plan, predicted=Prediction(result.throughput_fps, result.latency_s))
+    return replace(
+        result.plan,
+        predicted=Prediction(
+            result.throughput_fps, result.latency_s, result.energy.energy_j if result.energy else None
+        ),
+    )
 
 
 def _measured(device: DeviceProfile | None) -> list[str]:

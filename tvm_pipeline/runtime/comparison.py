@@ -142,7 +142,10 @@ def measured(plan: Plan, turns: Sequence[Turn]) -> Measured:
     """Return the medians over a plan's turns."""
     rates = np.array([turn.throughput_fps for turn in turns])
     latencies_s = np.array([turn.latency_s for turn in turns])
-    low, middle, high = np.quantile(latencies_s if plan.objective == "latency" else rates, [0.25, 0.5, 0.75])
+    figures = latencies_s if plan.objective == "latency" else rates
+    if plan.objective == "energy" and all(turn.energy for turn in turns):
+        figures = np.array([turn.energy.energy_j for turn in turns if turn.energy])
+    low, middle, high = np.quantile(figures, [0.25, 0.5, 0.75])
     statistics = turns[int(np.argsort(rates)[len(rates) // 2])].statistics
     return Measured(
         plan,

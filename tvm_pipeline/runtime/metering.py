@@ -43,7 +43,7 @@ def metered(run: Run, problem: Problem, meter: Meter | None, warn: Callable[[str
         if meter is None:
             return replace(turn, energy=energy_by_watts(problem, plan, turn.statistics))
         try:
-            drawn = meter.energy(*turn.full_s, LATE_S + meter.sensor.period_s) if turn.full_frames else None
+            drawn = meter.energy(*turn.full_s, LATE_S + meter.period_s) if turn.full_frames else None
             why = f"{meter.sensor.name} told nothing of a turn of {turn.full_s[1] - turn.full_s[0]:.2g} s"
         except PowerError as error:
             drawn, why = None, str(error)
@@ -71,16 +71,24 @@ class RunEnergy:
         meter: samples the sensor while the pipelines run.
         progress: returns how many frames have come out, and when the last one did (`time.perf_counter`).
         idle_w: the power of the idle machine; None where it is not known.
+        warn: is told where the sensor cannot be read any more. What was measured until then stays.
 
     Attributes:
         energy_j: joules that were drawn since the first frame, up to a few moments ago.
         frame: the joules of a frame; None while nothing is known of them.
     """
 
-    def __init__(self, meter: Meter, progress: Callable[[], tuple[int, float]], idle_w: float | None) -> None:
+    def __init__(
+        self,
+        meter: Meter,
+        progress: Callable[[], tuple[int, float]],
+        idle_w: float | None,
+        warn: Callable[[str], None] = _log.warning,
+    ) -> None:
         self.energy_j = 0.0
         self.frame: FrameEnergy | None = None
-        self._meter, self._progress, self._idle_w = meter, progress, idle_w
+        self._meter, self._progress, self._idle_w, self._warn = meter, progress, idle_w, warn
+        self._failed = False
         self._begin: tuple[int, float] | None = None  # of the present piece, and its end where it has one
         self._end: tuple[int, float] | None = None
         self._frames, self._seconds = 0, 0.0
@@ -90,19 +98,24 @@ class RunEnergy:
 
         Args:
             patience_s: the longest wait for the sensor.
-
-        Raises:
-            PowerError: the sensor cannot be read any more.
         """
         now = self._progress()
-        if not now[0]:
+        if not now[0] or self._failed:
             return
-        self._begin = self._begin or now
+        if self._begin is None:
+            if self._meter.began_s is None or self._meter.began_s > now[1]:
+                return
+            self._begin = now
         if self._end is None and now[0] > self._begin[0]:
             self._end = now
         if self._end is None:
             return
-        drawn = self._meter.energy(self._begin[1], self._end[1], patience_s)
+        try:
+            drawn = self._meter.energy(self._begin[1], self._end[1], patience_s)
+        except PowerError as error:
+            self._failed = True
+            self._warn(f"{error}; joules are not measured from here on")
+            return
         if drawn is not None:
             self._add(drawn, self._end[0] - self._begin[0])
             self._begin, self._end = self._end, None
@@ -110,8 +123,8 @@ class RunEnergy:
             self._begin, self._end = now, None
 
     def finish(self) -> None:
-        """Add what is left up to the last frame, after the sensor has come so far; raise what `update` raises."""
-        patience_s = LATE_S + self._meter.sensor.period_s
+        """Add what is left up to the last frame, after the sensor has come so far."""
+        patience_s = min(2 * self._meter.period_s + 0.5, LATE_S)
         self.update(patience_s)
         self.update(patience_s)
 

@@ -25,8 +25,10 @@ import numpy as np
 from tvm_pipeline.core.plan import Decision, Measured, Plan, describe
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import median_interval
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import OptionError, PipelineError, PowerError
+from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.comparison import SINGLE_FRAMES, TURN_FRAMES, Run, Turn, in_turn, measured
+from tvm_pipeline.runtime.metering import metered
 
 VERIFY_S = 10.0
 # The uncertainty of a prediction that states none. Predictions err by 3.9 % in the median and by 28 % at worst
@@ -34,6 +36,7 @@ VERIFY_S = 10.0
 UNSTATED = 0.1
 # A turn of less has too few frames in steady state, or hardly more than the scheduler's time slices.
 TURN_S = 0.3
+PERIODS = 5  # of the sensor of power that a turn takes, at least
 # If two plans are equally fast, the three turns of one are all faster than those of the other once in ten times.
 LEAST_ROUNDS = 3
 # Plans that are not told apart in so many rounds are equally good.
@@ -46,18 +49,20 @@ def verified(
     run: Run | None,
     verify_s: float = VERIFY_S,
     progress: Callable[[str], None] = lambda _: None,
+    meter: Meter | None = None,
 ) -> Decision:
     """Return the decision after the candidates that may be the best have run side by side.
 
     The measured best is chosen. The prediction decides where there is one candidate, where the objective cannot be
-    measured (energy, bytes), where a device is missing and has a stand-in, and where the time is too short for
-    `LEAST_ROUNDS` turns of two candidates.
+    measured (bytes; energy without a meter), where a device is missing and has a stand-in, and where the time is too
+    short for `LEAST_ROUNDS` turns of two candidates.
 
     Args:
         decision: of `planning.plan`; its candidates are best first.
         run: runs a plan for a turn; None where nothing can run. A candidate for which it raises PipelineError is left
             out, and `Decision.why` has the reason.
         verify_s: seconds that all turns may take together; the last turn may end later. 0 measures nothing.
+        meter: samples a sensor of power; None where there is none.
 
     Raises:
         OptionError: `verify_s` is negative or infinite.
@@ -67,11 +72,14 @@ def verified(
         return decision
     if run is None or not verify_s:
         return _predicted(problem, decision)
-    obstacle = _obstacle(problem)
+    obstacle = _obstacle(problem, meter)
     if obstacle is not None:
         return _predicted(problem, decision, obstacle)
-    race = _Race(problem, _contenders(decision), verify_s)
-    race.go(run, progress)
+    race = _Race(problem, _contenders(decision), verify_s, PERIODS * meter.period_s if meter else 0.0)
+    try:
+        race.go(_with_joules(run, problem, meter) if meter and problem.objective == "energy" else run, progress)
+    except PowerError as error:
+        return _predicted(problem, decision, f"no measurement decided, because {error}")
     if not race.is_decided:
         return _predicted(problem, decision, race.notes(), race.failed)
     return _chosen(decision, race.best(), race.why(decision.why), race)
@@ -87,11 +95,11 @@ def check_seconds(verify_s: float) -> None:
         )
 
 
-def _obstacle(problem: Problem) -> str | None:
+def _obstacle(problem: Problem, meter: Meter | None) -> str | None:
     """Return why no measurement can choose, empty where there is nothing to say; None where one can."""
     if problem.is_lexicographic:
         return ""  # bytes are counted, not predicted
-    if problem.objective == "energy":
+    if problem.objective == "energy" and meter is None:
         return "nothing was run, because no sensor measures energy"
     if problem.platform.stand_ins:
         missing = ", ".join(problem.platform.stand_ins)
@@ -154,13 +162,31 @@ def _contenders(decision: Decision) -> list[Plan]:
 def _interval(plan: Plan) -> tuple[float, float]:
     """Return the interval of the predicted figure of the objective, as a rate: more is better."""
     uncertainty = UNSTATED if plan.predicted.uncertainty is None else plan.predicted.uncertainty
-    rate = _rate(plan.objective, plan.predicted.throughput_fps, plan.predicted.latency_s)
+    predicted = plan.predicted
+    if plan.objective == "energy":
+        uncertainty = UNSTATED  # that of a prediction is of its seconds
+    rate = _rate(plan.objective, predicted.throughput_fps, predicted.latency_s, predicted.energy_j)
     return rate * (1 - uncertainty), rate * (1 + uncertainty)
 
 
-def _rate(objective: str, throughput_fps: float | None, latency_s: float | None) -> float:
+def _rate(objective: str, throughput_fps: float | None, latency_s: float | None, energy_j: float | None) -> float:
     """Return the figure of an objective as a rate: more is better."""
-    return 1 / max(latency_s or 0.0, 1e-12) if objective == "latency" else throughput_fps or 0.0
+    if objective == "throughput":
+        return throughput_fps or 0.0
+    return 1 / max((energy_j if objective == "energy" else latency_s) or 0.0, 1e-12)
+
+
+def _with_joules(run: Run, problem: Problem, meter: Meter) -> Run:
+    """Return the function that runs a plan for a turn, and raises PowerError where its joules cannot be told."""
+    measuring = metered(run, problem, meter, lambda _: None)
+
+    def measured_turn(plan: Plan, seconds: float) -> Turn:
+        turn = measuring(plan, seconds)
+        if turn.energy is None:
+            raise meter.failure or PowerError(f"{meter.sensor.name} told nothing of the turn of {describe(plan)}")
+        return turn
+
+    return measured_turn
 
 
 class _Race:
@@ -170,14 +196,14 @@ class _Race:
         failed: why a plan does not run.
     """
 
-    def __init__(self, problem: Problem, plans: list[Plan], verify_s: float) -> None:
+    def __init__(self, problem: Problem, plans: list[Plan], verify_s: float, least_s: float = 0.0) -> None:
         self.failed: dict[Plan, PipelineError] = {}
-        self._problem, self._verify_s = problem, verify_s
+        self._problem, self._verify_s, self._least_s = problem, verify_s, max(TURN_S, least_s)
         self._running: list[Plan] = []  # best first
         # A turn has twice the least number of frames, or the least one where the time is short for slow plans.
         for self._frames in (2 * TURN_FRAMES, TURN_FRAMES):
             # The seconds of a turn: as predicted, then those of the latest one.
-            self._turn_s = {plan: _predicted_turn_s(plan, self._frames) for plan in plans}
+            self._turn_s = {plan: _predicted_turn_s(plan, self._frames, self._least_s) for plan in plans}
             self._running = self._fitting(plans)
             if len(self._running) > 1:
                 break
@@ -202,7 +228,9 @@ class _Race:
                     return  # turns took longer than they should
                 progress(f"measuring {describe(plan)}, round {self._rounds + 1}, {deadline_s - begin_s:.0f} s left")
                 try:
-                    self._turns[plan].append(run(plan, _full_s(plan, self._frames)))
+                    self._turns[plan].append(run(plan, _full_s(plan, self._frames, self._least_s)))
+                except PowerError:
+                    raise  # it is no fault of the plan
                 except PipelineError as error:
                     self.failed[plan] = error
                     self._running.remove(plan)
@@ -255,7 +283,7 @@ class _Race:
         finalists = [plan for plan in known if plan in self._running] or known
         objective = self._problem.objective
         if not keeping:
-            objective = "throughput" if objective == "latency" else "latency"
+            objective = "latency" if objective == "throughput" else "throughput"
         rounds = min(len(self._turns[plan]) for plan in finalists)
         rates = np.array([self._rates(plan, objective)[:rounds] for plan in finalists])
         relative = np.median(rates / np.maximum(rates.mean(axis=0), 1e-12), axis=1)
@@ -290,7 +318,10 @@ class _Race:
 
     def _rates(self, plan: Plan, objective: str = "") -> list[float]:
         by = objective or plan.objective
-        return [_rate(by, turn.throughput_fps, turn.latency_s) for turn in self._turns[plan]]
+        return [
+            _rate(by, turn.throughput_fps, turn.latency_s, turn.energy.energy_j if turn.energy else None)
+            for turn in self._turns[plan]
+        ]
 
     def _keeps(self, plan: Plan, at_best: bool = False) -> bool:
         """Return whether a plan keeps the limits as measured, with its whole interval or at the best end of it."""
@@ -305,14 +336,16 @@ class _Race:
     def _shown(self, found: Measured) -> str:
         if self._problem.objective == "latency":
             return f"{1e3 * found.latency_s:.4g} ms"
+        if self._problem.objective == "energy" and found.energy:
+            return f"{found.energy.energy_j:.4g} J a frame by {found.energy.sensor}"
         return f"{found.throughput_fps:.4g} fps"
 
 
-def _full_s(plan: Plan, frames: int) -> float:
+def _full_s(plan: Plan, frames: int, least_s: float) -> float:
     """Return for how many seconds a plan is kept full in its turn."""
-    return max(TURN_S, frames / max(plan.predicted.throughput_fps or 0.0, 1e-12))
+    return max(least_s, frames / max(plan.predicted.throughput_fps or 0.0, 1e-12))
 
 
-def _predicted_turn_s(plan: Plan, frames: int) -> float:
+def _predicted_turn_s(plan: Plan, frames: int, least_s: float) -> float:
     """Return the seconds of a turn if the prediction is right and the plan is opened in no time."""
-    return _full_s(plan, frames) + SINGLE_FRAMES * (plan.predicted.latency_s or 0.0)
+    return _full_s(plan, frames, least_s) + SINGLE_FRAMES * (plan.predicted.latency_s or 0.0)

@@ -14,6 +14,7 @@ host_planning.py    the plan of a model with the host work around it
 inputs.py           the sources of a run
 progress.py         how far each source has come, which outlives a process
 listener.py         the object that hears of a run while it runs
+power_meter.py      the sensor of power that a command measures with
 records.py          events and figures as JSON
 result_lines.py     what was found in a frame as a line of JSON, and its schema
 log_files.py        files of JSON lines that several runs append to, and the numbers of segments

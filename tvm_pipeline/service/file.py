@@ -112,6 +112,8 @@ def read_service(path: Path) -> Keys:
     values["labels"] = [str(folder / name) if (folder / name).exists() else name for name in values.get("labels", [])]
     if (folder / values.get("preprocessing", "")).is_file():
         values["preprocessing"] = str(folder / values["preprocessing"])
+    if (folder / values.get("power-sensor", "")).is_file():
+        values["power-sensor"] = str(folder / values["power-sensor"])
     for name in ("source", "decoder", "labels"):
         if not values[name]:
             del values[name]

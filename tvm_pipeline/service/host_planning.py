@@ -33,6 +33,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.simulate import fixed_rate, simulate
 from tvm_pipeline.errors import BundleError, NoPlanError, PlanError, ProfileError
 from tvm_pipeline.files import cache_folder, write_bytes
+from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.verification import verified
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.result_files import ResultFiles
@@ -94,6 +95,7 @@ def plan_with_host(
     given: Plan | None = None,
     key: str = "",
     fresh: bool = False,
+    meter: Meter | None = None,
 ) -> HostPlan:
     """Return the plan of an application: as the bundle has it, as it was planned before, or measured and planned now.
 
@@ -105,6 +107,7 @@ def plan_with_host(
         given: a plan of the model alone, to run with the host work around it; None to plan.
         key: names the application in the cache; empty where nothing is to be kept.
         fresh: measure and plan anew, also where that was done before.
+        meter: samples a sensor of power, for candidates of least energy.
         listener: hears what is being done, and why.
 
     Raises:
@@ -135,7 +138,7 @@ def plan_with_host(
         return HostPlan(problem, with_host(problem, given))
     problem, decision = _decided(problem, rate_fps, listener)
     run = rehearsal.runner(bundle.compiled, bundle.platform, rate_fps)
-    decision = verified(problem, decision, run, verify_s, listener.step)
+    decision = verified(problem, decision, run, verify_s, listener.step, meter)
     listener.say(f"plan: {decision.why}")
     if key:
         _keep(path, _Kept(profile, decision))

@@ -52,6 +52,8 @@ SAME_NAMES = frozenset(
         "plan",
         "platform",
         "policy",
+        "power",
+        "power_sensor",
         "preprocessing",
         "profile",
         "rate",

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tvm_pipeline.core.frame_energy import FrameEnergy, energy_json
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
@@ -50,9 +51,9 @@ def event_log(path: Path | None, warn: Callable[[str], None]) -> Iterator[WriteE
         yield write
 
 
-def statistics_json(statistics: RunStatistics) -> dict[str, Any]:
+def statistics_json(statistics: RunStatistics, energy: FrameEnergy | None) -> dict[str, Any]:
     """Return a run's statistics under the names of a prediction; the latency includes the queues of a full pipeline."""
-    return {"latency_s": statistics.latency_p50_s, "energy_j": None, **asdict(statistics)}
+    return {"latency_s": statistics.latency_p50_s, **energy_json(energy), **asdict(statistics)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class ModelReport:
         events: all changes of plan and failures, without the start.
         sources: what became of the frames of each source that is read ahead.
         damaged: pieces of its sources that could not be decoded.
+        energy: the joules of a frame, of all models of the run where a sensor measured them; None where nothing tells.
     """
 
     label: str
@@ -79,6 +81,7 @@ class ModelReport:
     events: tuple[Event, ...]
     sources: Mapping[str, LiveStatistics]
     damaged: int
+    energy: FrameEnergy | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for JSON."""
@@ -86,7 +89,7 @@ class ModelReport:
             **({"model": self.label} if self.label else {}),
             **plan_json(self.plan, self.platform),
             "source": self.source,
-            "measured": statistics_json(self.statistics),
+            "measured": statistics_json(self.statistics, self.energy),
             "events": [asdict(event) for event in self.events],
             "sources": {name: asdict(statistics) for name, statistics in self.sources.items()},
         }

@@ -159,7 +159,11 @@ class Service:
                     look_s = time.monotonic() + LOOK_S
                     if control:
                         self._obey(control, models, settings)
+                    if models[0].metering:
+                        models[0].metering.update()  # one measures for all of them
                     self._listener.look(lambda: [model.report() for model in models])
+            if models[0].metering:
+                models[0].metering.finish()
             if worst := next((m.failure for m in models if m.failure and not isinstance(m.failure, VideoError)), None):
                 raise worst
         return None if requests.stop else following

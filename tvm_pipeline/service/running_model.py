@@ -21,11 +21,14 @@ from numpy.typing import NDArray
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.state_loops import carry_of
+from tvm_pipeline.cost.busy_energy import energy_by_watts, known_idle_w
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError, PipelineError, RunError
+from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import MAKING_S, isolated
+from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.service.control import requested_problem
 from tvm_pipeline.service.host_planning import (
@@ -38,6 +41,7 @@ from tvm_pipeline.service.host_planning import (
 from tvm_pipeline.service.inputs import ModelSources, opened_sources
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.model_bundle import opened_model, settings_beside
+from tvm_pipeline.service.power_meter import opened_meter
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
@@ -64,6 +68,7 @@ from tvm_pipeline.service.video_extra import (
 )
 from tvm_pipeline.service.workflow import chosen_plan
 
+SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 Picture = NDArray[np.uint8]
 
 
@@ -107,6 +112,7 @@ class RunningModel:
         decoder: the one that the thread of the results calls; None where a stage does, which has its own watchdog.
         failure: why its results ended early.
         hangs: whether the thread of the results does not end.
+        metering: measures the joules of the frames of all models of the run; None without a sensor.
     """
 
     label: str
@@ -120,6 +126,7 @@ class RunningModel:
     last: Analysed[Frame] | None = None
     failure: Exception | None = None
     hangs: bool = False
+    metering: RunEnergy | None = None
 
     def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -147,16 +154,18 @@ class RunningModel:
 
     def report(self) -> ModelReport:
         """Return the figures of now."""
+        plan, statistics = self.pipeline.plan, self.pipeline.statistics()
         return ModelReport(
             label=self.label,
             source=self.sources.name,
             frame=self.last.frame.index if self.last else 0,
-            plan=self.pipeline.plan,
+            plan=plan,
             platform=self.bundle.platform,
-            statistics=self.pipeline.statistics(),
+            statistics=statistics,
             events=tuple(event for event in self.pipeline.events if event.kind != "start"),
             sources=self.sources.statistics(),
             damaged=self.sources.damaged(),
+            energy=self.metering.frame if self.metering else energy_by_watts(self.problem, plan, statistics),
         )
 
 
@@ -176,6 +185,7 @@ def opened_models(
         if keeps_results and settings.results_file:
             counts.recall(settings.results_file, settings.segment is not None)
         write_event = stack.enter_context(event_log(settings.events, listener.warn))
+        meter = stack.enter_context(opened_meter(settings.power_sensor, listener.warn, SAMPLED_S))
         opened: list[_Opened] = []
         for index, label in enumerate(labels):
             own = slice(None) if len(labels) == 1 else slice(index, index + 1)
@@ -189,7 +199,7 @@ def opened_models(
             found = _interpreted(settings, index, bundle)
             for line in found.said:
                 listener.say(f"{label}: {line}" if label else line)
-            planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener)
+            planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener, meter)
             sources = stack.enter_context(
                 opened_sources(
                     specs,
@@ -206,7 +216,18 @@ def opened_models(
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event))
             stack.enter_context(watched(models[-1], index, settings, listener))
+        if meter:
+            progress, idle_w = partial(_progress, models), known_idle_w(models[0].problem)
+            metering = RunEnergy(meter, progress, idle_w, listener.warn)
+            for model in models:
+                model.metering = metering
         yield models, write
+
+
+def _progress(models: Sequence[RunningModel]) -> tuple[int, float]:
+    """Return how many frames of all models came out, and when the last one did."""
+    pipelines = [model.pipeline for model in models]
+    return sum(pipeline.frames for pipeline in pipelines), max(pipeline.last_result_s for pipeline in pipelines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +258,7 @@ def _planned(
     spec: str,
     found: Interpretation,
     listener: Listener,
+    meter: Meter | None,
 ) -> HostPlan:
     """Return the plan of a model with the host work around it; of the model alone where that cannot be planned.
 
@@ -269,6 +291,7 @@ def _planned(
             key=application_key(path, problem, rehearsal, rate_fps),
             fresh=settings.fresh,
             listener=listener,
+            meter=meter,
         )
     listener.say("reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could")
     if asked:
@@ -348,7 +371,7 @@ def watched(model: RunningModel, index: int, settings: Settings, listener: Liste
         raise PipelineError(f"`watch` needs an extra: pip install 'tvm-pipeline[watch]' ({error})") from error
 
     with WatchServer(
-        LiveWatch(model.pipeline, model.sources.summary),
+        LiveWatch(model.pipeline, model.sources.summary, lambda: model.metering),
         *where,
         token=settings.token,
         unhealthy_after_s=settings.unhealthy_after,

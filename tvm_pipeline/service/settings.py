@@ -64,6 +64,7 @@ class Settings:
     isolate: bool = False
     watchdog: float = 30.0
     events: Path | None = None
+    power_sensor: str = ""
     watch: str | int | None = None
     unhealthy_after: float = 10.0
     token: str | None = None

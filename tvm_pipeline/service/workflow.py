@@ -42,6 +42,7 @@ from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 from tvm_pipeline.service.engine_fallback import compiled_by_engine
+from tvm_pipeline.service.power_meter import NONE, opened_meter
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -358,6 +359,8 @@ def decide(
         run: runs a plan for a turn, where that takes more than `compiled`: with the work of an application, for
             instance. Without both, nothing runs and the prediction decides.
 
+    Where the objective is energy, the best sensor of power of the machine measures these runs.
+
     Raises what `planning.plan` raises, and OptionError where `verify_s` is no time.
     """
     check_seconds(verify_s)
@@ -365,7 +368,9 @@ def decide(
     decision = planning.plan(problem, scheduler, measure=measure, progress=tell)
     if run is None and compiled is not None:
         run = runner(compiled, problem.platform)
-    decision = verified(problem, decision, run, verify_s, tell)
+    measures = problem.objective == "energy" and run is not None and verify_s > 0
+    with opened_meter("" if measures else NONE, _log.warning) as meter:
+        decision = verified(problem, decision, run, verify_s, tell, meter)
     if not decision.segments:
         return decision, problem.profile
     return decision, replace(problem.profile, segments=(*problem.profile.segments, *decision.segments))

@@ -10,8 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from tvm_pipeline.core.frame_energy import FrameEnergy
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import Bar, RunStatistics
+from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.runtime.live_pipeline import LivePipeline
+from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline.watch.snapshot import Snapshot
 from tvm_pipeline.watch.trace import stage_bars
 
@@ -23,17 +28,23 @@ class LiveWatch:
 
     Args:
         sources: returns the present `Snapshot.sources`.
+        metering: returns what measures joules; None where nothing does.
     """
 
-    def __init__(self, pipeline: LivePipeline, sources: Callable[[], Mapping[str, Mapping[str, Any]]] = dict) -> None:
-        self._pipeline, self._sources = pipeline, sources
+    def __init__(
+        self,
+        pipeline: LivePipeline,
+        sources: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
+        metering: Callable[[], RunEnergy | None] = lambda: None,
+    ) -> None:
+        self._pipeline, self._sources, self._metering = pipeline, sources, metering
         self._made_s = time.perf_counter()
         self.graph = pipeline.given.graph
         self.statistics: Callable[[], RunStatistics] = pipeline.statistics
 
     def snapshot(self) -> Snapshot:
         live = self._pipeline
-        problem = live.given
+        problem, metering = live.given, self._metering()
         return Snapshot(
             live.began_s or self._made_s,  # the first request may come before the pipeline has begun
             live.plan,
@@ -48,7 +59,14 @@ class LiveWatch:
             factors=live.factors,
             stand_ins=problem.platform.stand_ins,
             events=[asdict(event) for event in list(live.events)[-SHOWN_EVENTS:]],
+            energy_j=metering.energy_j if metering else None,
+            energy=metering.frame if metering else self._by_watts(problem, live.plan),
         )
+
+    def _by_watts(self, problem: Problem, plan: Plan) -> FrameEnergy | None:
+        if any(problem.platform.device(name).active_w is None for name in plan.devices):
+            return None  # statistics take longer than all else here
+        return energy_by_watts(problem, plan, self.statistics())
 
     def bars(self, since_s: float) -> list[Bar]:
         return [

@@ -96,11 +96,19 @@ def _run_metrics(snapshot: Snapshot, statistics: RunStatistics) -> Iterator[Metr
         ("throughput_fps", "Frames a second in steady state", statistics.throughput_fps),
         ("predicted_throughput_fps", "Frames a second that the plan promises", plan.predicted.throughput_fps),
         ("predicted_latency_seconds", "Latency that the plan promises", plan.predicted.latency_s),
+        ("predicted_frame_energy_joules", "Joules of a frame that the plan promises", plan.predicted.energy_j),
     ):
         if value is not None:
             yield GaugeMetricFamily(f"tvm_pipeline_{name}", what, value=value)
     if snapshot.energy_j is not None:
-        yield CounterMetricFamily("tvm_pipeline_energy_joules", "Joules since the start", value=snapshot.energy_j)
+        what = "Joules that a sensor measured since the first frame, of all models of the run"
+        yield CounterMetricFamily("tvm_pipeline_energy_joules", what, value=snapshot.energy_j)
+    if (energy := snapshot.energy) is not None:
+        by = {(energy.sensor or energy.by, energy.covers): energy.energy_j}
+        yield _gauge("frame_energy_joules", "Joules of a frame, idle machine included", ("by", "covers"), by)
+        if energy.active_j is not None:
+            above = dict.fromkeys(by, energy.active_j)
+            yield _gauge("frame_active_energy_joules", "Joules of a frame above idle", ("by", "covers"), above)
 
 
 def _source_metrics(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:

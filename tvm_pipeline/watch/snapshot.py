@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.state import State
@@ -35,7 +36,8 @@ class Snapshot:
         stand_ins: device -> what stands in for it.
         events: the latest decisions and failures, the oldest first. Every one has `time_s` (since the start), `kind`
             and `reason`; other keys are shown as they are.
-        energy_j: joules since the start; None without a sensor.
+        energy_j: joules that a sensor measured since the first frame, of all models of the run; None without a sensor.
+        energy: the joules of a frame; None where nothing tells.
     """
 
     began_s: float
@@ -52,6 +54,7 @@ class Snapshot:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
     events: Sequence[Mapping[str, Any]] = ()
     energy_j: float | None = None
+    energy: FrameEnergy | None = None
 
     def health(self, unhealthy_after_s: float) -> str:
         """Return why the pipeline is unhealthy; empty if it is healthy."""
@@ -86,6 +89,7 @@ class Snapshot:
             stand_ins=self.stand_ins,
             events=self.events,
             energy_j=self.energy_j,
+            energy=self.energy,
             healthy=not why,
             why=why,
             picture=picture,

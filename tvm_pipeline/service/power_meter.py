@@ -1,0 +1,98 @@
+"""The sensor that a command measures joules with: the one that is wanted, the best one of the machine, or none.
+
+Read next: `power/choice.py`, which sensors there are; `profiling/joules.py` and `runtime/metering.py`, which measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.errors import OptionError, PowerError
+from tvm_pipeline.power import Meter, Sensor
+from tvm_pipeline.power.choice import chosen_sensor, survey
+from tvm_pipeline.power.meter import SHORTEST_PERIOD_S
+from tvm_pipeline.profiling.joules import Pace, profile_joules
+
+ROOT = Path("/")
+Say = Callable[[str], None]
+NONE = "none"
+LOOKED_FOR = "INA3221 and INA226 of boards (hwmon, iio), RAPL of processors (powercap), NVML of GPUs, and jtop"
+
+
+@contextmanager
+def opened_meter(
+    wanted: str, warn: Say, least_s: float = SHORTEST_PERIOD_S, root: Path = ROOT
+) -> Iterator[Meter | None]:
+    """Sample a sensor of power while the block lasts; yield None where none is wanted, or the machine has none.
+
+    Args:
+        wanted: the name of a sensor or the file of a meter's log; empty for the best sensor, `none` for none.
+        warn: is told where the best sensor cannot be read.
+        least_s: seconds between two reads of the sensor, at least.
+        root: the folder that holds `sys/`.
+
+    Raises:
+        PowerError: a sensor that is wanted by name is not there, or cannot be read.
+    """
+    sensor = None if wanted == NONE else chosen_sensor(wanted, root)
+    if sensor is None:
+        yield None
+        return
+    meter = Meter(sensor, least_s)
+    try:
+        meter.__enter__()
+    except PowerError as error:
+        if wanted:
+            raise
+        warn(f"{error}; joules are not measured")
+        yield None
+        return
+    try:
+        yield meter
+    finally:
+        meter.__exit__(None, None, None)
+
+
+def required_sensor(wanted: str, root: Path = ROOT) -> Sensor:
+    """Return the sensor that is wanted, or the best one.
+
+    Raises:
+        OptionError: none is wanted, which `power` needs.
+        PowerError: there is none; the message says what was looked for, what cannot be read, and what to do.
+    """
+    if wanted == NONE:
+        raise OptionError("`power` measures joules; give another `power_sensor` than none", option="power_sensor")
+    sensor = chosen_sensor(wanted, root)
+    if sensor is not None:
+        return sensor
+    refused = "; ".join(f"{name} cannot be read: {reason}" for name, reason in survey(root).obstacles.items())
+    raise PowerError(
+        f"`power`: this machine has no sensor of power that can be read. Looked for {LOOKED_FOR}"
+        f"{f'; {refused}' if refused else ''}. Give the log of a meter as `power_sensor` FILE, or state `active_w` of "
+        "each device and `idle_w` in the platform file"
+    )
+
+
+def with_joules(
+    compiled: CompiledModel,
+    platform: Platform,
+    profile: Profile,
+    sensor: Sensor,
+    tell: Say,
+    warn: Say,
+    pace: Pace | None = None,
+) -> Profile:
+    """Return the profile with joules; as it was, with a warning, where the sensor fails."""
+    try:
+        found = profile_joules(compiled, platform, profile, sensor, tell, pace)
+    except PowerError as error:
+        warn(f"{error}. The profile has no joules")
+        return profile
+    for line in found.warnings[len(profile.warnings) :]:
+        warn(line)
+    return found
