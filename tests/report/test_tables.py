@@ -19,6 +19,7 @@ from tvm_pipeline.report import (
     comparison_table,
     devices_table,
     duration,
+    joules_table,
     size,
     stages_table,
     statistics_table,
@@ -206,9 +207,9 @@ def test_devices_have_joules_with_their_interval() -> None:
     figures = DeviceProfile({"a": 0.01}, joules={"a": 0.05}, joules_uncertainty={"a": 0.02})
     idle = IdlePower("VDD_IN", "the board", 4.0, 0.01)
     platform = Platform("box", (Device("cpu"), Device("tpu")))
-    table = devices_table(platform, Profile("net", "f", {"cpu": figures}, idle=idle))
-    assert table.title == "Devices of box; idle 4 W ±1.0% by VDD_IN (the board)"
-    assert [row[-1] for row in table.rows] == ["50.0 mJ ±2.0%", "-"]
+    table = joules_table(platform, idle, Profile("net", "f", {"cpu": figures}, idle=idle))
+    assert table.title == "Joules by VDD_IN (the board)"
+    assert table.rows == (("idle machine", "4 W", "±1.0%"), ("cpu", "50.0 mJ", "±2.0%"), ("tpu", "-", "-"))
 
 
 def test_markdown_keeps_bars_inside_cells() -> None:

@@ -22,7 +22,7 @@ from tvm_pipeline.cli.options import (
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.report import devices_table
+from tvm_pipeline.report import devices_table, joules_table
 from tvm_pipeline.service.power_meter import required_sensor, with_joules
 from tvm_pipeline.service.workflow import REPEATS, compile_source, measured_profile
 
@@ -77,3 +77,5 @@ def command(
         print_json(measured)
     else:
         show(devices_table(made.platform, measured), json)
+        if measured.idle:
+            show(joules_table(made.platform, measured.idle, measured), json)

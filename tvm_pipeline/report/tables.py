@@ -16,7 +16,7 @@ from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Decision, Measured, Plan, Prediction, describe, margin
 from tvm_pipeline.core.platform import Platform, Transfer, core_ranges
 from tvm_pipeline.core.problem import Objective, counts_edges
-from tvm_pipeline.core.profile import DeviceProfile, Profile
+from tvm_pipeline.core.profile import DeviceProfile, IdlePower, Profile
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.cost.evaluate import Evaluation
 from tvm_pipeline.planning.deployment import Deployment
@@ -113,8 +113,6 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
     columns += ["whole model", "all busy", "spread"] if profile else []
     has_transfers = profile is not None and any(d.receive or d.send for d in profile.devices.values())
     columns += ["receive", "send"] if has_transfers else []
-    has_joules = profile is not None and profile.idle is not None
-    columns += ["J/frame above idle"] if has_joules else []
     rows = []
     for device in platform.devices:
         row = [device.label, device.backend, " ".join(core_ranges(device.cores)) or UNKNOWN, device.target or UNKNOWN]
@@ -125,18 +123,23 @@ def devices_table(platform: Platform, profile: Profile | None = None) -> TextTab
             row += _measured(measured)
         if has_transfers:
             row += [_transfer(measured.receive), _transfer(measured.send)] if measured else [UNKNOWN, UNKNOWN]
-        if has_joules:
-            row.append(_interval(joules(measured.whole_j), measured.whole_j_uncertainty) if measured else UNKNOWN)
         rows.append(tuple(row))
-    title = f"Devices of {platform.name}"
-    if profile is not None and (idle := profile.idle) is not None:
-        title += f"; idle {_interval(f'{idle.power_w:.3g} W', idle.uncertainty)} by {idle.sensor} ({idle.covers})"
-    return TextTable(title, tuple(columns), tuple(rows))
+    return TextTable(f"Devices of {platform.name}", tuple(columns), tuple(rows))
 
 
-def _interval(figure: str, uncertainty: float) -> str:
-    """`_interval("4.12 W", 0.013)` is `4.12 W ±1.3%`."""
-    return f"{figure} ±{percent(uncertainty)}" if figure != UNKNOWN else figure
+def joules_table(platform: Platform, idle: IdlePower, profile: Profile) -> TextTable:
+    """Return the idle machine's power and the joules of a frame on each device above it, with their intervals.
+
+    Args:
+        idle: that of the profile.
+    """
+    rows = [("idle machine", f"{idle.power_w:.3g} W", f"±{percent(idle.uncertainty)}")]
+    for device in platform.devices:
+        found = profile.devices.get(device.name)
+        whole_j = found.whole_j if found else None
+        doubt = UNKNOWN if found is None or whole_j is None else f"±{percent(found.whole_j_uncertainty)}"
+        rows.append((device.label, joules(whole_j), doubt))
+    return TextTable(f"Joules by {idle.sensor} ({idle.covers})", ("", "J/frame above idle", "95 %"), tuple(rows))
 
 
 def sensors_table(sensors: Sequence[Sensor], watts: Mapping[str, float]) -> TextTable:
