@@ -32,7 +32,7 @@ def every(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     """All that `best` chooses from: pipelines of one device a stage or several, and devices that come again.
 
     For latency, and for energy without an idle power, a device may come again in any number of stages, for throughput
-    in three or four; one with a memory limit or a parameter cache never does.
+    in three or four, for energy with an idle power in three; one with a memory limit or a parameter cache never does.
     """
     limited = {
         device.name
@@ -42,11 +42,12 @@ def every(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     paced = counts_period(problem)
     if paced:
         yield from every_plan(problem, problem.stages, replicas=True)
-    if (paced and problem.objective != "throughput") or problem.max_latency_s is not None:
+    if problem.min_throughput_fps is not None or problem.max_latency_s is not None:
         return
     for stages in every_plan(problem, problem.stages, again=True):
         used = [stage.devices[0] for stage in stages]
-        if len(stages) <= (4 if paced else len(used)) and not any(used.count(name) > 1 for name in limited):
+        most = len(used) if not paced else 3 if problem.objective == "energy" else 4
+        if len(stages) <= most and not any(used.count(name) > 1 for name in limited):
             yield stages
 
 
@@ -156,7 +157,7 @@ def test_without_time_there_is_still_a_plan(problem: Problem) -> None:
         assert -plan.bound[0] * (1 + 1e-9) <= optimum
 
 
-REFUSED = {("revisits", "latency"), ("revisits", "energy")}
+REFUSED = {("revisits", "latency")}
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

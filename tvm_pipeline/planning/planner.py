@@ -303,7 +303,8 @@ def _makers(problem: Problem, deadline: float | None) -> dict[str, _Maker]:
     # Replicated stages and devices that serve twice raise the throughput, and never shorten the latency of a frame.
     if counts_period(problem):
         makers["hybrid"] = lambda known: [_with_replicas(left(), cuts, known)]
-    if problem.objective == "throughput" and _has_few_sequences(problem):
+    unlimited = problem.max_latency_s is None and problem.min_throughput_fps is None
+    if problem.objective != "latency" and counts_period(problem) and unlimited and _has_few_sequences(problem):
         makers["revisits"] = lambda _: [revisits(left())]
     return makers
 
@@ -372,7 +373,7 @@ def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Pl
 def _has_few_sequences(problem: Problem) -> bool:
     """Return whether it takes about a second at most to try all sequences of devices."""
     count = max(map(len, disjoint_sets(problem.platform.devices)))
-    return count <= 3 and len(problem.graph) * count**3 <= 8000 and problem.max_latency_s is None
+    return count <= 3 and len(problem.graph) * count**3 <= 8000
 
 
 def _pipeline(problem: Problem, cuts: Cuts | None) -> Plan:

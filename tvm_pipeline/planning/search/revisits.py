@@ -8,6 +8,9 @@ For a sequence of devices and a middle cut, one cut is free among the first two 
 two. On either side only those cuts count that no other beats in both loads (a Pareto staircase). Along a staircase the
 load of one device rises while the load of the other falls, so bisection finds the best partner of each cut. This takes
 O(M^2 log M) for a sequence, while trying all cuts takes O(M^3).
+
+For energy, the idle power counts for the seconds of the most loaded device, and the joules of the stages are a third
+figure beside the two loads. There all cuts of three stages are tried, in O(M^2).
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ import numpy as np
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import cost_of, lock_s
+from tvm_pipeline.cost.device_costs import cost_of, idle_w, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError
-from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_seconds
+from tvm_pipeline.planning.search.cost_tables import StageCosts, capacities, stage_joules, stage_seconds
 from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, ideals, prefixes
 from tvm_pipeline.solvers.hot import hot
 
@@ -34,18 +37,19 @@ MOST_CUTS = 1500
 
 
 def revisits(problem: Problem) -> Plan:
-    """Return the fastest pipeline of three or four stages in which at least one device serves two of them.
+    """Return the best pipeline of three or four stages (for energy: three) in which a device serves two of them.
 
     A device serves one stage where its memory may be too small for several, or where it has a parameter cache. The cuts
     are all downsets of the graph if there are at most MOST_CUTS, else the prefixes of its own order.
 
     Raises:
         InfeasibleError: no device can serve two stages, or the graph is too short.
-        OptionError: the objective is not throughput, or there is a limit of latency.
+        OptionError: the objective is neither throughput nor energy, or there is a limit.
     """
     listed = ideals(problem.graph)
     cuts = listed if listed is not None and len(listed) <= MOST_CUTS else prefixes(problem.graph)
-    lengths = [count for count in (3, 4) if problem.stages in (None, count)]
+    of_energy = problem.objective == "energy"
+    lengths = [count for count in ((3,) if of_energy else (3, 4)) if problem.stages in (None, count)]
     best: _Choice | None = None
     for devices in disjoint_sets(problem.platform.devices):
         by_count: dict[int, StageCosts] = {}
@@ -53,8 +57,8 @@ def revisits(problem: Problem) -> Plan:
             working = len(set(sequence))
             if working not in by_count:
                 by_count[working] = stage_seconds(problem, cuts, devices, working)
-            found = _cut(problem, cuts, by_count[working], devices, sequence, best.value if best else np.inf)
-            best = found or best
+            cut = _cut_for_energy if of_energy else _cut
+            best = cut(problem, cuts, by_count[working], devices, sequence, best.value if best else np.inf) or best
     if best is None:
         raise InfeasibleError(
             "no device can serve two of three or four stages: that takes two devices that share no cores, one of them "
@@ -65,6 +69,10 @@ def revisits(problem: Problem) -> Plan:
     predicted = evaluate(problem, stages).predicted
     plan = Plan(problem.graph.name, "revisits", problem.objective, stages, predicted, "optimal")
     plan = replace(plan, bound=plan.value)
+    if of_energy:
+        # The search does not count the seconds of buses.
+        proven = predicted.energy_j is None or predicted.energy_j <= best.value * (1 + 1e-9)
+        return plan if proven else replace(plan, status="feasible", bound=(best.value,))
     least_s = max(best.value, lock_s(problem))
     if plan.value and 1 / plan.value[0] > least_s * (1 + 1e-9):
         # The search does not count buses, and one of them is slower than every device.
@@ -74,7 +82,7 @@ def revisits(problem: Problem) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The seconds between frames of a pipeline, the devices of its stages, and the cuts at which they end."""
+    """The value of a pipeline (seconds or joules), the devices of its stages, and the cuts at which they end."""
 
     value: float
     devices: tuple[str, ...]
@@ -146,6 +154,44 @@ def _cut(
             ends = (int(early[front[f]]), middle, int(late[back[b]]), last) if rest else (
                 int(early[front[f]]), int(middle), last
             )  # fmt: skip
+    return _Choice(best, tuple(devices[d].name for d in sequence), ends) if ends else None
+
+
+def _cut_for_energy(
+    problem: Problem,
+    cuts: Cuts,
+    seconds: StageCosts,
+    devices: tuple[Device, ...],
+    sequence: tuple[int, ...],
+    at_most: float,
+) -> _Choice | None:
+    """Return the best cuts for devices that serve in the order a, b, a; None if no energy is below `at_most`."""
+    param_bytes = cuts.param_bytes.astype(np.float64)
+    joules = stage_joules(problem, cuts, devices)
+    last, outer, inner = len(cuts) - 1, *sequence[:2]
+    usable = cuts.together if problem.children_together else np.ones(len(cuts), bool)
+    positions = np.flatnonzero(usable[1:last]) + 1
+    watts, held_s = idle_w(problem), lock_s(problem)
+    best, ends = at_most, None
+
+    def both(costs: StageCosts, early: Integers, late: int) -> tuple[Floats, Floats]:
+        """Return the costs of the device that serves twice, and of the other one."""
+        twice = costs.stage(param_bytes, outer, len(devices), 0, early)
+        twice = twice + costs.stage(param_bytes, outer, inner, late, last)
+        return twice, costs.stage(param_bytes, inner, outer, early, late)
+
+    for late in map(int, positions):
+        early = positions[positions < late]
+        early = early[cuts.inside(early, late)]
+        early = early[param_bytes[late] - param_bytes[early] <= capacities(devices)[inner]]
+        if not len(early):
+            continue
+        load_s = np.maximum(*both(seconds, early, late))
+        value = np.add(*both(joules, early, late)) + watts * np.maximum(load_s, held_s)
+        value[load_s >= seconds.impossible] = np.inf
+        index = int(np.argmin(value))
+        if value[index] < best:
+            best, ends = float(value[index]), (int(early[index]), late, last)
     return _Choice(best, tuple(devices[d].name for d in sequence), ends) if ends else None
 
 
