@@ -3,12 +3,8 @@
 CUDA: the architecture is the compute capability. NVIDIA's table (https://developer.nvidia.com/cuda-gpus) and TVM's tags
 (`nvidia/jetson-tx2` and others in tvm/src/target/tag.cc) agree where both know a device:
 
-    Jetson Nano, TX1               sm_53
-    Jetson TX2                     sm_62
-    Jetson Xavier NX, AGX Xavier   sm_72
-    Jetson Orin                    sm_87
-    Jetson Thor                    sm_101 up to CUDA 12.9, sm_110 from CUDA 13.0 on, which renamed it
-    GeForce, RTX, data centre      by capability, such as sm_61 (1080), sm_75 (2080, T4), sm_86 (3080), sm_90 (H100)
+    Jetson                      those of `tvm_pipeline/boards/modules.py`, from sm_53 (Nano) to sm_110 (Thor)
+    GeForce, RTX, data centre   by capability, such as sm_61 (1080), sm_75 (2080, T4), sm_86 (3080), sm_90 (H100)
 
 OpenCL: the name of a `-device` chooses TVM's schedules. `mali`, `bifrost` and `intel_graphics` are those of
 `tvm.target.mali`, `bifrost` and `intel_graphics`, which also gives the warp of 16; without a name TVM takes the

@@ -13,7 +13,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors"),
     ("files", "documents", "solvers"),
     ("core",),
-    ("memory", "power"),
+    ("memory", "power", "boards"),
     ("cost",),
     ("planning", "backends"),
     ("research", "tvm", "frontends", "profiling"),

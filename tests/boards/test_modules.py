@@ -1,0 +1,49 @@
+"""The table of modules agrees with the rest: with the targets of GPUs, with LLVM, and with the page that shows it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tvm_pipeline.boards.core_kinds import KINDS
+from tvm_pipeline.boards.modules import MODULES, Module
+
+PAGE = Path(__file__).parents[2] / "docs" / "jetson.md"
+
+
+def test_a_part_number_names_one_module() -> None:
+    parts = Counter(part for module in MODULES for part in module.parts)
+    assert all(re.fullmatch(r"p\d{4}-\d{4}", part) for part in parts)
+    assert parts.most_common(1)[0][1] == 1
+    assert Counter(module.name for module in MODULES).most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
+def test_the_target_is_what_the_gpu_itself_would_get(module: Module) -> None:
+    pytest.importorskip("tvm")
+    from tvm_pipeline_gpu.detection import Gpu
+    from tvm_pipeline_gpu.targets import target_for
+
+    number = int(module.target.rpartition("_")[2])
+    assert target_for(Gpu("cuda", module.name, capability=divmod(number, 10))) == module.target
+
+
+def test_llvm_knows_every_kind_of_core() -> None:
+    pytest.importorskip("tvm")
+    import tvm
+    from tvm.target import codegen
+
+    known = set(map(str, codegen.llvm_get_cpu_archlist(tvm.target.Target("llvm -mtriple=aarch64-linux-gnu"))))
+    assert {kind.processor for kind in KINDS.values()} <= known
+
+
+def test_the_page_shows_the_table() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if re.match(r"\| (TX|Nano|Xavier|AGX|Orin|T\d)", line)]
+    assert rows == [
+        f"| {module.name} | {', '.join(module.parts)} | {module.cores} | `{module.target}` | "
+        f"{module.memory_bytes // 2**30} GiB |"
+        for module in MODULES
+    ]

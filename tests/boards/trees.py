@@ -1,0 +1,227 @@
+"""Trees of files like those of Jetsons of each generation, as documented by public sources; none is a copy of a board.
+
+Names, numbers and forms are those of the sources that each tree names. Temperatures, clocks and counts are made up
+where the test needs a value.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CPUS = "sys/devices/system/cpu"
+A57, DENVER2, CARMEL, A78AE, V3AE = 0x411FD073, 0x4E0F0030, 0x4E0F0040, 0x410FD421, 0x410FD830
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """What a board shows.
+
+    Attributes:
+        cores: MIDR_EL1 of each core.
+        policies: the cores of each cpufreq policy.
+        told: what `devices` is to say of the board.
+        named: the kinds of its cores.
+    """
+
+    compatible: Sequence[str]
+    model: str
+    release: str
+    cores: Sequence[int]
+    policies: Sequence[Sequence[int]]
+    limit_khz: int
+    memory_kb: int
+    gpu: str
+    gpu_hz: int
+    zones: Mapping[str, int]
+    coolers: Sequence[str]
+    told: str
+    named: str
+    mode: int | None = None
+    modes: Sequence[str] = ()
+    others: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, root: Path) -> Path:
+        """Write the tree into a folder that does not exist yet, and return it."""
+        files = {
+            "proc/device-tree/compatible": "\0".join(self.compatible) + "\0",
+            "proc/device-tree/model": self.model + "\0",
+            "proc/meminfo": f"MemTotal:       {self.memory_kb} kB\nMemFree:         1024 kB\n",
+            "etc/nv_tegra_release": self.release,
+            f"{CPUS}/present": f"0-{len(self.cores) - 1}\n",
+            f"{CPUS}/online": f"0-{len(self.cores) - 1}\n",
+        }
+        for core, midr in enumerate(self.cores):
+            files[f"{CPUS}/cpu{core}/regs/identification/midr_el1"] = f"0x{midr:016x}\n"
+        for policy in self.policies:
+            folder = f"{CPUS}/cpufreq/policy{policy[0]}"
+            files[f"{folder}/related_cpus"] = " ".join(map(str, policy)) + "\n"
+            files[f"{folder}/scaling_cur_freq"] = files[f"{folder}/scaling_max_freq"] = f"{self.limit_khz}\n"
+        for name in ("cur_freq", "max_freq"):
+            files[f"sys/class/devfreq/{self.gpu}/{name}"] = f"{self.gpu_hz}\n"
+        for number, (name, temp) in enumerate(self.zones.items()):
+            files[f"sys/class/thermal/thermal_zone{number}/type"] = f"{name}\n"
+            files[f"sys/class/thermal/thermal_zone{number}/temp"] = f"{temp}\n"
+        for number, name in enumerate(self.coolers):
+            files[f"sys/class/thermal/cooling_device{number}/type"] = f"{name}\n"
+            files[f"sys/class/thermal/cooling_device{number}/cur_state"] = "0\n"
+        if self.mode is not None:
+            files["var/lib/nvpmodel/status"] = f"pmode:{self.mode:04d}"
+            files["etc/nvpmodel.conf"] = "".join(
+                f"< POWER_MODEL ID={number} NAME={name} >\nCPU_ONLINE CORE_0 1\n"
+                for number, name in enumerate(self.modes)
+            )
+        for path, text in {**files, **self.others}.items():
+            write(root, path, text)
+        return root
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def replace_by_folder(root: Path, path: str) -> None:
+    """Put a folder in the place of a file: reading it fails, also for root, as a sensor that is switched off does."""
+    (root / path).unlink()
+    (root / path).mkdir()
+
+
+def cores_off(root: Path, online: str, *gone: int) -> None:
+    """Switch cores off, as nvpmodel does: the kernel then shows no registers of theirs."""
+    write(root, f"{CPUS}/online", f"{online}\n")
+    for core in gone:
+        shutil.rmtree(root / f"{CPUS}/cpu{core}/regs")
+
+
+def release(major: int, revision: str, board: str) -> str:
+    """Return /etc/nv_tegra_release, in the form that JetPack 4 to 7 have."""
+    return f"# R{major} (release), REVISION: {revision}, GCID: 1, BOARD: {board}, EABI: aarch64, DATE: Mon Jan 1 2024\n"
+
+
+_ORIN_ALERTS = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2")
+_ORIN_COOLERS = (*(f"{name}-throttle-alert" for name in _ORIN_ALERTS), "hot-surface-alert", "pwm-fan")
+_CURRENT = {
+    "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
+    **{f"sys/class/hwmon/hwmon3/oc{number}_event_cnt": "0\n" for number in (1, 2, 3)},
+}
+
+TREES: dict[str, Tree] = {
+    # Names: notes of a TX2 with R32.7.6 (model, compatible, TNSPEC), NVIDIA's cpufreq (MIDR), nvpmodel_t186.conf.
+    "TX2, JetPack 4": Tree(
+        compatible=("nvidia,p2597-0000+p3310-1000", "nvidia,tegra186"),
+        model="quill",
+        release=release(32, "7.6", "t186ref"),
+        cores=(A57, DENVER2, DENVER2, A57, A57, A57),
+        policies=((0, 3, 4, 5), (1, 2)),
+        limit_khz=2035200,
+        memory_kb=8048048,
+        gpu="17000000.gp10b",
+        gpu_hz=1300500000,
+        zones={"BCPU-therm": 38000, "MCPU-therm": 38500, "GPU-therm": 36500, "PMIC-Die": 100000},
+        coolers=("bcpu-throttle-alert", "mcpu-throttle-alert", "gpu-throttle-alert", "pwm-fan"),
+        mode=3,
+        modes=("MAXN", "MAXQ", "MAXP_CORE_ALL", "MAXP_CORE_ARM", "MAXP_CORE_DENVER"),
+        others={"etc/nv_boot_control.conf": "TNSPEC 3310-B02-1000-E.0-1-0-jetson-tx2-devkit-mmcblk0p1\n"},
+        told="NVIDIA Jetson TX2 (p3310-1000), L4T 32.7.6 (JetPack 4.6.6), power mode 3 (MAXP_CORE_ARM)",
+        named="4 Cortex-A57, 2 Denver 2",
+    ),
+    # Names: Jetson.GPIO and jetson_stats (compatible, dtsfilename), output of a Nano (zones), nvpmodel_t210.conf.
+    "Nano, JetPack 4": Tree(
+        compatible=("nvidia,p3449-0000-b00+p3448-0000-b00", "nvidia,jetson-nano", "nvidia,tegra210"),
+        model="NVIDIA Jetson Nano Developer Kit",
+        release=release(32, "7.1", "t210ref"),
+        cores=(0x411FD071,) * 4,
+        policies=((0, 1, 2, 3),),
+        limit_khz=1479000,
+        memory_kb=4059412,
+        gpu="57000000.gpu",
+        gpu_hz=921600000,
+        zones={"AO-therm": 41500, "CPU-therm": 34000, "GPU-therm": 31000, "PMIC-Die": 100000, "thermal-fan-est": 33000},
+        coolers=("thermal-cpufreq-0", "pwm-fan"),
+        mode=0,
+        modes=("MAXN", "5W"),
+        others={"proc/device-tree/nvidia,dtsfilename": "/dvs/tegra210-p3448-0000-p3449-0000-b00.dts\0"},
+        told="NVIDIA Jetson Nano (p3448-0000), L4T 32.7.1 (JetPack 4.6.1), power mode 0 (MAXN)",
+        named="4 Cortex-A57",
+    ),
+    # Names: meta-tegra (compatible of the kernel 5.10), the Developer Guide R35.4.1.
+    "Xavier NX 16 GB, JetPack 5": Tree(
+        compatible=("nvidia,p3449-0000+p3668-0001", "nvidia,p3509-0000+p3668-0001", "nvidia,tegra194"),
+        model="NVIDIA Jetson Xavier NX Developer Kit",
+        release=release(35, "4.1", "t186ref"),
+        cores=(CARMEL,) * 6,
+        policies=((0, 1), (2, 3), (4, 5)),
+        limit_khz=1907200,
+        memory_kb=15820000,
+        gpu="17000000.gv11b",
+        gpu_hz=1109250000,
+        zones={"CPU-therm": 40000, "GPU-therm": 39000, "AUX-therm": 38000, "AO-therm": 38500},
+        coolers=("cpu-throttle-alert", "gpu-throttle-alert", "pwm-fan"),
+        told="NVIDIA Jetson Xavier NX 16GB, L4T 35.4.1 (JetPack 5.1.2), power mode unknown "
+        "(no /var/lib/nvpmodel/status)",
+        named="6 Carmel",
+    ),
+    # Names: Linux, tegra234-p3737-0000+p3701-0000.dts and its like; jetson_stats (devfreq).
+    "AGX Orin, JetPack 5": Tree(
+        compatible=("nvidia,p3737-0000+p3701-0005", "nvidia,tegra234"),
+        model="NVIDIA Jetson AGX Orin Developer Kit",
+        release=release(35, "3.1", "t186ref"),
+        cores=(A78AE,) * 12,
+        policies=((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)),
+        limit_khz=2201600,
+        memory_kb=64349424,
+        gpu="17000000.ga10b",
+        gpu_hz=1300500000,
+        zones={"CPU-therm": 48000, "GPU-therm": 44000, "tj-therm": 48500},
+        coolers=_ORIN_COOLERS,
+        mode=0,
+        modes=("MAXN", "15W", "30W", "50W"),
+        others=_CURRENT,
+        told="NVIDIA Jetson AGX Orin 64GB (p3701-0005), L4T 35.3.1 (JetPack 5.1.1), power mode 0 (MAXN)",
+        named="12 Cortex-A78AE",
+    ),
+    # Names: a course's public notes (`ls /proc/device-tree`, model, compatible, nvpmodel -q), jetson_stats (devfreq).
+    "Orin Nano Super, JetPack 6": Tree(
+        compatible=("nvidia,p3768-0000+p3767-0005-super", "nvidia,p3767-0005", "nvidia,tegra234"),
+        model="NVIDIA Jetson Orin Nano Engineering Reference Developer Kit Super",
+        release=release(36, "4.3", "generic"),
+        cores=(A78AE,) * 6,
+        policies=((0, 1, 2, 3), (4, 5)),
+        limit_khz=1728000,
+        memory_kb=7802932,
+        gpu="17000000.gpu",
+        gpu_hz=1020000000,
+        zones={"cpu-thermal": 51700, "gpu-thermal": 48500, "tj-thermal": 52000},
+        coolers=_ORIN_COOLERS,
+        mode=2,
+        modes=("15W", "25W", "MAXN_SUPER", "7W"),
+        others={
+            **_CURRENT,
+            "etc/nv_boot_control.conf": "TNSPEC 3767-300-0005-S.1-1-1-jetson-orin-nano-devkit-super-\n",
+        },
+        told="NVIDIA Jetson Orin Nano 8GB (p3767-0005, Super), L4T 36.4.3 (JetPack 6.2), power mode 2 (MAXN_SUPER)",
+        named="6 Cortex-A78AE",
+    ),
+    # Names: Linux, tegra264-p4071-0000+p3834-0008.dts; the notes of ThorFAN (zones, cooling devices, devfreq, hwmon).
+    "Thor, JetPack 7": Tree(
+        compatible=("nvidia,p4071-0000+p3834-0008", "nvidia,p3834-0008", "nvidia,tegra264"),
+        model="NVIDIA Jetson AGX Thor Developer Kit",
+        release=release(38, "4.0", "generic"),
+        cores=(V3AE,) * 14,
+        policies=tuple((core, core + 1) for core in range(0, 14, 2)),
+        limit_khz=2601000,
+        memory_kb=128825804,
+        gpu="gpu-gpc-0",
+        gpu_hz=1575000000,
+        zones={"tj-thermal": 59800, "gpu-thermal": 58000, "cpu-thermal": 59000, "soc012-thermal": 57000},
+        coolers=("cpufreq-cpu0", "pwm-fan", "cpu-throttle-alert", "gpu-throttle-alert", "devfreq-gpu-gpc-0"),
+        mode=0,
+        modes=("MAXN", "120W"),
+        others={**_CURRENT, "sys/class/devfreq/gpu-nvd-0/cur_freq": "1\n"},
+        told="NVIDIA Jetson T5000 (p3834-0008), L4T 38.4.0 (JetPack 7.1), power mode 0 (MAXN)",
+        named="14 Neoverse-V3AE",
+    ),
+}

@@ -1,0 +1,58 @@
+"""Small files that the kernel or the system's makers write. Any may be missing, empty, binary or of another form.
+
+Read next: core_kinds.py, clocks.py and jetson.py, which say what stands where.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+MOST_BYTES = 65536
+
+
+def file_text(path: Path) -> str:
+    """Return the text of a small file without blanks around it; empty where it cannot be read.
+
+    A sensor that is switched off answers EAGAIN, which Python's own files do not expect (they raise TypeError), so this
+    reads by the system calls; and it does not wait at a pipe.
+    """
+    with suppress(OSError, ValueError):  # ValueError: a NUL in the path
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, MOST_BYTES).decode(errors="replace").strip("\0 \t\r\n")
+        finally:
+            os.close(descriptor)
+    return ""
+
+
+def file_number(path: Path) -> int | None:
+    """Return the whole number that a file holds, decimal or, after 0x, hexadecimal; None where it holds none."""
+    try:
+        return int(file_text(path), 0)
+    except ValueError:
+        return None
+
+
+def entries(folder: Path, pattern: str) -> list[Path]:
+    """Return what a folder has by this pattern, number 2 before number 10; nothing where it cannot be listed."""
+    try:
+        return sorted(folder.glob(pattern), key=lambda path: (len(path.name), path.name))
+    except OSError:
+        return []
+
+
+def listed_cores(text: str) -> tuple[int, ...]:
+    """Return the cores of a list of the kernel; nothing where it is none.
+
+    >>> listed_cores("0-2,5")
+    (0, 1, 2, 5)
+    """
+    cores: list[int] = []
+    for part in text.replace(" ", ",").split(","):
+        first, _, last = part.partition("-")
+        if re.fullmatch(r"\d{1,6}", first) and re.fullmatch(r"\d{1,6}", last or first):
+            cores += range(int(first), int(last or first) + 1)
+    return tuple(cores)
