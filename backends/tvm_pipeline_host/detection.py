@@ -9,9 +9,8 @@ import os
 import platform
 from pathlib import Path
 
-from tvm_pipeline.core.platform import Device
-
-_SYSTEM = Path("/sys/devices/system/cpu")
+from tvm_pipeline.boards.core_kinds import SYSTEM, core_names, kind_of_core, offline_cores, part_of
+from tvm_pipeline.core.platform import Device, core_ranges
 
 
 def available_cores() -> tuple[int, ...]:
@@ -19,19 +18,23 @@ def available_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def clusters(cores: tuple[int, ...], system: Path = _SYSTEM) -> list[tuple[int, ...]]:
-    """Return the cores grouped by `cpu_capacity`, largest first; the kernel gives it on big.LITTLE machines."""
-    groups: dict[int, list[int]] = {}
+def clusters(cores: tuple[int, ...], system: Path = SYSTEM) -> list[tuple[int, ...]]:
+    """Return the cores grouped by `cpu_capacity` and by their kind, the largest capacity first.
+
+    The kernel tells the capacity on big.LITTLE machines, the kind on Arm. Only the kind tells the two Denver cores of a
+    Jetson TX2 from its four A57.
+    """
+    groups: dict[tuple[int, object], list[int]] = {}
     for core in cores:
         try:
             capacity = int((system / f"cpu{core}" / "cpu_capacity").read_text())
         except (OSError, ValueError):
             capacity = 0
-        groups.setdefault(capacity, []).append(core)
-    return [tuple(groups[capacity]) for capacity in sorted(groups, reverse=True)]
+        groups.setdefault((capacity, part_of(core, system)), []).append(core)
+    return [tuple(group) for _, group in sorted(groups.items(), key=lambda item: (-item[0][0], item[1]))]
 
 
-def host_devices(cores: tuple[int, ...], target: str, system: Path = _SYSTEM) -> list[Device]:
+def host_devices(cores: tuple[int, ...], target: str, system: Path = SYSTEM) -> list[Device]:
     """Return the devices of a machine with these cores: its clusters, or two halves of equal cores and the whole."""
     groups = clusters(cores, system)
     if len(groups) == 1 and len(cores) > 1:
@@ -48,11 +51,14 @@ def host_target() -> str:
 
     LLVM names the CPU by its family. A hypervisor may hide some of that family's instructions, and code for the name
     would then die with SIGILL. So the name is used only if every vector extension of the family is present; otherwise
-    the target is the best generic level whose extensions are all present.
+    the target is the best generic level whose extensions are all present. A core that LLVM does not know, as the Denver
+    of a Jetson TX2, runs the code of the kind that `boards/core_kinds.py` names.
     """
     from tvm.target import codegen
 
-    name = codegen.llvm_get_system_cpu()
+    name = str(codegen.llvm_get_system_cpu())
+    if name == "generic":
+        name = processor_of(available_cores()) or name
     missing = missing_features(f"llvm -mcpu={name}")
     if not missing:
         return f"llvm -mcpu={name}"
@@ -60,6 +66,29 @@ def host_target() -> str:
         if not missing_features(f"llvm -mcpu={level}"):
             return f"llvm -mcpu={level}"
     return "llvm"
+
+
+def processor_of(cores: tuple[int, ...], system: Path = SYSTEM) -> str:
+    """Return what LLVM calls the kind of the first of these cores that is known; empty where none is.
+
+    LLVM may be older than the core, and then knows no such name, which `missing_features` finds.
+    """
+    return next((kind.processor for core in cores if (kind := kind_of_core(core, system))), "")
+
+
+def described(device: Device, system: Path = SYSTEM) -> str:
+    """Return the kinds of a device's cores; empty where one of them is not known."""
+    return core_names(device.cores, system)
+
+
+def left_out_cores(system: Path = SYSTEM) -> list[str]:
+    """Return a line where cores are switched off."""
+    cores = core_ranges(offline_cores(system))
+    return [
+        f"cores {', '.join(cores)} are switched off, so no device has them; on a Jetson another power mode may have "
+        "them (`nvpmodel -q`), elsewhere see /sys/devices/system/cpu/online"
+        for _ in cores[:1]
+    ]
 
 
 def other_processor(target: str) -> str:

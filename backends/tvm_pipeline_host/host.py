@@ -25,7 +25,15 @@ from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.schedules.choices import Choices
 from tvm_pipeline.tvm.relay.tuning.tuner import tune
-from tvm_pipeline_host.detection import available_cores, host_devices, host_target, missing_features, other_processor
+from tvm_pipeline_host.detection import (
+    available_cores,
+    described,
+    host_devices,
+    host_target,
+    left_out_cores,
+    missing_features,
+    other_processor,
+)
 
 
 class HostBackend:
@@ -47,6 +55,14 @@ class HostBackend:
 
     def detect(self) -> Sequence[Device]:
         return host_devices(available_cores(), host_target())
+
+    def describe(self, device: Device) -> str:
+        """Return the kinds of a device's cores, on Arm where they are known."""
+        return described(device)
+
+    def left_out(self) -> list[str]:
+        """Return a line where cores are switched off."""
+        return left_out_cores()
 
     def settle(self, device: Device) -> Device:
         check_cores(device)

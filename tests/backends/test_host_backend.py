@@ -14,6 +14,7 @@ pytest.importorskip("tvm")
 from tvm_pipeline_host import backend, detection
 from tvm_pipeline_host.host import bind
 
+from tests.boards.trees import CPUS, TREES, cores_off, write
 from tests.support.networks import as_model, relay_module
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.platform import Device
@@ -40,6 +41,36 @@ def test_big_and_little_clusters_biggest_first(tmp_path: Path) -> None:
     # The Jetson TX2: four A57 around two Denver cores.
     tree = sysfs(tmp_path, {0: 600, 1: 1024, 2: 1024, 3: 600, 4: 600, 5: 600})
     assert found(tree, tuple(range(6))) == {"cpu0": (1, 2), "cpu1": (0, 3, 4, 5), "cpu": (0, 1, 2, 3, 4, 5)}
+
+
+def test_the_kind_of_core_tells_clusters_of_one_capacity_apart(tmp_path: Path) -> None:
+    """NVIDIA's kernel of a TX2 tells one capacity for Denver and A57 ("CPUs do not have asymmetric capacities")."""
+    system = TREES["TX2, JetPack 4"].write(tmp_path / "root") / CPUS
+    for core in range(6):
+        write(system, f"cpu{core}/cpu_capacity", "1024\n")
+    assert found(system, tuple(range(6))) == {"cpu0": (0, 3, 4, 5), "cpu1": (1, 2), "cpu": (0, 1, 2, 3, 4, 5)}
+    devices = detection.host_devices(tuple(range(6)), "llvm", system)
+    assert [detection.described(device, system) for device in devices] == [
+        "4 Cortex-A57",
+        "2 Denver 2",
+        "4 Cortex-A57, 2 Denver 2",
+    ]
+    assert {detection.processor_of(device.cores, system) for device in devices} == {"cortex-a57"}
+
+
+def test_cores_that_a_power_mode_switches_off_are_told(tmp_path: Path) -> None:
+    root = TREES["TX2, JetPack 4"].write(tmp_path / "root")
+    assert detection.left_out_cores(root / CPUS) == []
+    cores_off(root, "0,3-5", 1, 2)
+    assert found(root / CPUS, (0, 3, 4, 5)) == {"cpu0": (0, 3), "cpu1": (4, 5), "cpu": (0, 3, 4, 5)}
+    [line] = detection.left_out_cores(root / CPUS)
+    assert line.startswith("cores 1-2 are switched off, so no device has them; on a Jetson another power mode may have")
+    assert detection.left_out_cores(tmp_path / "missing") == []
+
+
+def test_equal_clusters_are_two_halves(tmp_path: Path) -> None:
+    system = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root") / CPUS
+    assert found(system, tuple(range(6))) == {"cpu0": (0, 1, 2), "cpu1": (3, 4, 5), "cpu": (0, 1, 2, 3, 4, 5)}
 
 
 def test_three_clusters(tmp_path: Path) -> None:
