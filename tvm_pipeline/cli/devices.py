@@ -10,6 +10,7 @@ import msgspec
 import typer
 
 from tvm_pipeline.backends.registry import description, detect_platform, left_out, settle_platform
+from tvm_pipeline.boards import read_jetson
 from tvm_pipeline.cli.options import JsonOption, PlatformOption
 from tvm_pipeline.cli.output import print_json, say, show
 from tvm_pipeline.core.platform import platform_toml, read_platform
@@ -41,6 +42,8 @@ def command(
         show(devices_table(settled), json)
         if found.sensors:
             show(sensors_table(found.sensors, now.watts), json)
+    if not platform and (jetson := read_jetson()):
+        say(f"board: {jetson}")
     for device in settled.devices:
         known_as = description(device)
         if known_as:

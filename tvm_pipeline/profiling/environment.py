@@ -1,4 +1,7 @@
-"""Describe the circumstances of a measurement: processor, clocks, versions, load and date. Next: `operators.py`."""
+"""Describe the circumstances of a measurement: processor, board, clocks, versions, load and date.
+
+Next: `operators.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from tvm_pipeline.backends.cores import processor
+from tvm_pipeline.boards import board_environment
 
 
-def environment(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return a description to store beside measured figures."""
+def environment(versions: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
+    """Return a description to store beside measured figures; `root` has the files that tell which board this is."""
     load, *_ = os.getloadavg()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
+        **board_environment(root),
         "cores": str(os.cpu_count()),
         "governor": _governor(),
         "load": f"{load:.2f}",

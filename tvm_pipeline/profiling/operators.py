@@ -12,8 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress
+from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
@@ -37,6 +39,7 @@ def profile_model(
     repeats: int = 24,
     progress: Progress = lambda _: None,
     strict: bool = False,
+    root: Path = Path("/"),
 ) -> Profile:
     """Measure `compiled` on every device of `platform`, and the links between the devices.
 
@@ -44,12 +47,14 @@ def profile_model(
     Edge TPU is such a device). `stage_timer` times whole stages on such devices, for the scheduler `measured`.
 
     Passes that another program disturbed are measured again, for at most three times as long as all takes once, and
-    30 s. Where too few are undisturbed even then, the profile's warnings say so, and its uncertainty is wide.
+    30 s. Where too few are undisturbed even then, the profile's warnings say so, and its uncertainty is wide. They also
+    say where the machine was throttled meanwhile.
 
     Args:
         repeats: passes over the model for each device, spread over the rounds.
         progress: is told in a few words what is being measured.
         strict: try for at least 20 s and at most 60 s, and raise ProfileError where the figures are still doubtful.
+        root: the folder with the files of the system that tell which board this is, and whether it is throttled.
 
     Examples:
         >>> from tvm_pipeline.testing import example_backend, example_model, example_problem
@@ -58,23 +63,35 @@ def profile_model(
         ('net', {'d0': 2, 'd1': 2})
     """
     measurable = [device for device in platform.devices if can_time_operators(device)]
+    throttling = ThrottleWatch(root)
+
+    def told(line: str) -> None:
+        throttling.look()
+        progress(line)
+
     with ExitStack() as opened:
         benches = {device: opened.enter_context(closing(Bench(compiled, device))) for device in measurable}
-        rounds = Rounds(benches, repeats, progress, strict)
+        rounds = Rounds(benches, repeats, told, strict)
         rounds.measure()
-        progress("links")
+        told("links")
         links = fit_links({device: bench.runner for device, bench in benches.items()})
     absent = [
         f"device {name} was not here, measured were {what.partition(' (')[0]}"
         for name, what in platform.stand_ins.items()
     ]
     devices, doubts = figures(compiled.graph, rounds, strict)
+    throttling.look_now()
+    if throttling.begun:
+        doubts.append(
+            f"the machine was throttled while {compiled.graph.name} was measured ({throttling.begun}): a cooler "
+            "machine is faster. Let it cool down, or choose a lower power mode, and profile again"
+        )
     return Profile(
         graph=compiled.graph.name,
         fingerprint=compiled.graph.fingerprint,
         devices={device.name: devices[device] for device in measurable},
         links=links,
-        environment={**environment(backend.versions()), **observations(rounds)},
+        environment={**environment(backend.versions(), root), **observations(rounds)},
         warnings=(*absent, *doubts),
     )
 

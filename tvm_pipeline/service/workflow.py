@@ -143,15 +143,25 @@ def _known_devices(platform: Platform) -> dict[str, str]:
     return {name: known_as for name, known_as in told.items() if known_as}
 
 
-def elsewhere_warnings(source: Path, profile: Profile, platform: Platform) -> list[str]:
-    """Return a line where a profile of a file was measured on another processor, or on other devices, than are here."""
-    here = {"processor": environment({})["processor"], **_known_devices(platform)}
-    differing = {name: now for name, now in here.items() if profile.environment.get(name, now) != now}
+def elsewhere_warnings(source: Path, profile: Profile, platform: Platform, root: Path = Path("/")) -> list[str]:
+    """Return a line where a profile was measured on another processor, board or devices, or in another power mode.
+
+    Args:
+        source: the file that has the profile.
+        root: the folder with the files of the system that tell which board this is.
+    """
+    found = environment({}, root)
+    told = {key: value for key, value in found.items() if key in ("processor", "board", "power mode")}
+    here = {"board": "another board", **told, **_known_devices(platform)}
+    differing = [name for name, now in here.items() if profile.environment.get(name, now) != now]
     if not differing:
         return []
-    there = ", ".join(profile.environment[name] for name in differing)
+    modes = {"power mode": "power mode "}
+    there, now = (
+        ", ".join(modes.get(name, "") + values[name] for name in differing) for values in (profile.environment, here)
+    )
     return [
-        f"the profile of {source} was measured on {there}, and here is {', '.join(differing.values())}: predictions "
+        f"the profile of {source} was measured on {there}, and here is {now}: predictions "
         "may be far off. Profile again with `tvm-pipeline profile`, or compile the model again"
     ]
 
