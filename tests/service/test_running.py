@@ -11,6 +11,7 @@ from inspect import signature
 
 import pytest
 
+from tests.boards.trees import TREES, write
 from tvm_pipeline.cli.run import command
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.service.file import KINDS
@@ -48,11 +49,18 @@ class Heard(Listener):
 
 
 def test_a_run_from_python(bundle, tmp_path):
+    """On a board that is too hot, which is told once."""
+    root = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root")
+    write(root, "sys/class/thermal/cooling_device1/cur_state", "1\n")
     lines, heard = tmp_path / "lines.jsonl", Heard()
     settings = Settings(bundle=[bundle], source=["synthetic:64x48@30:20"], results=str(lines), adapt="off")
-    (report,) = Service(settings, listener=heard).run()
+    (report,) = Service(settings, listener=heard, root=root).run()
     assert report.statistics.frames == 20
-    assert (report.source, report.frame, report.label, report.events) == ("synthetic:64x48@30:20", 19, "", ())
+    assert (report.source, report.frame, report.label) == ("synthetic:64x48@30:20", 19, "")
+    [event] = report.events
+    assert event.kind == "throttled"
+    assert event.reason.startswith("the machine is throttled: gpu-throttle-alert is at step 1; tj-thermal has 52.0 °C")
+    assert heard.lines.count(event.reason) == 1
     assert [json.loads(line)["frame"] for line in lines.read_text().splitlines()] == list(range(20))
     assert report.to_json()["measured"]["frames"] == 20
     assert (heard.begun, heard.ends) == ([settings], 1)

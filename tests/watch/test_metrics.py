@@ -57,6 +57,13 @@ def watched() -> Watching:
     return watching()
 
 
+def test_throttling_is_a_gauge(watched: Watching) -> None:
+    told = Told(watched)
+    assert told.scrape()[key("throttled")] == 0
+    told.now = dataclasses.replace(told.now, throttled=True)
+    assert told.scrape()[key("throttled")] == 1
+
+
 def scrape(watched: Watching) -> Samples:
     return parsed(generate_latest(new_registry(watched)).decode())
 

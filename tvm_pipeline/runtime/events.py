@@ -15,7 +15,8 @@ class Event:
     Attributes:
         time_s: seconds since the start, on a clock that never jumps.
         kind: `start`; `switch`; `failure`; `return` (of a device); `refusal` (of a plan); `objective`; `limit` (the
-            plan begins to miss one, or keeps it again); `restart` (of a process, by its supervisor).
+            plan begins to miss one, or keeps it again); `throttled` (the machine is slowed down because of heat or
+            current) and `unthrottled` (no longer); `restart` (of a process, by its supervisor).
         reason: why, for people.
         version: of the plan, counted from 0.
         frame: the first frame of that plan; -1 if the plan did not change.

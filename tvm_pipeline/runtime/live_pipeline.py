@@ -251,6 +251,10 @@ class LivePipeline(FrameStream):
             self._now(plan, "switch", reason, base)
             return True
 
+    def note(self, kind: str, reason: str) -> None:
+        """Make an event of something that happened outside, with the plan that runs."""
+        self._tell(kind, reason, -1)
+
     def set_objective(self, problem: Problem) -> None:
         """Plan for another objective or other limits from now on.
 

@@ -13,7 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
+from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.errors import OptionError, PipelineError, VideoError
 from tvm_pipeline.service.control import ControlFile, controlled
 from tvm_pipeline.service.file import SettingsReader
@@ -45,6 +47,7 @@ class Service:
         counts: how far an earlier process of the same run came; results are then appended to their file.
         parent: a process whose end also ends the run.
         listener: hears of the run; without it, lines go to the log.
+        root: the folder with the files of the system that tell whether the machine is throttled.
 
     Raises OptionError where the settings contradict each other.
     """
@@ -57,8 +60,9 @@ class Service:
         counts: FrameCounts | None = None,
         parent: int | None = None,
         listener: Listener | None = None,
+        root: Path = Path("/"),
     ) -> None:
-        self._settings = settings.check()
+        self._settings, self._root = settings.check(), root
         self._reader, self._parent = reader, parent
         self._counts = counts or FrameCounts()
         self._listener = listener or Listener()
@@ -134,6 +138,7 @@ class Service:
         `failure`; any other failure is raised.
         """
         control = ControlFile(settings.control) if settings.control else None
+        throttling = ThrottleWatch(self._root)
         requests = self._requests
         following: Settings | None = None
         with ExitStack() as stack:
@@ -161,6 +166,10 @@ class Service:
                         self._obey(control, models, settings)
                     if models[0].metering:
                         models[0].metering.update()  # one measures for all of them
+                    if news := throttling.look():
+                        (self._listener.warn if throttling.is_throttled else self._listener.say)(news)
+                        for model in models:
+                            model.pipeline.note("throttled" if throttling.is_throttled else "unthrottled", news)
                     self._listener.look(lambda: [model.report() for model in models])
             if models[0].metering:
                 models[0].metering.finish()

@@ -44,7 +44,7 @@ class LiveWatch:
 
     def snapshot(self) -> Snapshot:
         live = self._pipeline
-        problem, metering = live.given, self._metering()
+        problem, metering, events = live.given, self._metering(), list(live.events)
         return Snapshot(
             live.began_s or self._made_s,  # the first request may come before the pipeline has begun
             live.plan,
@@ -58,9 +58,10 @@ class LiveWatch:
             sources=self._sources(),
             factors=live.factors,
             stand_ins=problem.platform.stand_ins,
-            events=[asdict(event) for event in list(live.events)[-SHOWN_EVENTS:]],
             energy_j=metering.energy_j if metering else None,
             energy=metering.frame if metering else self._by_watts(problem, live.plan),
+            events=[asdict(event) for event in events[-SHOWN_EVENTS:]],
+            throttled=next((e.kind == "throttled" for e in events[::-1] if e.kind.endswith("throttled")), False),
         )
 
     def _by_watts(self, problem: Problem, plan: Plan) -> FrameEnergy | None:

@@ -94,6 +94,7 @@ def _run_metrics(snapshot: Snapshot, statistics: RunStatistics) -> Iterator[Metr
         ("in_flight_frames", "Frames inside", snapshot.in_flight),
         ("since_last_frame_seconds", "Seconds since a frame came out", snapshot.since_last_frame_s),
         ("throughput_fps", "Frames a second in steady state", statistics.throughput_fps),
+        ("throttled", "1 while the machine is slowed down because of heat or current", int(snapshot.throttled)),
         ("predicted_throughput_fps", "Frames a second that the plan promises", plan.predicted.throughput_fps),
         ("predicted_latency_seconds", "Latency that the plan promises", plan.predicted.latency_s),
         ("predicted_frame_energy_joules", "Joules of a frame that the plan promises", plan.predicted.energy_j),

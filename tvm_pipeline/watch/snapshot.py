@@ -38,6 +38,7 @@ class Snapshot:
             and `reason`; other keys are shown as they are.
         energy_j: joules that a sensor measured since the first frame, of all models of the run; None without a sensor.
         energy: the joules of a frame; None where nothing tells.
+        throttled: whether the machine is slowed down because of heat or current.
     """
 
     began_s: float
@@ -55,6 +56,7 @@ class Snapshot:
     events: Sequence[Mapping[str, Any]] = ()
     energy_j: float | None = None
     energy: FrameEnergy | None = None
+    throttled: bool = False
 
     def health(self, unhealthy_after_s: float) -> str:
         """Return why the pipeline is unhealthy; empty if it is healthy."""
