@@ -46,7 +46,7 @@ def host_devices(cores: tuple[int, ...], target: str, system: Path = SYSTEM) -> 
     return devices
 
 
-def host_target() -> str:
+def host_target(system: Path = SYSTEM) -> str:
     """Return the target for this machine's cores.
 
     LLVM names the CPU by its family. A hypervisor may hide some of that family's instructions, and code for the name
@@ -54,11 +54,13 @@ def host_target() -> str:
     the target is the best generic level whose extensions are all present. A core that LLVM does not know, as the Denver
     of a Jetson TX2, runs the code of the kind that `boards/core_kinds.py` names.
     """
+    import tvm
     from tvm.target import codegen
 
     name = str(codegen.llvm_get_system_cpu())
     if name == "generic":
-        name = processor_of(available_cores()) or name
+        known = set(map(str, codegen.llvm_get_cpu_archlist(tvm.target.Target("llvm"))))
+        name = next((processor for processor in processors(available_cores(), system) if processor in known), name)
     missing = missing_features(f"llvm -mcpu={name}")
     if not missing:
         return f"llvm -mcpu={name}"
@@ -68,12 +70,9 @@ def host_target() -> str:
     return "llvm"
 
 
-def processor_of(cores: tuple[int, ...], system: Path = SYSTEM) -> str:
-    """Return what LLVM calls the kind of the first of these cores that is known; empty where none is.
-
-    LLVM may be older than the core, and then knows no such name, which `missing_features` finds.
-    """
-    return next((kind.processor for core in cores if (kind := kind_of_core(core, system))), "")
+def processors(cores: tuple[int, ...], system: Path = SYSTEM) -> list[str]:
+    """Return the names by which LLVM may know these cores, where their kinds are known."""
+    return [kind.processor for core in cores if (kind := kind_of_core(core, system))]
 
 
 def described(device: Device, system: Path = SYSTEM) -> str:

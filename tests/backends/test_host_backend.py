@@ -55,7 +55,20 @@ def test_the_kind_of_core_tells_clusters_of_one_capacity_apart(tmp_path: Path) -
         "2 Denver 2",
         "4 Cortex-A57, 2 Denver 2",
     ]
-    assert {detection.processor_of(device.cores, system) for device in devices} == {"cortex-a57"}
+    assert {name for device in devices for name in detection.processors(device.cores, system)} == {"cortex-a57"}
+
+
+@pytest.mark.parametrize(("known", "target"), [(["cortex-a57"], "cortex-a57"), (["generic"], "generic")])
+def test_a_core_that_llvm_cannot_name_gets_code_of_its_kind_where_llvm_knows_that(
+    known: list[str], target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tvm.target import codegen
+
+    system = TREES["TX2, JetPack 4"].write(tmp_path / "root") / CPUS
+    monkeypatch.setattr(codegen, "llvm_get_system_cpu", lambda: "generic")
+    monkeypatch.setattr(codegen, "llvm_get_cpu_archlist", lambda _: known)
+    monkeypatch.setattr(detection, "_x86_flags", frozenset)
+    assert detection.host_target(system) == f"llvm -mcpu={target}"
 
 
 def test_cores_that_a_power_mode_switches_off_are_told(tmp_path: Path) -> None:

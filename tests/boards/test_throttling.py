@@ -82,6 +82,15 @@ def test_signs_that_come_one_by_one_are_one_throttling(tmp_path: Path, hands: Ha
     assert after(hands, watch, QUIET_S).startswith("throttling has ended after 72 s")
 
 
+def test_the_counters_of_older_jetsons(tmp_path: Path, hands: Hands) -> None:
+    root = TREES[TX2].write(tmp_path / "root")
+    watch = ThrottleWatch(root, hands)
+    write(root, "sys/class/hwmon/hwmon2/oc1_priority", "3\n")
+    assert after(hands, watch, PERIOD_S) == ""
+    write(root, "sys/class/hwmon/hwmon2/oc1_irq_cnt", "2\n")
+    assert after(hands, watch, PERIOD_S).startswith("the machine is throttled: 2 more of oc1_irq_cnt (soctherm_oc: ")
+
+
 def test_it_reads_no_more_often_than_it_says(tmp_path: Path, hands: Hands) -> None:
     root = TREES[NANO].write(tmp_path / "root")
     watch = ThrottleWatch(root, hands)
@@ -115,7 +124,9 @@ def test_what_is_no_sign(tmp_path: Path, hands: Hands) -> None:
     assert (root / pmic / "type").read_text() == "PMIC-Die\n"
     write(root, f"{pmic}/trip_point_0_type", "passive\n")
     write(root, f"{pmic}/trip_point_0_temp", "99000\n")
-    for number, (name, state) in enumerate((("TCC Offset", 30), ("intel_powerclamp", -1), ("Fan", 1), ("bq25890", 2))):
+    for number, (name, state) in enumerate(
+        (("TCC Offset", 30), ("intel_powerclamp", -1), ("Fan", 1), ("bq25890", 2), ("hot-surface-alert", 1))
+    ):
         write(root, f"{THERMAL}/cooling_device{10 + number}/type", f"{name}\n")
         write(root, f"{THERMAL}/cooling_device{10 + number}/cur_state", f"{state}\n")
     write(root, f"{THERMAL}/thermal_zone9/type", "x86_pkg_temp\n")

@@ -124,7 +124,12 @@ TREES: dict[str, Tree] = {
         coolers=("bcpu-throttle-alert", "mcpu-throttle-alert", "gpu-throttle-alert", "pwm-fan"),
         mode=3,
         modes=("MAXN", "MAXQ", "MAXP_CORE_ALL", "MAXP_CORE_ARM", "MAXP_CORE_DENVER"),
-        others={"etc/nv_boot_control.conf": "TNSPEC 3310-B02-1000-E.0-1-0-jetson-tx2-devkit-mmcblk0p1\n"},
+        others={
+            "etc/nv_boot_control.conf": "TNSPEC 3310-B02-1000-E.0-1-0-jetson-tx2-devkit-mmcblk0p1\n",
+            "sys/class/hwmon/hwmon2/name": "soctherm_oc\n",  # by NVIDIA's driver tegra-oc-event for TX2 and Xavier
+            "sys/class/hwmon/hwmon2/oc1_irq_cnt": "0\n",
+            "sys/class/hwmon/hwmon2/oc1_priority": "0\n",
+        },
         told="NVIDIA Jetson TX2 (p3310-1000), L4T 32.7.6 (JetPack 4.6.6), power mode 3 (MAXP_CORE_ARM)",
         named="4 Cortex-A57, 2 Denver 2",
     ),

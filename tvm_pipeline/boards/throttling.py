@@ -6,11 +6,12 @@ What counts as throttled, from files that need no permission:
   `devfreq-*` and `Processor` of Linux (Documentation/driver-api/thermal/sysfs-api.rst), `gpu-throttle-alert` and its
   like of Jetsons (Jetson Linux Developer Guide, Platform Power and Performance). Fans are none;
 - a thermal zone is at a trip point of the kind `passive`, from which on Linux slows its devices down;
-- a counter grows: `oc*_event_cnt` of the hwmon device `soctherm_oc` (under-voltage and over-current events of Orin and
-  Thor), or `thermal_throttle/*_throttle_count` of Intel's cores.
+- a counter grows: of the hwmon device `soctherm_oc` of Jetsons, for too much current or too little voltage
+  (`oc*_irq_cnt` by NVIDIA's driver for TX2 and Xavier, `oc*_event_cnt` by that for Orin and Thor), or
+  `thermal_throttle/*_throttle_count` of Intel's cores.
 
-What this cannot see: the throttling of Jetsons before Orin that their firmware does by itself (its counts stand in
-debugfs, for root alone), and that of a virtual machine's host. Clocks alone tell nothing, as idle ones are low.
+What this cannot see: throttling by the firmware that shows in debugfs alone, for root, and that of a virtual machine's
+host. Clocks alone tell nothing, as idle ones are low.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from tvm_pipeline.boards.kernel_files import entries, file_number, file_text
 PERIOD_S = 2.0  # between two readings
 QUIET_S = 10.0  # without a sign, until it counts as ended: events of current come one by one
 
-# What slows down. `TCC Offset` and the chargers of batteries have states of other meanings; `intel_powerclamp` tells -1
-# where it does nothing.
-_SLOWS = re.compile(r"throttle|cpufreq|devfreq|processor|powerclamp|hot-surface|-balanced|thermal-idle", re.IGNORECASE)
+# What slows down. `hot-surface-alert` is a warning for fingers, from 70 degrees on; `TCC Offset` and the chargers of
+# batteries have states of other meanings; `intel_powerclamp` tells -1 where it does nothing.
+_SLOWS = re.compile(r"throttle|cpufreq|devfreq|processor|powerclamp|-balanced|thermal-idle", re.IGNORECASE)
 # Zones without a true temperature (PMIC-Die always tells 100 degrees), and one whose trip points user programs set.
 _UNTRUE = re.compile(r"pmic", re.IGNORECASE)
 _SET_BY_USERS = "x86_pkg_temp"
@@ -140,7 +141,7 @@ def _counters(root: Path) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for folder in entries(root / "sys/class/hwmon", "hwmon*"):
         if file_text(folder / "name") == "soctherm_oc":
-            for path in entries(folder, "oc*_event_cnt"):
+            for path in (*entries(folder, "oc*_event_cnt"), *entries(folder, "oc*_irq_cnt")):
                 found.setdefault(f"{path.name} (soctherm_oc: too much current, or too little voltage)", []).append(path)
     for name in ("core_throttle_count", "package_throttle_count"):
         paths = entries(root / "sys/devices/system/cpu", f"cpu[0-9]*/thermal_throttle/{name}")
