@@ -77,6 +77,14 @@ def test_memory_tells_modules_of_one_device_tree_apart(tmp_path: Path) -> None:
     assert "AGX Xavier Industrial (p2888-0008)" in str(read_jetson(tmp_path))
 
 
+def test_the_device_tree_alone_tells_super(tmp_path: Path) -> None:
+    root = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root")
+    (root / "etc/nv_boot_control.conf").unlink()
+    assert str(read_jetson(root)) == TREES["Orin Nano Super, JetPack 6"].told
+    write(root, "proc/device-tree/compatible", "nvidia,p3768-0000+p3767-0005\0nvidia,tegra234\0")
+    assert "Orin Nano 8GB (p3767-0005), L4T" in str(read_jetson(root))
+
+
 def test_a_module_that_is_not_in_the_table(tmp_path: Path) -> None:
     write(tmp_path, "proc/device-tree/compatible", "acme,rover\0nvidia,p9999-0001\0nvidia,tegra234\0")
     write(tmp_path, "proc/device-tree/model", "ACME Rover\0")

@@ -51,8 +51,8 @@ def test_it_begins_and_ends_once(tmp_path: Path, hands: Hands) -> None:
     write(root, f"{THERMAL}/thermal_zone1/temp", "99500\n")
     write(root, "sys/class/devfreq/17000000.gpu/cur_freq", "306000000\n")
     assert after(hands, watch, PERIOD_S) == (
-        "the machine is throttled: gpu-throttle-alert is at step 1; gpu-thermal has 99.5 °C, cores 0-3 at 1.73 of "
-        "1.73 GHz, GPU at 0.31 of 1.02 GHz"
+        "the machine is throttled: gpu-throttle-alert is at step 1, gpu-thermal is slowed down from 99 °C on; "
+        "gpu-thermal has 99.5 °C, cores 0-3 at 1.73 of 1.73 GHz, GPU at 0.31 of 1.02 GHz"
     )
     assert watch.is_throttled
     assert [after(hands, watch, PERIOD_S) for _ in range(5)] == [""] * 5

@@ -103,6 +103,13 @@ def release(major: int, revision: str, board: str) -> str:
 
 _ORIN_ALERTS = ("cpu", "gpu", "cv0", "cv1", "cv2", "soc0", "soc1", "soc2")
 _ORIN_COOLERS = (*(f"{name}-throttle-alert" for name in _ORIN_ALERTS), "hot-surface-alert", "pwm-fan")
+# Linux, tegra234-p3737-0000+p3701-0000.dts: `cpu_sw_throttle` and `cpu_sw_shutdown`, and the same for the GPU.
+_ORIN_TRIPS = {
+    f"sys/class/thermal/thermal_zone{zone}/trip_point_{number}_{key}": f"{value}\n"
+    for zone in (0, 1)
+    for number, trip in enumerate(({"type": "critical", "temp": 104500}, {"type": "passive", "temp": 99000}))
+    for key, value in trip.items()
+}
 _CURRENT = {
     "sys/class/hwmon/hwmon3/name": "soctherm_oc\n",
     **{f"sys/class/hwmon/hwmon3/oc{number}_event_cnt": "0\n" for number in (1, 2, 3)},
@@ -184,7 +191,7 @@ TREES: dict[str, Tree] = {
         coolers=_ORIN_COOLERS,
         mode=0,
         modes=("MAXN", "15W", "30W", "50W"),
-        others=_CURRENT,
+        others={**_CURRENT, **_ORIN_TRIPS},
         told="NVIDIA Jetson AGX Orin 64GB (p3701-0005), L4T 35.3.1 (JetPack 5.1.1), power mode 0 (MAXN)",
         named="12 Cortex-A78AE",
     ),
@@ -205,6 +212,7 @@ TREES: dict[str, Tree] = {
         modes=("15W", "25W", "MAXN_SUPER", "7W"),
         others={
             **_CURRENT,
+            **_ORIN_TRIPS,
             "etc/nv_boot_control.conf": "TNSPEC 3767-300-0005-S.1-1-1-jetson-orin-nano-devkit-super-\n",
         },
         told="NVIDIA Jetson Orin Nano 8GB (p3767-0005, Super), L4T 36.4.3 (JetPack 6.2), power mode 2 (MAXN_SUPER)",
