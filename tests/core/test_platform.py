@@ -19,9 +19,9 @@ from tvm_pipeline.core.platform import (
     Platform,
     disjoint_sets,
     find_link,
-    platform_toml,
     read_platform,
 )
+from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.errors import PlatformError
 
 GOOD = """

@@ -25,7 +25,8 @@ from tests.support.installed import install
 from tvm_pipeline import Bundle, open_bundle, write_bundle
 from tvm_pipeline.backends.registry import detect_platform, settle_platform
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device, Platform, platform_toml, read_platform
+from tvm_pipeline.core.platform import Device, Platform, read_platform
+from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline.service.workflow import Compiled, measured_profile, opened_bundle

@@ -13,7 +13,8 @@ from tvm_pipeline.backends.registry import description, detect_platform, left_ou
 from tvm_pipeline.boards import read_jetson
 from tvm_pipeline.cli.options import JsonOption, PlatformOption
 from tvm_pipeline.cli.output import print_json, say, show
-from tvm_pipeline.core.platform import platform_toml, read_platform
+from tvm_pipeline.core.platform import read_platform
+from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, survey
 from tvm_pipeline.report import devices_table, sensors_table

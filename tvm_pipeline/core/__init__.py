@@ -8,6 +8,9 @@ partition.py      the check that groups of operators are legal stages
 graph_files.py    graphs from files and from networkx
 tensor_layout.py  blocked layouts of tensors, such as NCHW16c, and copies between them
 platform.py       the devices and links of a machine
+platform_text.py  a platform as the text of a file
+power_mode.py     what a machine can be set to: clocks, cores, power
+in_mode.py        a platform in one of its power modes
 profile.py        the measured figures of a graph on a platform
 problem.py        the Problem of a planner: graph, platform, profile, objective and limits
 plan.py           the Plan that solves a Problem, with its predicted figures

@@ -96,6 +96,7 @@ class Plan:
         status: `optimal` where the value is proven to be the best of all plans that the scheduler considers.
         bound: no plan that the scheduler considers is better than this, in the objective's unit; one figure for each
             part of a lexicographic objective. None where nothing is proven.
+        power_mode: the power mode of the platform that its figures are of; empty where none is set for it.
 
     Examples:
         >>> text = "plan net by hand\\nobjective latency\\nstatus optimal\\nbound 0.04\\npredicted latency_s 0.05"
@@ -113,6 +114,7 @@ class Plan:
     predicted: Prediction
     status: Status = "feasible"
     bound: tuple[float, ...] | None = None
+    power_mode: str = ""
 
     @property
     def value(self) -> tuple[float, ...] | None:
@@ -141,6 +143,7 @@ class Plan:
             f"plan {self.graph} by {self.scheduler}",
             f"objective {self.objective}",
             f"status {self.status}",
+            *([f"power_mode {self.power_mode}"] if self.power_mode else []),
             *([] if self.bound is None else [f"bound {' '.join(map(str, self.bound))}"]),
             f"predicted {predicted}",
         ]
@@ -186,6 +189,7 @@ class Plan:
             heads["predicted"],
             heads["status"],
             bound,
+            heads.get("power_mode", ""),
         )
 
 
@@ -199,6 +203,8 @@ def _head(line: str, words: list[str]) -> Any:
             return objective
         case ["status", "optimal" | "feasible" as status]:
             return status
+        case ["power_mode", mode]:
+            return mode
         case ["bound", *figures] if figures:
             return tuple(map(_number, figures))
         case ["predicted", *figures]:
@@ -242,8 +248,9 @@ def margin(plan: Plan, other: Plan) -> float | None:
 
 
 def describe(plan: Plan) -> str:
-    """Return a plan in a few words: `cpu0 | cpu1` is a pipeline, `cpu0 + cpu1` are replicas."""
-    return f"{plan.scheduler} ({shown_stages(plan.stages)})"
+    """Return a plan in a few words: `cpu0 | cpu1` is a pipeline, `cpu0 + cpu1` are replicas; then its power mode."""
+    mode = f" in {plan.power_mode}" if plan.power_mode else ""
+    return f"{plan.scheduler} ({shown_stages(plan.stages)}){mode}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ Devices may share cores: `cpu` may have all cores, beside `cpu0` and `cpu1` with
 two devices that share cores. Links that the file does not give are measured.
 
 A device that cannot be measured, because it is on another machine, may have a `[device.model]`, see DeviceModel; its
-figures are called modelled. `profiles/platforms/` has such files.
+figures are called modelled. `profiles/platforms/` has such files. A machine that can be set to several power modes may
+have a `[[power_mode]]` for each, see power_mode.py. Next: platform_text.py, which writes such a file.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.files import read_bytes
@@ -228,6 +230,7 @@ class Platform:
     Attributes:
         idle_w: power that the machine draws while no device computes; None where it is not known. The `active_w` of
             devices come on top.
+        power_modes: what the machine can be set to. Then `idle_w` and `active_w` above are those of none of them.
 
     Examples:
         >>> platform = Platform("box", (Device("cpu"), Device("gpu")), (Link("cpu", "gpu", latency_s=0.001),))
@@ -243,6 +246,7 @@ class Platform:
     devices: tuple[Device, ...]
     links: tuple[Link, ...] = ()
     idle_w: float | None = None
+    power_modes: tuple[PowerMode, ...] = ()
 
     def __post_init__(self) -> None:
         if self.idle_w is not None and not 0 <= self.idle_w < math.inf:
@@ -286,6 +290,10 @@ class Platform:
                 )
         if len({(link.source, link.destination) for link in self.links}) != len(self.links):
             raise PlatformError(f"platform {self.name}: two links join the same source and destination")
+        modes = [mode.name for mode in self.power_modes]
+        for mode in self.power_modes:
+            if modes.count(mode.name) > 1:
+                raise PlatformError(f"platform {self.name}: two power modes are called {mode.name}")
 
     @property
     def stand_ins(self) -> dict[str, str]:
@@ -348,6 +356,7 @@ class _PlatformFile(msgspec.Struct, forbid_unknown_fields=True):
     device: list[Device] = []
     link: list[Link] = []
     idle_w: float | None = None
+    power_mode: list[PowerMode] = []
 
 
 def read_platform(path: Path | str) -> Platform:
@@ -366,7 +375,7 @@ def read_platform(path: Path | str) -> Platform:
         tables = read_toml(content)
         _forbid_unknown(tables)
         file = msgspec.convert(tables, _PlatformFile)
-        return Platform(file.name, tuple(file.device), tuple(file.link), file.idle_w)
+        return Platform(file.name, tuple(file.device), tuple(file.link), file.idle_w, tuple(file.power_mode))
 
 
 _MODEL_KEYS = tuple(DeviceModel.__slots__)
@@ -380,7 +389,7 @@ def _forbid_unknown(tables: dict[str, object]) -> None:
         if unknown:
             raise PlatformError(f"{table} has no key {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
 
-    for table, kind in (("device", Device), ("link", Link)):
+    for table, kind in (("device", Device), ("link", Link), ("power_mode", PowerMode)):
         entries = tables.get(table)
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and "stand_in" in entry and kind is Device:
@@ -390,26 +399,3 @@ def _forbid_unknown(tables: dict[str, object]) -> None:
                 )
             check(f"[[{table}]]", entry, tuple(key for key in kind.__slots__ if key != "stand_in"))
             check("[device.model]", entry.get("model") if isinstance(entry, dict) else None, _MODEL_KEYS)
-
-
-def platform_toml(platform: Platform) -> str:
-    """Return the platform as the text of a file that `read_platform` reads."""
-    lines = [f"name = {_toml(platform.name)}"]
-    if platform.idle_w is not None:
-        lines.append(f"idle_w = {_toml(platform.idle_w)}")
-    for table, entries in (("device", platform.devices), ("link", platform.links)):
-        for entry in entries:
-            lines += ["", f"[[{table}]]"]
-            fields = {key: getattr(entry, key) for key in entry.__slots__ if key != "stand_in"}
-            lines += [f"{key} = {_toml(value)}" for key, value in fields.items() if value not in (None, "", ())]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, DeviceModel):
-        figures = {key: getattr(value, key) for key in _MODEL_KEYS}
-        return "{ " + ", ".join(f"{key} = {_toml(v)}" for key, v in figures.items() if v is not None) + " }"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    # JSON's strings, finite numbers and flat lists are TOML's too.
-    return msgspec.json.encode(value).decode()

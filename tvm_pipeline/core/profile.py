@@ -163,6 +163,7 @@ class Profile:
         lock_s: seconds for which an operator holds the lock of the Python interpreter, by its name. All devices share
             that lock, so it bounds the throughput like a bus. Operators without an entry hardly hold it.
         idle: the power of the idle machine; None where no sensor measured it.
+        power_mode: the power mode of the platform in which it was measured; empty where none was set for it.
 
     Examples:
         >>> from tvm_pipeline.testing import example_graph
@@ -182,6 +183,7 @@ class Profile:
     segments: tuple[SegmentProfile, ...] = ()
     lock_s: dict[str, float] = field(default_factory=dict)
     idle: IdlePower | None = None
+    power_mode: str = ""
 
     def __post_init__(self) -> None:
         for segment in self.segments:

@@ -1,6 +1,7 @@
 """Planning: from a Problem to a Plan with its bound. Nothing here imports TVM.
 
 planner.py       the entry `plan`, a sequence of named steps
+power_modes.py   the best plan over the power modes of a machine
 registry.py      the schedulers, with the objectives and limits that they declare
 conflict.py      the reasons where there is no plan
 stage_orders.py  orders of operators whose activations fit into memory
@@ -16,6 +17,7 @@ baselines/       plans without a proof, to compare with
 
 from tvm_pipeline.planning.measured import MEASURED
 from tvm_pipeline.planning.planner import BEST, plan
+from tvm_pipeline.planning.power_modes import plan_modes
 from tvm_pipeline.planning.registry import SCHEDULERS, Scheduler
 
-__all__ = ["BEST", "MEASURED", "SCHEDULERS", "Scheduler", "plan"]
+__all__ = ["BEST", "MEASURED", "SCHEDULERS", "Scheduler", "plan", "plan_modes"]

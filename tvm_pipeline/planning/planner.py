@@ -86,12 +86,21 @@ def plan(
     """
     _check(problem, scheduler)
     if scheduler == MEASURED:
-        return measured_plan(problem, measure, progress)
+        return _of_mode(problem, measured_plan(problem, measure, progress))
     decision = proposed(problem, scheduler)
     if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
         progress("simulating the best plans, with turns on the bus")
-        return rehearsal.rehearsed(problem, decision, proposed)
-    return decision
+        decision = rehearsal.rehearsed(problem, decision, proposed)
+    return _of_mode(problem, decision)
+
+
+def _of_mode(problem: Problem, decision: Decision) -> Decision:
+    """Return the decision whose plans name the power mode of the profile."""
+    mode = problem.profile.power_mode
+    if not mode:
+        return decision
+    candidates = tuple(replace(plan, power_mode=mode) for plan in decision.candidates)
+    return replace(decision, plan=replace(decision.plan, power_mode=mode), candidates=candidates)
 
 
 def proposed(problem: Problem, scheduler: str = BEST) -> Decision:

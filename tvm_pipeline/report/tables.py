@@ -80,7 +80,7 @@ def candidates_table(decision: Decision) -> TextTable:
     columns = ["plan", *known, *(["measured"] if found else []), "bound", "gap", "status", "chosen is ahead by"]
     rows, marked = [], set()
     for index, plan in enumerate(decision.candidates):
-        chosen = plan.stages == decision.plan.stages
+        chosen = (plan.stages, plan.power_mode) == (decision.plan.stages, decision.plan.power_mode)
         if chosen:
             marked.add(index)
         row = [describe(plan), *(show(plan.predicted) for show in known.values())]

@@ -65,7 +65,8 @@ def quick_plan(problem: Problem) -> Plan:
         raise NoPlanError(f"no plan is left: {'; '.join(dict.fromkeys(reasons))}")
     best = min(fitting, key=cost_key)
     near = [plan for plan in fitting if (margin(best, plan) or 0.0) <= NEARLY]
-    return min(near, key=lambda plan: (len(plan.stages), cost_key(plan), len(plan.devices)))
+    chosen = min(near, key=lambda plan: (len(plan.stages), cost_key(plan), len(plan.devices)))
+    return replace(chosen, power_mode=problem.profile.power_mode)
 
 
 def nearest_plan(problem: Problem) -> Plan:
