@@ -20,7 +20,7 @@ core/        the vocabulary: graph, platform, profile, problem, plan
 solvers/     tools that the searches of several rooms share
 memory/      the order of operators that needs the least memory
 power/       sensors of power, and the joules between two moments
-boards/      the board that this is: module, cores, power mode, clocks and heat
+boards/      the board that this is: module, cores, clocks and heat; its power modes, set and put back
 cost/        what a plan costs: its seconds, bytes and joules
 planning/    from a Problem to a Plan with its bound
 backends/    the contract of a hardware family, and the registry of those installed

@@ -60,6 +60,8 @@ UNITLESS = {
         "bound",
     ),
     *("bubble_share", "plan_version", "in_flight", "queue_depths", "output_shape", "samples"),
+    # The number of a mode; frequencies of clocks, in the units of their kernel files; numbers of cores.
+    *("nvpmodel", "clock_limits", "offline_cores"),
     # Figures of a profile whose words are their units.
     *("seconds", "joules"),
 }

@@ -29,6 +29,7 @@ PUBLIC = {"backends", "core", "cost", "errors", "frontends", "planning", "profil
 NOT_FOR_BACKENDS = {
     "cost",
     "power",
+    "boards",
     "planning",
     "research",
     "profiling",

@@ -22,7 +22,7 @@ import io
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -35,12 +35,15 @@ from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES
+from tvm_pipeline.core.in_mode import find_mode
 from tvm_pipeline.core.plan import Decision, Plan, Stage
 from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.documents import blamed
-from tvm_pipeline.errors import BundleError, OptionError, PlatformError
+from tvm_pipeline.errors import BundleError, OptionError, PipelineError, PlatformError
 from tvm_pipeline.files import replacing
 from tvm_pipeline.version import __version__
 
@@ -157,6 +160,20 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             bundle = _opened(path, root)
         with closing(bundle.compiled):
             yield bundle
+
+
+def bundle_power_mode(path: Path) -> PowerMode | None:
+    """Return the power mode that a bundle's plan is for, which must be set before the bundle is opened.
+
+    The machine may lack devices in another mode. None is returned for a bundle of no mode, and for what cannot be
+    opened, which `open_bundle` then says.
+    """
+    with suppress(PipelineError, OSError, ValueError), open_archive(path) as archive:
+        plan = Plan.parse(archive.read("plan.txt", MOST_FILE_BYTES).decode())
+        if plan.power_mode:
+            made_for = msgspec.json.decode(archive.read("platform.json", MOST_FILE_BYTES), type=Platform)
+            return find_mode(made_for, plan.power_mode)
+    return None
 
 
 def _opened(path: Path, root: Path) -> Bundle:

@@ -20,7 +20,7 @@ from tvm_pipeline.cli.options import (
     JsonOption,
     ObjectiveOption,
     PlatformOption,
-    ProfileOption,
+    ProfilesOption,
     SchedulerOption,
     ShapesOption,
     StagesOption,
@@ -33,11 +33,15 @@ from tvm_pipeline.cli.options import (
     verify_seconds,
 )
 from tvm_pipeline.cli.output import decision_json, print_json, say, show, spinner, warn, with_options
+from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import parse_carry
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import TextTable, candidates_table
+from tvm_pipeline.service.machine_modes import other_mode
+from tvm_pipeline.service.mode_profiles import decide_modes
 from tvm_pipeline.service.workflow import (
     Compiled,
     checked_objective,
@@ -60,7 +64,7 @@ def command(
     stages: StagesOption = None,
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
-    profile: ProfileOption = None,
+    profile: ProfilesOption = None,
     preprocessing: Annotated[
         str | None,
         typer.Option(help=f"{PREPROCESSING_HELP} Without it, MODEL.toml where that exists."),
@@ -113,7 +117,14 @@ def command(
     chosen = checked_objective(objective)
     checked_scheduler(scheduler)
     check_outputs(output)
-    seconds = verify_seconds(verify, f"the plan is that of {plan}" if plan else "")
+    profiles = list(map(read_profile, profile or ()))
+    obstacle = f"the plan is that of {plan}" if plan else ""
+    if len(profiles) > 1:
+        if plan or source:
+            other = "--plan is for" if plan else "--source is measured in"
+            raise OptionError(f"{other} one power mode; give the --profile of that mode alone")
+        obstacle = "plans of several power modes are compared by their predictions"
+    verify_seconds(verify, obstacle)
     states = tuple(map(parse_carry, carry or ()))
     beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (str(beside) if beside.exists() else None)
@@ -129,12 +140,17 @@ def command(
             winograd=winograd,
             values=values_of(input_values),
             carry=states,
+            power_mode=profiles[0].power_mode if len(profiles) == 1 else "",
         )
         memory_order = made.compiled.order == "memory"
         request = _request(decoder, labels, threshold, classes) if settings or source else None
         reading = _interpreted(made, settings, request) if request else None
         prepared = reading.preprocessing.to_dict() if reading and settings else None
-        measured = measured_profile(made, profile, tell, warn)
+        measured = measured_profile(made, profile[0] if profile else None, tell, warn)
+        if elsewhere := other_mode(made.platform, measured.power_mode):
+            if source:
+                raise OptionError(f"--source is measured in the present power mode: {elsewhere}; set it before")
+            obstacle = obstacle or elsewhere
         graph, application, run = made.compiled.graph, None, None
         if source and reading and request:
             from tvm_pipeline.service.host_planning import Described, around  # needs the libraries of `video`
@@ -144,18 +160,23 @@ def command(
             rehearsal, measured = around(made, measured, source, reading, video or "", tell)
             graph, run = rehearsal.graph, rehearsal.runner(made.compiled, made.platform)
             application = asdict(Described.asked(source, rehearsal.setting, request))
-        problem = Problem(graph, made.platform, measured, chosen, stages)
-        if plan:
+        problem = Problem(graph, in_mode(made.platform, measured.power_mode), measured, chosen, stages)
+        if len(profiles) > 1:
+            decision, problem = decide_modes(problem, made.platform, profiles, scheduler, tell)
+            measured = problem.profile
+        elif plan:
             given = given_plan(problem, plan)
             decision = Decision(given, (given,), f"it was given by {plan}")
         else:
             compiled = None if source else made.compiled
-            decision, measured = decide(problem, scheduler, compiled, tell, verify_s=seconds, run=run)
+            decision, measured = decide(
+                problem, scheduler, compiled, tell, verify_s=verify_seconds(verify, obstacle), run=run
+            )
         activations = _activations(made, decision.plan) if memory_order else []
         tell(f"writing {output}")
         bundle = Bundle(
             graph,
-            made.platform,
+            problem.platform,
             measured,
             decision.plan,
             made.compiled,
@@ -168,7 +189,7 @@ def command(
     if json:
         listed: dict[str, Any] = {"tuned": [asdict(found) for found in tuned_kernels(made.compiled)]}
         listed |= {"activations": activations} if memory_order else {}
-        print_json({"output": str(output), **decision_json(decision, made.platform), **listed})
+        print_json({"output": str(output), **decision_json(decision, problem.platform), **listed})
     else:
         show(candidates_table(decision), json)
         for found in tuned_kernels(made.compiled):

@@ -9,15 +9,17 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from tvm_pipeline.backends.registry import description, detect_platform, left_out, settle_platform
+from tvm_pipeline.backends.registry import description, left_out, settle_platform
 from tvm_pipeline.boards import read_jetson
+from tvm_pipeline.boards.nvpmodel import current_nvpmodel, nvpmodel_modes
 from tvm_pipeline.cli.options import JsonOption, PlatformOption
-from tvm_pipeline.cli.output import print_json, say, show
+from tvm_pipeline.cli.output import print_json, say, show, warn
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, survey
 from tvm_pipeline.report import devices_table, sensors_table
+from tvm_pipeline.service.machine_modes import this_machine
 
 
 def command(
@@ -31,7 +33,7 @@ def command(
 
     Example: tvm-pipeline devices -o desk.toml
     """
-    _, settled = settle_platform(read_platform(platform) if platform else detect_platform())
+    _, settled = settle_platform(read_platform(platform) if platform else this_machine(None, warn))
     if output:
         write_bytes(output, platform_toml(settled).encode())
     found = Found([], {}) if platform else survey()
@@ -53,6 +55,12 @@ def command(
         say("sensors of power: none that can be read here; joules are not measured, unless a meter's log is given")
     for name, reason in obstacles.items():
         say(f"{name}: it cannot be read: {reason}")
+    if settled.power_modes and not platform:
+        current = current_nvpmodel()
+        for mode in nvpmodel_modes():
+            say(f"{mode}{', which is set' if mode.number == current else ''}")
+    elif settled.power_modes:
+        say(f"power modes: {', '.join(mode.name for mode in settled.power_modes)}")
     for line in () if platform else (*left_out(), *_video_decoding()):
         say(line)
 

@@ -31,6 +31,14 @@ ValuesOption = Annotated[
 ProfileOption = Annotated[
     Path | None, typer.Option("--profile", help="Measured before with `profile`; without it, measured now.")
 ]
+ProfilesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--profile",
+        help="Measured before with `profile`; without it, measured now. Several, each of a power mode of the platform, "
+        "plan over these modes.",
+    ),
+]
 ObjectiveOption = Annotated[
     str,
     typer.Option(

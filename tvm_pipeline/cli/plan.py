@@ -13,7 +13,7 @@ from tvm_pipeline.cli.options import (
     MinThroughputOption,
     ObjectiveOption,
     PlatformOption,
-    ProfileOption,
+    ProfilesOption,
     SchedulerOption,
     ShapesOption,
     StagesOption,
@@ -28,10 +28,13 @@ from tvm_pipeline.cli.options import (
 from tvm_pipeline.cli.output import decision_json, print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Decision, cost_key
 from tvm_pipeline.core.problem import Problem, is_lexicographic
+from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
+from tvm_pipeline.service.machine_modes import other_mode
+from tvm_pipeline.service.mode_profiles import decide_modes
 from tvm_pipeline.service.workflow import checked_objective, checked_scheduler, decide, planned
 
 
@@ -50,7 +53,7 @@ def command(
     stages: StagesOption = None,
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
-    profile: ProfileOption = None,
+    profile: ProfilesOption = None,
     children_together: Annotated[
         bool, typer.Option("--children-together", help="Put all readers of an operator's outputs into one stage.")
     ] = False,
@@ -75,9 +78,14 @@ def command(
     check_outputs(output)
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
-    verify_seconds(verify, "--pareto lists plans and compares none" if front else "")
+    profiles = profile or []
+    if front and len(profiles) > 1:
+        raise OptionError("--pareto lists the plans of one power mode; give the --profile of one")
+    several = "plans of several power modes are compared by their predictions" if len(profiles) > 1 else ""
+    verify_seconds(verify, "--pareto lists plans and compares none" if front else several)
     shapes, values = shapes_of(input_shapes), values_of(input_values)
-    with spinner() as tell, planned(model, shapes, platform, profile, tell, warn, values=values) as subject:
+    first = profiles[0] if profiles else None
+    with spinner() as tell, planned(model, shapes, platform, first, tell, warn, values=values) as subject:
         problem = subject.problem(
             chosen,
             stages,
@@ -88,14 +96,19 @@ def command(
         )
         if front:
             decision = pareto_decision(problem)
+        elif len(profiles) > 1:
+            known = list(map(read_profile, profiles))
+            decision, problem = decide_modes(problem, subject.platform, known, scheduler, tell)
         else:
-            seconds = verify_seconds(verify, subject.not_here)
+            seconds = verify_seconds(
+                verify, subject.not_here or other_mode(problem.platform, subject.profile.power_mode)
+            )
             decision, _ = decide(problem, scheduler, subject.compiled, tell, verify_s=seconds)
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:
-        print_json({**decision_json(decision, subject.platform), "memory": memories})
+        print_json({**decision_json(decision, problem.platform), "memory": memories})
     else:
         show(candidates_table(decision), json)
         show(stages_memory_table(memories), json)

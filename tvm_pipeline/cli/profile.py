@@ -20,11 +20,13 @@ from tvm_pipeline.cli.options import (
     values_of,
 )
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import devices_table, joules_table
+from tvm_pipeline.service.mode_profiles import mode_file, profile_modes
 from tvm_pipeline.service.power_meter import required_sensor, with_joules
-from tvm_pipeline.service.workflow import REPEATS, compile_source, measured_profile
+from tvm_pipeline.service.workflow import REPEATS, Compiled, compile_source, measured_profile
 
 
 def command(
@@ -45,6 +47,21 @@ def command(
     ] = False,
     power_sensor: PowerSensorOption = "",
     winograd: WinogradOption = False,
+    power_modes: Annotated[
+        bool,
+        typer.Option(
+            "--power-modes",
+            help="Measure once in each power mode of the platform, and write a file for each: profile-MAXN.json beside "
+            "the name that --output gives. It takes --allow-power-modes.",
+        ),
+    ] = False,
+    allow_power_modes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-power-modes",
+            help="With --power-modes: set each mode, which takes the rights of root, and put back what was before.",
+        ),
+    ] = False,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
@@ -60,22 +77,41 @@ def command(
         raise OptionError(f"--repeats {repeats}: a median needs at least 2")
     if power_sensor and not power:
         raise OptionError("`power_sensor` goes with `power`", option="power_sensor")
+    if allow_power_modes and not power_modes:
+        raise OptionError("--allow-power-modes goes with --power-modes")
     check_outputs(output, graph)
-    sensor = required_sensor(power_sensor) if power else None
+    if power:
+        required_sensor(power_sensor).close()  # that it is missing is told before anything is compiled
+    shapes, values = shapes_of(input_shapes), values_of(input_values)
     with spinner() as tell:
-        made = compile_source(
-            model, shapes_of(input_shapes), platform, tell, warn, winograd=winograd, values=values_of(input_values)
-        )
-        measured = measured_profile(made, None, tell, warn, repeats, strict)
-        if sensor:
-            measured = with_joules(made.compiled, made.platform, measured, sensor, tell, warn)
-    if output:
-        write_bytes(output, msgspec.json.format(msgspec.json.encode(measured)))
+
+        def made_in(mode: str) -> Compiled:
+            return compile_source(
+                model, shapes, platform, tell, warn, winograd=winograd, values=values, power_mode=mode
+            )
+
+        def measure(made: Compiled) -> Profile:
+            found = measured_profile(made, None, tell, warn, repeats, strict)
+            if power:
+                sensor = required_sensor(power_sensor)
+                found = with_joules(made.compiled, made.platform, found, sensor, tell, warn)
+            return found
+
+        if power_modes:
+            found = profile_modes(platform, made_in, measure, allow_power_modes, tell, warn)
+        else:
+            made = made_in("")
+            found = [(made, measure(made))]
+    for _, measured in found:
+        if output:
+            content = msgspec.json.format(msgspec.json.encode(measured))
+            write_bytes(mode_file(output, measured.power_mode), content)
     if graph:
-        write_bytes(graph, msgspec.json.format(msgspec.json.encode(made.compiled.graph)))
+        write_bytes(graph, msgspec.json.format(msgspec.json.encode(found[0][0].compiled.graph)))
     if json:
-        print_json(measured)
-    else:
+        print_json([measured for _, measured in found] if power_modes else found[0][1])
+        return
+    for made, measured in found:
         show(devices_table(made.platform, measured), json)
         if measured.idle:
             show(joules_table(made.platform, measured.idle, measured), json)

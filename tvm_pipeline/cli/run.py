@@ -151,6 +151,14 @@ def command(
         Path | None,
         typer.Option(help="TOML with objective, min-throughput, max-latency: it is read whenever it changes."),
     ] = None,
+    allow_power_modes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-power-modes",
+            help="Set the power mode that the plan is for, if it is for one, and put back at the end what was before; "
+            "this takes the rights of root. Without it, such a plan runs only where its mode is set.",
+        ),
+    ] = False,
     isolate: Annotated[
         bool, typer.Option("--isolate", help="Run each stage in a process of its own, whose crash costs no frame.")
     ] = False,
@@ -224,6 +232,7 @@ def command(
         min_throughput=min_throughput,
         max_latency=max_latency,
         control=control,
+        allow_power_modes=allow_power_modes,
         isolate=isolate,
         watchdog=watchdog,
         events=events,

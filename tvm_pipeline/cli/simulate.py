@@ -11,6 +11,7 @@ import typer
 from tvm_pipeline.backends.bundle import open_bundle
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, ProfileOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.core.in_mode import for_mode
 from tvm_pipeline.core.plan import Plan, read_plan
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
@@ -66,6 +67,7 @@ def command(
     with spinner() as tell, planned(model, None, platform, profile, tell, warn) as subject:
         problem, chosen = subject.problem(), _plan(model, plan)
         with blamed(plan or model, PlanError, "plan it anew with `tvm-pipeline plan`"):
+            chosen = for_mode(chosen, problem.profile.power_mode)
             evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
         found = run(problem, chosen.stages, frames, arrivals, in_flight=in_flight, drop=live, jitter=jitter, seed=seed)

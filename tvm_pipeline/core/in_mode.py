@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.power_mode import PowerMode
-from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.errors import PlanError, PlatformError
 
 
 def find_mode(platform: Platform, name: str) -> PowerMode:
@@ -55,3 +56,12 @@ def in_mode(platform: Platform, name: str) -> Platform:
     names = {device.name for device in devices}
     links = tuple(link for link in platform.links if {link.source, link.destination} <= names)
     return replace(platform, devices=devices, links=links, idle_w=mode.idle_w, power_modes=(mode,))
+
+
+def for_mode(plan: Plan, name: str) -> Plan:
+    """Return a plan for this power mode, where it names none; raise PlanError where it names another one."""
+    if plan.power_mode not in ("", name):
+        raise PlanError(
+            f"the plan is for power mode {plan.power_mode}, the profile is of {name or 'none'}; give both of one mode"
+        )
+    return replace(plan, power_mode=name)

@@ -64,7 +64,7 @@ class PowerMode:
         if self.nvpmodel is None and not self.clock_limits:
             raise PlatformError(f"{where} sets nothing; give it nvpmodel, clock_limits or both")
         if self.nvpmodel is not None and not 0 <= self.nvpmodel < 1 << 31:
-            raise PlatformError(f"{where}: nvpmodel is {self.nvpmodel}; `nvpmodel -p --verbose` lists the numbers")
+            raise PlatformError(f"{where}: nvpmodel is {self.nvpmodel}; /etc/nvpmodel.conf lists the numbers, as ID")
         for clock, limit in self.clock_limits.items():
             if not CLOCK.fullmatch(clock):
                 raise PlatformError(f"{where}: {clock!r} is no clock; there are cpu0, gpu and names of devfreq devices")

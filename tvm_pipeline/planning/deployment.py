@@ -116,7 +116,8 @@ def _check(demands: Sequence[Demand]) -> None:
 
 def _plan(problem: Problem, stages: tuple[Stage, ...]) -> Plan:
     predicted = evaluate(problem, stages).predicted
-    return Plan(problem.graph.name, "deployment", problem.objective, stages, predicted)
+    mode = problem.profile.power_mode
+    return Plan(problem.graph.name, "deployment", problem.objective, stages, predicted, power_mode=mode)
 
 
 def _why(demands: Sequence[Demand], utilisation: dict[str, float], deadline: float) -> str:

@@ -64,8 +64,8 @@ def _check(problems: Sequence[Problem]) -> None:
     modes = [problem.profile.power_mode for problem in problems]
     if len(modes) > 1 and "" in modes:
         raise OptionError(
-            "`profile` is given several times, and one names no power mode; `profile --power-modes` measures one for "
-            "each mode",
+            "`profile` is given several times, and one names no power mode; measure one for each mode with "
+            "`power_modes`",
             option="profile",
         )
     for mode in modes:

@@ -29,6 +29,7 @@ SAME_NAMES = frozenset(
     [
         "adapt",
         "all_cuts",
+        "allow_power_modes",
         "carry",
         "children_together",
         "classes",
@@ -54,6 +55,7 @@ SAME_NAMES = frozenset(
         "policy",
         "power",
         "power_sensor",
+        "power_modes",
         "preprocessing",
         "profile",
         "rate",

@@ -16,10 +16,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tvm_pipeline.boards import ThrottleWatch
+from tvm_pipeline.boards.mode_switch import put_back_left
 from tvm_pipeline.errors import OptionError, PipelineError, VideoError
 from tvm_pipeline.service.control import ControlFile, controlled
 from tvm_pipeline.service.file import SettingsReader
 from tvm_pipeline.service.listener import Listener
+from tvm_pipeline.service.machine_modes import with_mode_of
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport
 from tvm_pipeline.service.running_model import RunningModel, Write, opened_models
@@ -107,10 +109,13 @@ class Service:
 
     def _run(self) -> list[ModelReport]:
         settings, before = self._settings, None
+        put_back_left(self._listener.say, self._listener.warn)
         while True:
             self._listener.begin(settings)
             with ExitStack() as stack:
                 try:
+                    allowed, say, warn = settings.allow_power_modes, self._listener.say, self._listener.warn
+                    stack.enter_context(with_mode_of(settings.bundle, allowed, say, warn))
                     models, write = stack.enter_context(
                         opened_models(settings, self._counts, self._keeps_results, self._listener)
                     )

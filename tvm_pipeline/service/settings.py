@@ -61,6 +61,7 @@ class Settings:
     min_throughput: float | None = None
     max_latency: float | None = None
     control: Path | None = None
+    allow_power_modes: bool = False
     isolate: bool = False
     watchdog: float = 30.0
     events: Path | None = None

@@ -23,10 +23,11 @@ from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
-from tvm_pipeline.backends.registry import description, detect_platform, served_devices, settle_platform
+from tvm_pipeline.backends.registry import description, served_devices, settle_platform
 from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.in_mode import for_mode, in_mode
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Decision, Plan, read_plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
@@ -42,6 +43,7 @@ from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 from tvm_pipeline.service.engine_fallback import compiled_by_engine
+from tvm_pipeline.service.machine_modes import other_mode, this_machine
 from tvm_pipeline.service.power_meter import NONE, opened_meter
 
 Say = Callable[[str], None]
@@ -93,10 +95,10 @@ class Planned:
         max_latency_s: float | None = None,
         time_limit_s: float | None = None,
     ) -> Problem:
-        """Return the problem for a scheduler; see `Problem`, which also says what is raised."""
+        """Return the problem for a scheduler, in the profile's power mode; see `Problem`, also for what is raised."""
         return Problem(
             self.graph,
-            self.platform,
+            in_mode(self.platform, self.profile.power_mode),
             self.profile,
             objective,
             stages,
@@ -180,6 +182,8 @@ def opened_bundle(path: Path, warn: Say = _log.warning, profile: Path | None = N
             warn(line)
         for line in elsewhere_warnings(profile or path, bundle.profile, bundle.platform):
             warn(line)
+        if other := other_mode(bundle.platform, bundle.profile.power_mode):
+            warn(f"{profile or path}: {other}; measured figures will be others")
         yield bundle
 
 
@@ -195,6 +199,7 @@ def compile_source(
     winograd: bool = False,
     values: Values | None = None,
     carry: Carry = (),
+    power_mode: str = "",
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
@@ -211,12 +216,14 @@ def compile_source(
             where it has not.
         values: of inputs that become constants.
         carry: pairs of an input, and the output that is this input for the next frame; see `core/state_loops.py`.
+        power_mode: of the platform, whose devices it is compiled for as they are in this mode; empty for all.
     """
     model = replace(load(source, shapes, values), winograd=winograd)
     for note in model.notes:
         warn(f"{model.name}: {note}")
     with _naming(str(source), model):
-        made = _compiled_on(model, platform, tell, warn, order, tuned)
+        machine = in_mode(read_platform(platform) if platform else this_machine(model, warn), power_mode)
+        made = _compiled_on(model, machine, bool(platform), tell, warn, order, tuned)
     return replace(made, compiled=with_carry(made.compiled, carry))
 
 
@@ -232,16 +239,16 @@ def _naming(source: str, model: Model) -> Iterator[None]:
 
 
 def _compiled_on(
-    model: Model, platform: Path | None, tell: Say, warn: Say, order: Order | None, tuned: bool
+    model: Model, platform: Platform, asked: bool, tell: Say, warn: Say, order: Order | None, tuned: bool
 ) -> Compiled:
-    backend, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
+    backend, settled = settle_platform(platform)
     for line in stand_in_warnings(settled):
         warn(line)
     order = order or _order_of(settled)
     try:
-        return _compiled_beside(model, backend, settled, tell, warn, order, tuned, bool(platform))
+        return _compiled_beside(model, backend, settled, tell, warn, order, tuned, asked)
     except ModelError as error:
-        if platform:
+        if asked:
             raise
         return Compiled(*compiled_by_engine(model, settled, error, order, tell, warn), model.metadata)
 
@@ -341,7 +348,7 @@ def planned(
         elif not is_model:
             graph = read_graph(source)
             known = read_profile(profile) if profile else unmeasured(graph)
-            machine = read_platform(platform) if platform else detect_platform()
+            machine = read_platform(platform) if platform else this_machine(None, warn)
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
             yield Planned(graph, machine, known, not_here=nothing_runs)
         else:
@@ -395,7 +402,7 @@ def chosen_plan(bundle: Bundle, plan: Path | None = None) -> tuple[Problem, Plan
 def given_plan(problem: Problem, path: Path) -> Plan:
     """Return the plan of a file, with its figures computed again; raise PlanError, which names the file."""
     with blamed(path, PlanError, "plan it anew with `tvm-pipeline plan`"):
-        return judged(problem, read_plan(path))
+        return judged(problem, for_mode(read_plan(path), problem.profile.power_mode))
 
 
 def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:
@@ -403,6 +410,7 @@ def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:
     return {
         "graph": plan.graph,
         "scheduler": plan.scheduler,
+        "power_mode": plan.power_mode or None,
         "status": plan.status,
         "bound": plan.bound[0] if plan.bound and len(plan.bound) == 1 else plan.bound,
         "gap": plan.gap,

@@ -1,0 +1,179 @@
+"""A power mode while a block lasts. What was before is put back: at the end, on errors, on signals, and after SIGKILL.
+
+`mode_set` writes down what was before, sets the mode, and puts back what was. A process that is killed leaves what it
+wrote down, and `put_back_left` does the rest: the supervisor calls it when a worker ended, and every run and every
+profile of power modes when it starts. Read next: mode_record.py, nvpmodel.py, clock_limits.py.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from tvm_pipeline.boards.clock_limits import read_limit, write_limit
+from tvm_pipeline.boards.mode_record import (
+    RECORD,
+    ModeRecord,
+    boot_id,
+    locked_record,
+    read_record,
+    remove_record,
+    state_folder,
+    state_folders,
+    write_record,
+)
+from tvm_pipeline.boards.nvpmodel import current_nvpmodel, set_nvpmodel
+from tvm_pipeline.core.power_mode import PowerMode
+from tvm_pipeline.errors import PowerError
+
+Say = Callable[[str], None]
+
+
+def is_set(mode: PowerMode, root: Path = Path("/")) -> bool:
+    """Return whether the machine is in this mode: the number of `nvpmodel` and the limits are those of the mode."""
+    if mode.nvpmodel is not None and current_nvpmodel(root) != mode.nvpmodel:
+        return False
+    try:
+        return all(read_limit(clock, root) == limit for clock, limit in mode.clock_limits.items())
+    except PowerError:
+        return False
+
+
+@contextmanager
+def mode_set(mode: PowerMode, tell: Say, warn: Say, root: Path = Path("/")) -> Iterator[None]:
+    """Have the machine in a power mode while the block lasts, and put back what was before. Call `put_back_left` first.
+
+    Where the mode is set already, nothing is changed. What cannot be put back is kept on record and told to `warn`.
+
+    Raises:
+        PowerError: another process has a mode set, or the mode cannot be set; what was before is then put back.
+    """
+    folder = state_folder()
+    with locked_record(folder) as mine:
+        if is_set(mode, root):
+            if not mine:
+                warn(f"another process has set power mode {mode.name}, and will put back what was before when it ends")
+            yield
+            return
+        left = read_record(folder)
+        if not mine:
+            set_by = f"process {left.pid} has set power mode {left.mode}" if left else "another process has set one"
+            raise PowerError(f"power mode {mode.name} cannot be set: {set_by}, which only its end puts back")
+        if left:
+            raise PowerError(
+                f"power mode {mode.name} cannot be set: what power mode {left.mode} had changed is not put back "
+                f"({folder / RECORD}). Put it back: {left.by_hand}; then remove the file"
+            )
+        record = _before(mode, root)
+        write_record(folder, record)
+        holder = _Holder()
+        # A finalizer, so that it is put back once, and also where the process ends in the middle of cleaning up.
+        put_back_once = weakref.finalize(holder, _put_back_and_forget, record, folder, root, warn)
+        try:
+            _set(mode, root)
+            tell(f"power mode {mode.name} is set for this; {record.by_hand} when it ends")
+            yield
+        finally:
+            _uninterrupted(put_back_once)
+
+
+class _Holder:
+    """What lives as long as the mode is set."""
+
+
+def put_back_left(tell: Say, warn: Say, root: Path = Path("/")) -> None:
+    """Put back what a process that was killed had set; a process that runs keeps its mode.
+
+    `tell` hears that it was put back, and `warn` where that fails, with what the user does next.
+    """
+    for folder in state_folders():
+        if not (folder / RECORD).exists():
+            continue
+        try:
+            with locked_record(folder) as mine:
+                record = read_record(folder) if mine else None
+                if record is None:
+                    continue
+                _uninterrupted(partial(_put_back_left, record, folder, root, tell, warn))
+        except PowerError as error:
+            warn(str(error))
+
+
+def _put_back_left(record: ModeRecord, folder: Path, root: Path, tell: Say, warn: Say) -> None:
+    if _put_back_and_forget(record, folder, root, warn):
+        tell(f"process {record.pid} was killed in power mode {record.mode}; what was before is put back")
+
+
+def _before(mode: PowerMode, root: Path) -> ModeRecord:
+    """Return what the mode will change, as it is now."""
+    number = None
+    if mode.nvpmodel is not None:
+        number = current_nvpmodel(root)
+        if number is None:
+            raise PowerError(
+                f"power mode {mode.name}: the present mode is not known, so it could not be put back; does "
+                "`nvpmodel -q` tell it?"
+            )
+    limits = {}
+    for clock in mode.clock_limits:
+        try:
+            limits[clock] = read_limit(clock, root)
+        except PowerError:
+            if mode.nvpmodel is None:  # which may bring the core of this clock
+                raise
+    return ModeRecord(mode.name, os.getpid(), boot_id(root), number, limits)
+
+
+def _set(mode: PowerMode, root: Path) -> None:
+    if mode.nvpmodel is not None and current_nvpmodel(root) != mode.nvpmodel:
+        set_nvpmodel(mode.nvpmodel, root)
+    for clock, limit in mode.clock_limits.items():
+        write_limit(clock, limit, root)
+
+
+def _put_back_and_forget(record: ModeRecord, folder: Path, root: Path, warn: Say) -> bool:
+    """Put back what was before, and remove the record; if that fails, warn and keep it."""
+    reasons = []
+    try:
+        if record.nvpmodel is not None and current_nvpmodel(root) != record.nvpmodel:
+            set_nvpmodel(record.nvpmodel, root)
+    except PowerError as error:
+        reasons.append(str(error))
+    # The modes of nvpmodel limit clocks, so these come after it. A boot has put them back itself.
+    limits = record.clock_limits if record.boot == boot_id(root) else {}
+    for clock, limit in limits.items():
+        try:
+            if read_limit(clock, root) != limit:
+                write_limit(clock, limit, root)
+        except PowerError as error:
+            reasons.append(str(error))
+    if reasons:
+        warn(
+            f"what was before power mode {record.mode} is not put back: {'; '.join(reasons)}. Do it by hand: "
+            f"{record.by_hand}; the next run tries again"
+        )
+        return False
+    try:
+        remove_record(folder)
+    except OSError as error:
+        warn(f"{folder / RECORD} cannot be removed: {error.strerror or error}; remove it")
+    return True
+
+
+def _uninterrupted(work: Callable[[], object]) -> None:
+    """Do it in a thread, which signals do not interrupt; what they raise here is raised when it is done."""
+    thread = threading.Thread(target=work, name="power mode")
+    thread.start()
+    interrupted: BaseException | None = None
+    while thread.is_alive():
+        try:
+            thread.join()
+        except (KeyboardInterrupt, SystemExit) as error:
+            interrupted = error
+    if interrupted:
+        raise interrupted

@@ -1,0 +1,93 @@
+"""The power modes of this machine: which it has, whether it is in one, and being in one with permission.
+
+Read next: boards/mode_switch.py, which sets modes; mode_profiles.py and running.py, which need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from tvm_pipeline.backends.bundle import bundle_power_mode
+from tvm_pipeline.backends.registry import detect_platform
+from tvm_pipeline.boards.mode_switch import is_set, mode_set
+from tvm_pipeline.boards.nvpmodel import nvpmodel_modes
+from tvm_pipeline.core.in_mode import find_mode
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.power_mode import PowerMode
+from tvm_pipeline.errors import OptionError, PowerError
+
+Say = Callable[[str], None]
+
+
+def this_machine(model: Model | None, warn: Say) -> Platform:
+    """Return the devices of this machine, as `detect_platform`, and the power modes of a Jetson.
+
+    A file of modes that cannot be read costs a warning and the modes.
+    """
+    platform = detect_platform(model)
+    try:
+        modes = tuple(mode.power_mode for mode in nvpmodel_modes())
+    except PowerError as error:
+        warn(f"power modes are left out: {error}")
+        return platform
+    return replace(platform, power_modes=modes)
+
+
+def other_mode(platform: Platform, name: str) -> str:
+    """Return why this machine does not show the figures of a power mode: it is not set. Empty where it is, or none is.
+
+    Raises:
+        PlatformError: the platform has no such mode.
+    """
+    if not name or is_set(find_mode(platform, name)):
+        return ""
+    return f"the figures are of power mode {name}, and the machine is not in it"
+
+
+@contextmanager
+def with_mode(mode: PowerMode, what: str, allowed: bool, tell: Say, warn: Say) -> Iterator[None]:
+    """Have the machine in a power mode while the block lasts; it is set only where that is allowed.
+
+    Args:
+        what: what needs the mode, for the message.
+
+    Raises:
+        OptionError: the mode is not set, and it may not be.
+        PowerError: it cannot be set.
+    """
+    if not allowed and not is_set(mode):
+        by_hand = "" if mode.nvpmodel is None else f"set it before (`sudo nvpmodel -m {mode.nvpmodel}`), or "
+        raise OptionError(
+            f"{what} is for power mode {mode.name}, and the machine is not in it: {by_hand}have it set for this alone "
+            "and put back by `allow_power_modes`, which takes the rights of root",
+            option="allow_power_modes",
+        )
+    with mode_set(mode, tell, warn):
+        yield
+
+
+@contextmanager
+def with_mode_of(bundles: Sequence[Path], allowed: bool, tell: Say, warn: Say) -> Iterator[None]:
+    """Have the machine in the power mode of the bundles' plans, where they are for one, while the block lasts.
+
+    Raises:
+        OptionError: two bundles are for different modes; else as `with_mode`.
+        PowerError: the mode cannot be set.
+    """
+    modes = {path: mode for path in bundles if (mode := bundle_power_mode(path))}
+    if not modes:
+        yield
+        return
+    (path, mode), *others = modes.items()
+    for other, its in others:
+        if its != mode:
+            raise OptionError(
+                f"{path} is for power mode {mode.name} and {other} for {its.name}; compile both with profiles of one "
+                "mode, or run them one after the other"
+            )
+    with with_mode(mode, str(path), allowed, tell, warn):
+        yield
