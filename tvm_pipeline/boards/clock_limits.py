@@ -29,7 +29,7 @@ def limit_file(clock: str, root: Path = Path("/")) -> Path:
         raise PowerError(f"{clock!r} is no clock; there are cpu0, gpu and names of devfreq devices")
     if found := re.fullmatch(r"cpu(\d+)", clock):
         path = root / CPUS / f"cpu{found[1]}" / "cpufreq" / "scaling_max_freq"
-        if not path.is_file():
+        if not path.exists():
             raise PowerError(
                 f"clock {clock} has no limit here: {path} is missing. The core may be offline, or the machine (a "
                 "virtual one, mostly) has no cpufreq"
@@ -46,7 +46,7 @@ def limit_file(clock: str, root: Path = Path("/")) -> Path:
 
 def _devfreq(root: Path) -> Sequence[str]:
     try:
-        return sorted(path.name for path in (root / DEVFREQ).iterdir() if (path / "max_freq").is_file())
+        return sorted(path.name for path in (root / DEVFREQ).iterdir() if (path / "max_freq").exists())
     except OSError:
         return []
 

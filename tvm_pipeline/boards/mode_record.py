@@ -20,7 +20,7 @@ import msgspec
 
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.documents import blamed
-from tvm_pipeline.errors import PowerError
+from tvm_pipeline.errors import PlatformError, PowerError
 from tvm_pipeline.files import replacing
 
 RECORD, LOCK = "power-mode.json", "power-mode.lock"
@@ -47,7 +47,10 @@ class ModeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.nvpmodel is not None or self.clock_limits:
-            PowerMode("before", self.nvpmodel, self.clock_limits)  # which checks the figures
+            try:
+                PowerMode("before", self.nvpmodel, self.clock_limits)
+            except PlatformError as error:
+                raise ValueError(str(error).partition(";")[0]) from error
 
     @property
     def by_hand(self) -> str:

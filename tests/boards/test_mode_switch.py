@@ -1,0 +1,236 @@
+"""A power mode is put back, whatever happens: by the block itself, or by who comes after a process that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.support.power_modes import FakeNvpmodel
+from tvm_pipeline.boards.clock_limits import read_limit
+from tvm_pipeline.boards.mode_record import RECORD, ModeRecord, read_record, state_folder, write_record
+from tvm_pipeline.boards.mode_switch import is_set, mode_set, put_back_left
+from tvm_pipeline.core.power_mode import PowerMode
+from tvm_pipeline.errors import PowerError
+
+LOW = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
+SLOW = PowerMode("slow", clock_limits={"cpu0": 729600})
+# A process that sets LOW, says so, and waits; its second argument is what it does on SIGTERM.
+CHILD = """
+import signal, sys, time
+from pathlib import Path
+from tvm_pipeline.boards.mode_switch import mode_set
+from tvm_pipeline.core.power_mode import PowerMode
+from tvm_pipeline.service.signals import Interrupts, ending, handling
+mode = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
+with handling(ending(Interrupts())), mode_set(mode, print, print, Path(sys.argv[1])):
+    print("set", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def state(root: Path, nvpmodel: FakeNvpmodel) -> tuple[int, int, int]:
+    return nvpmodel.mode, read_limit("cpu4", root), read_limit("gpu", root)
+
+
+def attempt(mode: PowerMode, root: Path, said: list[str]) -> None:
+    with mode_set(mode, said.append, said.append, root):
+        pytest.fail("it began")
+
+
+BEFORE, DURING = (0, 1510400, 624750000), (1, 1113600, 420750000)
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
+def test_it_is_put_back_at_the_end_and_on_errors(
+    root: Path, nvpmodel: FakeNvpmodel, said: list[str], error: type[BaseException] | None
+) -> None:
+    with pytest.raises(error) if error else nullcontext(), mode_set(LOW, said.append, said.append, root):
+        assert state(root, nvpmodel) == DURING
+        assert is_set(LOW, root)
+        if error:
+            raise error
+    assert state(root, nvpmodel) == BEFORE
+    assert nvpmodel.asked == [1, 0]
+    assert not (nvpmodel.state / RECORD).exists()
+    assert said == [
+        "power mode 5W is set for this; `sudo nvpmodel -m 0`, then limit cpu4 to 1510400, then limit gpu to 624750000 "
+        "when it ends"
+    ]
+
+
+def test_what_was_before_is_on_record_before_the_first_change(root: Path, nvpmodel: FakeNvpmodel, said) -> None:
+    with mode_set(LOW, said.append, said.append, root):
+        # The program has kept what was in the folder when it was asked.
+        seen = json.loads((nvpmodel.folder / "seen.json").read_text())
+    assert seen == {
+        "mode": "5W",
+        "pid": os.getpid(),
+        "boot": "first",
+        "nvpmodel": 0,
+        "clock_limits": {"cpu4": 1510400, "gpu": 624750000},
+    }
+
+
+def test_a_mode_that_is_set_is_not_touched(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
+    (nvpmodel.folder / "mode").write_text("1\n")
+    with mode_set(PowerMode("5W", nvpmodel=1), said.append, said.append, root):
+        pass
+    assert (nvpmodel.asked, nvpmodel.mode, said) == ([], 1, [])
+
+
+def test_what_fails_in_the_middle_is_put_back(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
+    """The mode was set and the first clock limited, but the second clock takes no limit."""
+    with pytest.raises(PowerError, match="clock npu"):
+        attempt(PowerMode("x", 1, {"cpu4": 1113600, "npu": 5}), root, said)
+    assert state(root, nvpmodel) == BEFORE
+    assert nvpmodel.asked == [1, 0]
+    assert not (nvpmodel.state / RECORD).exists()
+
+
+def test_nothing_is_changed_that_could_not_be_put_back(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
+    with pytest.raises(PowerError, match="clock cpu9 has no limit here"):
+        attempt(PowerMode("x", None, {"cpu4": 1113600, "cpu9": 5}), root, said)
+    assert state(root, nvpmodel) == BEFORE
+    (nvpmodel.folder / "mode").write_text("")
+    with pytest.raises(PowerError, match="the present mode is not known"):
+        attempt(LOW, root, said)
+    assert nvpmodel.asked == []
+
+
+def started(root: Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(root)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout
+    assert "is set for this" in child.stdout.readline()
+    assert child.stdout.readline() == "set\n"
+    return child
+
+
+def test_a_process_that_is_killed(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
+    """As long as it lives its mode is left alone; then whoever comes first puts back what was before, once."""
+    with started(root) as child:
+        put_back_left(said.append, said.append, root)
+        with pytest.raises(PowerError, match=f"slow cannot be set: process {child.pid} has set power mode 5W"):
+            attempt(SLOW, root, said)
+        assert (state(root, nvpmodel), said) == (DURING, [])
+        with mode_set(LOW, said.append, said.append, root):  # which is set
+            assert said.pop() == (
+                "another process has set power mode 5W, and will put back what was before when it ends"
+            )
+        child.send_signal(signal.SIGKILL)
+    assert state(root, nvpmodel) == DURING
+    with pytest.raises(
+        PowerError, match=r"what power mode 5W had changed is not put back .*`sudo nvpmodel -m 0`, then"
+    ):
+        attempt(SLOW, root, said)
+    put_back_left(said.append, said.append, root)
+    put_back_left(said.append, said.append, root)
+    assert state(root, nvpmodel) == BEFORE
+    assert said == [f"process {child.pid} was killed in power mode 5W; what was before is put back"]
+    with mode_set(SLOW, said.append, said.append, root):
+        assert read_limit("cpu0", root) == 729600
+
+
+def test_a_process_that_is_asked_to_end_puts_it_back(root: Path, nvpmodel: FakeNvpmodel) -> None:
+    with started(root) as child:
+        child.terminate()
+    assert state(root, nvpmodel) == BEFORE
+    assert not (nvpmodel.state / RECORD).exists()
+
+
+def test_a_boot_puts_clocks_back_itself(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
+    """The mode of nvpmodel outlives it."""
+    write_record(nvpmodel.state, ModeRecord("5W", 77, "earlier", 2, {"cpu4": 999}))
+    put_back_left(said.append, said.append, root)
+    assert state(root, nvpmodel) == (2, *BEFORE[1:])
+    assert said == ["process 77 was killed in power mode 5W; what was before is put back"]
+
+
+def test_what_cannot_be_put_back_is_told_and_tried_again(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
+    with mode_set(LOW, said.append, said.append, root):
+        said.clear()
+        (nvpmodel.folder / "reboot-0").touch()
+    assert state(root, nvpmodel) == (1, *BEFORE[1:])
+    assert "what was before power mode 5W is not put back: nvpmodel 0 takes effect only after a reboot" in said[0]
+    assert "Do it by hand: `sudo nvpmodel -m 0`, then limit cpu4" in said[0]
+    (nvpmodel.folder / "reboot-0").unlink()
+    put_back_left(said.append, said.append, root)
+    assert state(root, nvpmodel) == BEFORE
+    assert read_record(nvpmodel.state) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"mode": "5W", "pid": 1, "boo',
+        b'{"mode": "5W", "pid": 1, "boot": "first", "nvpmodel": -1}',
+        b'{"mode": "5W", "pid": 1, "boot": "first", "nvpmodel": "0; reboot"}',
+        b'{"mode": "5W", "pid": 1, "boot": "first", "clock_limits": {"../../../etc/passwd": 1}}',
+        b'{"mode": "5W", "pid": 1, "boot": "first", "clock_limits": {"cpu4": -5}}',
+        b'{"mode": "5W", "pid": 1, "boot": "first", "files": {"/etc/passwd": "1"}}',
+        b"[" * 5000,
+        bytes(range(256)) * 1000,
+    ],
+)
+def test_a_record_that_is_damaged_or_forged(root: Path, nvpmodel: FakeNvpmodel, said: list[str], content) -> None:
+    """It changes nothing, is told with what to do, and keeps a mode from being set, but not a run."""
+    record = nvpmodel.state / RECORD
+    record.write_bytes(content)
+    record.chmod(0o600)
+    put_back_left(said.append, said.append, root)
+    assert len(said) == 1
+    assert str(record) in said[0]
+    assert "remove the file" in said[0]
+    assert state(root, nvpmodel) == BEFORE
+    with pytest.raises(PowerError, match="remove the file"):
+        attempt(LOW, root, said)
+    assert nvpmodel.asked == []
+    assert record.read_bytes() == content
+
+
+def test_a_record_of_others_is_not_trusted(root: Path, nvpmodel: FakeNvpmodel, said: list[str], tmp_path: Path) -> None:
+    """One that others may write, a link, and a pipe, at which nothing waits."""
+    record = nvpmodel.state / RECORD
+    write_record(nvpmodel.state, ModeRecord("5W", 77, "first", 2))
+    record.chmod(0o666)
+    put_back_left(said.append, said.append, root)
+    assert "another user could have written it" in said.pop()
+    record.chmod(0o600)
+    record.rename(tmp_path / "elsewhere")
+    record.symlink_to(tmp_path / "elsewhere")
+    put_back_left(said.append, said.append, root)
+    assert "cannot be read" in said.pop()
+    record.unlink()
+    os.mkfifo(record, 0o600)
+    put_back_left(said.append, said.append, root)
+    assert "another user could have written it" in said.pop()
+    assert (nvpmodel.asked, said) == ([], [])
+
+
+def test_where_the_record_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TVM_PIPELINE_STATE", str(tmp_path))
+    assert state_folder() == tmp_path
+    monkeypatch.delenv("TVM_PIPELINE_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    of_user = tmp_path / "tvm-pipeline"
+    assert state_folder() == (Path("/var/lib/tvm-pipeline") if os.geteuid() == 0 else of_user)
+
+
+def test_a_folder_that_cannot_be_used_is_named(root, nvpmodel, said, monkeypatch, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TVM_PIPELINE_STATE", str(tmp_path / "file" / "state"))
+    with pytest.raises(PowerError, match="set TVM_PIPELINE_STATE to a folder of this user"):
+        attempt(LOW, root, said)
+    assert nvpmodel.asked == []
