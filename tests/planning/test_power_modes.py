@@ -72,10 +72,10 @@ def test_the_reason_says_what_the_other_modes_would_give() -> None:
     decision = plan_modes(of_board("throughput"))
     assert {candidate.power_mode for candidate in decision.candidates} == {"high", "low"}
     assert decision.candidates[0] == decision.plan
-    assert ", all in power mode high; " in decision.why
-    assert "% against the best of power mode low, single (little) in low" in decision.why
+    assert decision.why.startswith("power mode high has the best throughput: +700.0% against single (little) in low; ")
+    assert "; in high, replicas (big + little) has the best throughput: " in decision.why
     slow = plan_modes(of_board("energy", min_throughput_fps=9.0))
-    assert "power mode low has no plan: " in slow.why
+    assert "power mode high has the best energy; power mode low has no plan: " in slow.why
     assert slow.plan.status == "optimal"  # that `low` has none is proven, so it has no better one
 
 

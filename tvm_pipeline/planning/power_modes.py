@@ -90,11 +90,11 @@ def _with_common_bound(decisions: Sequence[Decision], errors: Sequence[NoPlanErr
 
 
 def _why(decisions: Sequence[Decision], errors: dict[str, NoPlanError]) -> str:
-    """Return what the best mode's plan is ahead by, what the other modes would give, and why some give nothing."""
-    best = decisions[0]
-    said = [f"{best.why}, all in power mode {best.plan.power_mode}"]
-    for other in decisions[1:]:
-        lead = margin(best.plan, other.plan) or 0.0
-        said.append(f"{lead:+.1%} against the best of power mode {other.plan.power_mode}, {describe(other.plan)}")
+    """Return what the best mode is ahead of the others by, why some give nothing, and what decides inside of it."""
+    best, *others = decisions
+    leads = [f"{margin(best.plan, other.plan) or 0.0:+.1%} against {describe(other.plan)}" for other in others]
+    said = [
+        f"power mode {best.plan.power_mode} has the best {best.plan.objective}{': ' if leads else ''}{', '.join(leads)}"
+    ]
     said += [f"power mode {mode} has no plan: {error}" for mode, error in errors.items()]
-    return "; ".join(said)
+    return "; ".join([*said, f"in {best.plan.power_mode}, {best.why}"])
