@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -217,6 +218,27 @@ def test_a_record_of_others_is_not_trusted(root: Path, nvpmodel: FakeNvpmodel, s
     put_back_left(said.append, said.append, root)
     assert "another user could have written it" in said.pop()
     assert (nvpmodel.asked, said) == ([], [])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+def test_who_may_not_put_it_back_is_told_how(root: Path, nvpmodel: FakeNvpmodel, said: list[str], monkeypatch) -> None:
+    """The record is root's and its process is dead; of a process that runs nothing is told."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        folder.chmod(0o755)
+        monkeypatch.setenv("TVM_PIPELINE_STATE", place)
+        for pid in (os.getpid(), 2**22 + 1):  # no process has such a number
+            write_record(folder, ModeRecord("5W", pid, "first", 2))
+            os.seteuid(65534)
+            try:
+                put_back_left(said.append, said.append, root)
+            finally:
+                os.seteuid(0)
+            assert len(said) == (pid != os.getpid())
+        assert (folder / RECORD).exists()
+    assert "killed in power mode 5W, and this user cannot put back what was before. As root, run" in said[0]
+    assert "by hand: `sudo nvpmodel -m 2`" in said[0]
+    assert nvpmodel.asked == []
 
 
 def test_where_the_record_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

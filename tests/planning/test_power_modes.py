@@ -19,14 +19,14 @@ from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError, PlatformError
+from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError, PlatformError, ProfileError
 from tvm_pipeline.planning import plan, plan_modes
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.testing import example_graph
 
 # In `high` the board has both clusters and draws much; in `low` the big one is off, and little takes twice as long.
 HIGH = PowerMode("high", nvpmodel=0, idle_w=3.0, active_w={"big": 8.0, "little": 2.0})
-LOW = PowerMode("low", nvpmodel=1, offline_cores=(2, 3), idle_w=1.0, active_w={"little": 0.5})
+LOW = PowerMode("low", nvpmodel=1, offline_cores=(2, 3), idle_w=0.5, active_w={"little": 0.5})
 BOARD = Platform(
     "board",
     (Device("big", cores=(2, 3), active_w=99.0), Device("little", cores=(0, 1))),
@@ -140,12 +140,16 @@ def test_problems_that_do_not_go_together() -> None:
         plan_modes([high, replace(low, objective="latency")])
     with pytest.raises(OptionError, match="at least one"):
         plan_modes([])
+    high, low = of_board("energy")
+    unknown = replace(low, platform=replace(low.platform, idle_w=None))
+    with pytest.raises(ProfileError, match="the idle power of power mode low is not known, that of others is"):
+        plan_modes([high, unknown])
 
 
 def test_the_machine_in_a_mode() -> None:
     """A device whose cores are off is left out with its links, and power is that of the mode alone."""
     low = in_mode(BOARD, "low")
-    assert low == Platform("board", (Device("little", cores=(0, 1), active_w=0.5),), (), 1.0, (LOW,))
+    assert low == Platform("board", (Device("little", cores=(0, 1), active_w=0.5),), (), 0.5, (LOW,))
     assert in_mode(low, "low") == low
     assert in_mode(BOARD, "") is BOARD
     assert in_mode(BOARD, "high").device("big").active_w == 8.0

@@ -232,7 +232,9 @@ def _settled(path: Path, made_for: Platform) -> Platform:
     try:
         _, platform = settle_platform(made_for)
     except PlatformError as error:
-        raise BundleError(f"{path} was made for another machine: {error}") from error
+        modes = " or ".join(mode.name for mode in made_for.power_modes)
+        other = f", or for another power mode ({modes})" if modes else ""
+        raise BundleError(f"{path} was made for another machine{other}: {error}") from error
     for before, here in zip(made_for.devices, platform.devices, strict=True):
         if here.stand_in and not before.stand_in:
             raise BundleError(

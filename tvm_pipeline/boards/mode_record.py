@@ -75,7 +75,7 @@ def state_folder() -> Path:
     if os.geteuid() == 0:
         return OF_ROOT
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "tvm-pipeline"
+    return (Path(base) if base else Path("~/.local/state").expanduser()) / "tvm-pipeline"
 
 
 def state_folders() -> list[Path]:
@@ -113,7 +113,7 @@ def locked_record(folder: Path) -> Iterator[bool]:
 def write_record(folder: Path, record: ModeRecord) -> None:
     """Write the record, whole and to the disk; raise PipelineError where that is not possible."""
     with replacing(folder / RECORD) as temporary:
-        temporary.touch(0o600)
+        temporary.touch(0o644)  # other users may read what they cannot put back
         temporary.write_bytes(msgspec.json.encode(record))
 
 

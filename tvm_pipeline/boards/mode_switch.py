@@ -92,9 +92,12 @@ def put_back_left(tell: Say, warn: Say, root: Path = Path("/")) -> None:
     `tell` hears that it was put back, and `warn` where that fails, with what the user does next.
     """
     for folder in state_folders():
-        if not (folder / RECORD).exists():
+        if not os.path.lexists(folder / RECORD):
             continue
         try:
+            if not os.access(folder, os.W_OK, effective_ids=True):
+                _tell_of_others(folder, warn)
+                continue
             with locked_record(folder) as mine:
                 record = read_record(folder) if mine else None
                 if record is None:
@@ -102,6 +105,16 @@ def put_back_left(tell: Say, warn: Say, root: Path = Path("/")) -> None:
                 _uninterrupted(partial(_put_back_left, record, folder, root, tell, warn))
         except PowerError as error:
             warn(str(error))
+
+
+def _tell_of_others(folder: Path, warn: Say) -> None:
+    """Warn of what a process of root left, which this user cannot put back."""
+    record = read_record(folder)
+    if record and not Path(f"/proc/{record.pid}").exists():
+        warn(
+            f"process {record.pid} was killed in power mode {record.mode}, and this user cannot put back what was "
+            f"before. As root, run `tvm-pipeline run` or do by hand: {record.by_hand}; then remove {folder / RECORD}"
+        )
 
 
 def _put_back_left(record: ModeRecord, folder: Path, root: Path, tell: Say, warn: Say) -> None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
+from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError
 from tvm_pipeline.planning.planner import BEST, plan
 
 
@@ -29,7 +29,7 @@ def plan_modes(
         OptionError: two problems are of one mode, one names no mode, or they do not ask for the same.
         InfeasibleError: it is proven for each mode that it has no plan; the message has the reasons.
         NoPlanError: no plan was found in any mode, but one may exist.
-        ProfileError: as `plan`, for one of the modes.
+        ProfileError: as `plan`, for one of the modes; or the idle power of some of them alone is known.
     """
     _check(problems)
     decisions: list[Decision] = []
@@ -71,9 +71,22 @@ def _check(problems: Sequence[Problem]) -> None:
     for mode in modes:
         if modes.count(mode) > 1:
             raise OptionError(f"`profile`: two are of power mode {mode}; give one for each mode", option="profile")
+    if problems[0].objective == "energy":
+        _check_idle_power(problems)
     first, *rest = (replace(p, platform=problems[0].platform, profile=problems[0].profile) for p in problems)
     if any(other != first for other in rest):
         raise OptionError("the problems of power modes differ in more than platform and profile")
+
+
+def _check_idle_power(problems: Sequence[Problem]) -> None:
+    """Raise ProfileError where the idle power of some modes alone is known: their energy could not be compared."""
+    known = {p.profile.power_mode: not (p.profile.idle is None and p.platform.idle_w is None) for p in problems}
+    if len(set(known.values())) > 1:
+        without = ", ".join(mode for mode, stated in known.items() if not stated)
+        raise ProfileError(
+            f"objective energy: the idle power of power mode {without} is not known, that of others is; give `idle_w` "
+            "in the [[power_mode]] of each, or of none"
+        )
 
 
 def _with_common_bound(decisions: Sequence[Decision], errors: Sequence[NoPlanError]) -> Plan:
