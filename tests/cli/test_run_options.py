@@ -134,8 +134,9 @@ def test_one_model_that_fails_ends_the_run_and_what_the_other_gave_is_kept(cli, 
 
 
 def test_what_is_planned_for(cli, bundle):
-    outcome = cli("run", bundle, "--source", WIDE, "--objective", "latency", "--adapt", "hill-climb", "--json")
+    outcome = cli("run", bundle, "--source", WIDE, "--objective", "latency", "--adapt", "line-search", "--json")
     assert outcome.code == 0, outcome.err
+    assert "line-search searches for throughput, and the objective is latency" in outcome.err
     assert list(outcome.json["objectives"]) == ["latency"]
 
 
@@ -184,7 +185,7 @@ def test_the_last_picture_is_served(cli, bundle):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--adapt", "sometimes"), "--adapt 'sometimes' is none of replan, hill-climb, off"),
+        (("--adapt", "sometimes"), "--adapt 'sometimes' is none of replan, line-search, balance, off"),
         (("--watchdog", "0"), "--watchdog 0: it must be positive"),
         (("--policy", "newest"), "--policy newest: cannot use 'newest'; it takes block"),
         (("--policy", "latest", "--policy", "block"), "--policy is given 2 times for 1 sources; give it once, or"),

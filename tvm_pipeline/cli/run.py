@@ -137,8 +137,9 @@ def command(
     adapt: Annotated[
         str,
         typer.Option(
-            help="replan: change to another plan where devices become slower or faster, without stopping; hill-climb: "
-            "move one operator at a time out of the slowest stage; or off."
+            help="replan: change to another plan where devices become slower or faster, without stopping; line-search: "
+            "try one cut in two stages after another, see the page on services; balance: move one operator at a time out of "
+            "the slowest stage; or off."
         ),
     ] = "replan",
     objective: Annotated[

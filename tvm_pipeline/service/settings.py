@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.runtime import Adaptation, HillClimb
+from tvm_pipeline.runtime import Adaptation, Balance, LineSearch
 from tvm_pipeline.runtime.strategy import Strategy
 from tvm_pipeline.service.mqtt_results import is_broker, parse_broker
 from tvm_pipeline.service.video_extra import Request, check_hardware, parse_policy, read_labels, source_kind
@@ -21,7 +21,8 @@ from tvm_pipeline.service.video_extra import Request, check_hardware, parse_poli
 # The strategies that may propose another plan while one runs; `off` has none.
 STRATEGIES: dict[str, Callable[[], Strategy | None]] = {
     "replan": Adaptation,
-    "hill-climb": HillClimb,
+    "line-search": LineSearch,
+    "balance": Balance,
     "off": lambda: None,
 }
 

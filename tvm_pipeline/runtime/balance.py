@@ -1,22 +1,18 @@
-"""The strategy `hill-climb`: one operator at a time moves from a slower stage to a faster one.
+"""The strategy `balance`: one operator at a time moves from a slower stage to a faster one until they are equal.
 
-The climb is this project's own baseline for `adaptation.py`. It is not Algorithm 2 of Velasco-Montero et al. (IEEE
-Access 2023), and no figure of it is a figure of that algorithm. Algorithm 2 is a line search over the cut of one
-two-stage pipeline: it measures the period of the whole pipeline at each trial cut, walks towards more operators on the
-first device while a trial is not worse, and walks the other way only where the first direction gained nothing; its
-alpha weighs a moving average of the measured periods. The climb differs in each of these points:
+It is this project's own baseline for `adaptation.py`, beside the published one of `line_search.py`:
 
 - it looks at the time of each stage (the median of compute and transfer), not at the period of the pipeline;
-- its alpha is a threshold: stages whose times differ by at most alpha, relative to the faster one, or by no more than
-  the noise of the measured times, are left alone;
+- stages whose times differ by at most a threshold, relative to the faster one, or by no more than the noise of the
+  measured times, are left alone;
 - the slowest stage gives an operator to the faster of its neighbours, so that the imbalance chooses the direction;
 - more than two stages are allowed, and no stage is ever emptied;
 - an operator that takes less than `STEP` of its stage's time moves along with the next one;
 - a move after which the slowest stage is not faster is taken back, also where both times are equal;
-- after a move is taken back the climb rests until the time of a stage has changed by more than alpha.
+- after a move is taken back it rests until the time of a stage has changed by more than the threshold.
 
-The climb has no model of what a move brings, and it climbs for throughput alone. A single device and replicas have no
-cut to move and stay as they are.
+It has no model of what a move brings, and it works for throughput alone. A single device and replicas have no cut to
+move and stay as they are.
 """
 
 from __future__ import annotations
@@ -36,16 +32,16 @@ from tvm_pipeline.runtime.strategy import Strategy
 STEP = 0.01
 
 
-class HillClimb(Strategy):
+class Balance(Strategy):
     """Moves the cuts of a chain until its stages take equal times.
 
     Args:
-        alpha: the relative difference of two stages' times above which an operator moves.
+        threshold: the relative difference of two stages' times above which an operator moves.
     """
 
-    def __init__(self, alpha: float = 0.1) -> None:
+    def __init__(self, threshold: float = 0.1) -> None:
         super().__init__()
-        self._alpha = alpha
+        self._threshold = threshold
         self._plan: Plan | None = None
         # The plan before a move and the slowest stage's seconds: of the move under trial, and of the last proposal.
         self._before: tuple[Plan, float] | None = None
@@ -75,17 +71,17 @@ class HillClimb(Strategy):
                 return self._to(problem, before, reason)
         if self._resting:
             self._rest_s = self._rest_s or known
-            least = max(self._alpha, self.noise)
+            least = max(self._threshold, self.noise)
             if not any(abs(now / then - 1) > least for now, then in zip(known, self._rest_s, strict=True)):
                 return None
             self._resting = False
-        return self._climb(problem, plan, known)
+        return self._move(problem, plan, known)
 
-    def _climb(self, problem: Problem, plan: Plan, known: list[float]) -> tuple[Plan, str] | None:
+    def _move(self, problem: Problem, plan: Plan, known: list[float]) -> tuple[Plan, str] | None:
         slow = max(range(len(known)), key=known.__getitem__)
         neighbours = sorted((n for n in (slow - 1, slow + 1) if 0 <= n < len(known)), key=known.__getitem__)
         for fast in neighbours:
-            if known[slow] <= known[fast] * (1 + max(self._alpha, self.noise)):
+            if known[slow] <= known[fast] * (1 + max(self._threshold, self.noise)):
                 continue
             stages = moved(self.scaled(problem), plan.stages, slow, fast)
             if stages is None:
@@ -100,9 +96,7 @@ class HillClimb(Strategy):
     def _to(
         self, problem: Problem, plan: Plan, reason: str, trial: tuple[Plan, float] | None = None
     ) -> tuple[Plan, str]:
-        proposal = judged_now(
-            self.scaled(problem), replace(plan, scheduler="hill-climb", status="feasible", bound=None)
-        )
+        proposal = judged_now(self.scaled(problem), replace(plan, scheduler="balance", status="feasible", bound=None))
         self._proposed = plan.stages, trial
         return proposal, reason
 

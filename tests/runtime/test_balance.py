@@ -1,4 +1,4 @@
-"""The climb moves one operator at a time, to where no move helps, and takes back what did not."""
+"""It moves one operator at a time, to where no move helps, and takes back what did not."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.evaluate import check_stages
-from tvm_pipeline.runtime import HillClimb
-from tvm_pipeline.runtime.hill_climb import moved
+from tvm_pipeline.runtime import Balance
+from tvm_pipeline.runtime.balance import moved
 from tvm_pipeline.runtime.strategy import CoreLoad
 
 EQUAL = {"d0": [4e-3] * 8, "d1": [4e-3] * 8}
@@ -39,10 +39,10 @@ def visited(first: Plan, machine: Machine) -> list[list[int]]:
     return [counts(first), *(counts(plan) for _, plan, _ in machine.switches)]
 
 
-def test_it_climbs_one_operator_at_a_time_and_stops_where_the_stages_are_equal(stat: Path):
+def test_it_moves_one_operator_at_a_time_and_stops_where_the_stages_are_equal(stat: Path):
     problem = problem_of(EQUAL)
     first = plan_of(problem, ("d0", 1), ("d1", 7))
-    machine = Machine(problem, first, HillClimb(), stat)
+    machine = Machine(problem, first, Balance(), stat)
     machine.run(20)
     assert visited(first, machine) == [[1, 7], [2, 6], [3, 5], [4, 4]]
     assert "one operator moves from stage 1 to 0" in machine.switches[0][2]
@@ -52,7 +52,7 @@ def test_a_move_that_does_not_help_is_taken_back_and_it_rests_until_a_load_comes
     seconds = [4e-3, 4e-3, 4e-3, 12e-3, 4e-3, 4e-3]  # 12 | 20 ms, and with the long one moved 24 | 8
     problem = problem_of({"d0": seconds, "d1": seconds})
     first = plan_of(problem, ("d0", 3), ("d1", 3))
-    machine = Machine(problem, first, HillClimb(), stat, loads=lambda now: {"d0": 0.5} if now >= 10 else {})
+    machine = Machine(problem, first, Balance(), stat, loads=lambda now: {"d0": 0.5} if now >= 10 else {})
     machine.run(10)
     assert visited(first, machine) == [[3, 3], [4, 2], [3, 3]]
     assert machine.switches[1][2].startswith("taken back: the stages take 24")
@@ -63,15 +63,15 @@ def test_a_move_that_does_not_help_is_taken_back_and_it_rests_until_a_load_comes
 def test_of_three_stages_the_slowest_gives_to_the_faster_neighbour(stat: Path):
     problem = problem_of({name: [4e-3] * 12 for name in ("d0", "d1", "d2")})
     first = plan_of(problem, ("d0", 3), ("d1", 8), ("d2", 1))
-    machine = Machine(problem, first, HillClimb(), stat)
+    machine = Machine(problem, first, Balance(), stat)
     machine.run(30)
     assert visited(first, machine)[:3] == [[3, 8, 1], [3, 7, 2], [3, 6, 3]]
     assert counts(machine.plan) == [4, 4, 4]
 
 
-def test_the_climb_reaches_the_best_cut_under_a_load(stat: Path):
+def test_it_reaches_the_best_cut_under_a_load(stat: Path):
     problem = problem_of(EQUAL)
-    machine = Machine(problem, plan_of(problem, ("d0", 4), ("d1", 4)), HillClimb(), stat, loads=lambda _: {"d1": 0.66})
+    machine = Machine(problem, plan_of(problem, ("d0", 4), ("d1", 4)), Balance(), stat, loads=lambda _: {"d1": 0.66})
     machine.run(20)
     assert counts(machine.plan) == [6, 2]
 
@@ -79,20 +79,20 @@ def test_the_climb_reaches_the_best_cut_under_a_load(stat: Path):
 def test_a_difference_below_the_noise_moves_nothing(stat: Path):
     """The stages take 16 and 20 ms in the median, and frames of each differ by more."""
     problem = problem_of(EQUAL)
-    climb = HillClimb()
-    climb._cores = CoreLoad(stat)
-    climb.begin(problem, plan_of(problem, ("d0", 4), ("d1", 4)))
+    strategy = Balance()
+    strategy._cores = CoreLoad(stat)
+    strategy.begin(problem, plan_of(problem, ("d0", 4), ("d1", 4)))
     records = [StageRecord(0, "d0"), StageRecord(1, "d1")]
     for frame in range(100):
         for record, seconds in zip(records, (0.016, 0.020), strict=True):
             record.add(0.0, 0.0, seconds * (0.6 if frame % 4 < 2 else 1.4), frame, 0.02 * frame)
-    assert climb.look(records, problem) is None
+    assert strategy.look(records, problem) is None
 
 
 @pytest.mark.parametrize("stages", [[("d0", 8)], [("d0+d1", 8)]])
 def test_where_there_is_no_cut_nothing_moves(stat: Path, stages: list[tuple[str, int]]):
     problem = problem_of(EQUAL)
-    machine = Machine(problem, plan_of(problem, *stages), HillClimb(), stat, loads=lambda _: {"d0": 0.8})
+    machine = Machine(problem, plan_of(problem, *stages), Balance(), stat, loads=lambda _: {"d0": 0.8})
     machine.run(10)
     assert not machine.switches
 
@@ -102,7 +102,7 @@ def test_what_a_device_cannot_run_does_not_move_there(stat: Path):
     able = tuple(None if index == 2 else 4e-3 for index in range(8))
     devices = {**problem.profile.devices, "d0": DeviceProfile.in_order(problem.graph, able)}
     problem = replace(problem, profile=replace(problem.profile, devices=devices))
-    machine = Machine(problem, plan_of(problem, ("d0", 1), ("d1", 7)), HillClimb(), stat)
+    machine = Machine(problem, plan_of(problem, ("d0", 1), ("d1", 7)), Balance(), stat)
     machine.run(10)
     assert counts(machine.plan) == [2, 6]
 
@@ -136,9 +136,9 @@ def test_stages_stay_legal_wherever_operators_move(seed: int, length: int, count
 
 def test_a_plan_that_was_refused_is_not_under_trial(stat: Path):
     problem = problem_of(EQUAL)
-    climb = HillClimb()
+    strategy = Balance()
     first = plan_of(problem, ("d0", 2), ("d1", 6))
-    machine = Machine(problem, first, climb, stat)
+    machine = Machine(problem, first, strategy, stat)
     machine.run_by = lambda plan: None  # as where a device cannot be bound
     machine.run(5)
     assert {tuple(counts(plan)) for _, plan, _ in machine.switches} == {(3, 5)}
