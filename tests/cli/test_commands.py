@@ -19,8 +19,8 @@ COMMANDS = sorted(typer.main.get_group(app).commands)
 
 def test_every_file_of_a_command_is_one():
     """A command is named by its file; the others are what commands share."""
-    files = {path.stem for path in Path(tvm_pipeline.cli.__file__).parent.glob("*.py")}
-    assert set(COMMANDS) == files - {"__init__", "__main__", "options", "output", "screen"}
+    files = {path.stem.replace("_", "-") for path in Path(tvm_pipeline.cli.__file__).parent.glob("*.py")}
+    assert set(COMMANDS) == files - {"--init--", "--main--", "options", "output", "screen"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

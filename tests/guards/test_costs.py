@@ -63,6 +63,8 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("backends/bundle.py", "profile.devices", "figures of stand-ins are left out once the device is here"),
     ("planning/planner.py", "profile.segments", "only whether there are any: bounds of operators are none of stages"),
     ("service/workflow.py", "profile.segments", "what was measured is added"),
+    ("service/predicted.py", "profile.devices", "devices that it lacks are added, with predicted figures"),
+    ("service/predicted.py", "device.model", "only whether there is one beside layer times"),
     ("report/tables.py", "profile.devices", "a summary of what was measured"),
     ("report/tables.py", "device.busy_factor", "a summary of what was measured"),
     ("report/tables.py", "device.median_spread", "a summary of what was measured"),

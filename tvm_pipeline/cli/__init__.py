@@ -22,6 +22,7 @@ from tvm_pipeline.cli import (
     compile,
     deploy,
     devices,
+    layer_times,
     memory,
     plan,
     profile,
@@ -45,8 +46,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (devices, tune, profile, plan, simulate, deploy, compile, run, bench, top, show, slice, memory):
-    app.command(command.__name__.rpartition(".")[2])(command.command)
+for command in (
+    devices,
+    tune,
+    profile,
+    layer_times,
+    plan,
+    simulate,
+    deploy,
+    compile,
+    run,
+    bench,
+    top,
+    show,
+    slice,
+    memory,
+):
+    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.command)
 
 
 def _print_version(requested: bool) -> None:

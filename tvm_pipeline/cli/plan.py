@@ -33,8 +33,10 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
+from tvm_pipeline.report.tables import percent
 from tvm_pipeline.service.machine_modes import other_mode
 from tvm_pipeline.service.mode_profiles import decide_modes
+from tvm_pipeline.service.predicted import FROM_SHAPES, from_shapes
 from tvm_pipeline.service.workflow import checked_objective, checked_scheduler, decide, planned
 
 
@@ -108,8 +110,14 @@ def command(
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:
-        print_json({**decision_json(decision, problem.platform), "memory": memories})
+        predicted = {FROM_SHAPES.replace(" ", "_"): from_shapes(subject.profile)}
+        print_json({**decision_json(decision, problem.platform), "memory": memories, **predicted})
     else:
         show(candidates_table(decision), json)
+        for name, file in from_shapes(subject.profile).items():
+            show(f"{name}: {FROM_SHAPES} by {file}, not measured", json)
+        if from_shapes(subject.profile) and decision.plan.predicted.uncertainty is not None:
+            doubt = percent(decision.plan.predicted.uncertainty)
+            show(f"the chosen plan's figures may be off by {doubt}, if the errors of all operators add up", json)
         show(stages_memory_table(memories), json)
         show(with_options(decision.why), json)

@@ -117,6 +117,8 @@ class Device:
             are the stage's DRAM overflow. Only the objectives with `dram` use this figure.
         bus: name of the bus that carries its overflow, where several devices share the bus; else empty.
         model: the model of its speed, where it cannot be measured.
+        layer_times: the file that predicts its operators' seconds from shapes, seen from the platform file's folder;
+            profiles without the device get these (`service/predicted.py`).
         stand_in: the name of another processor that computes its stages, and the reason, where the device itself is
             missing; else empty. Platform files do not have it: a backend's `settle` finds it out, and every output
             repeats it.
@@ -136,6 +138,7 @@ class Device:
     cache_bytes: int | None = None
     bus: str = ""
     model: DeviceModel | None = None
+    layer_times: str = ""
     stand_in: str = ""
 
     @property

@@ -41,6 +41,8 @@ class DeviceProfile:
         uncertainty: relative half-width of the 95 % confidence interval of each operator's seconds, by its name; empty
             where it is not known.
         joules_uncertainty: the same of each operator's joules.
+        predicted_from: the layer times from which the seconds are predicted, see `profiling/layer_times.py`; empty
+            where they were measured.
 
     Examples:
         >>> from tvm_pipeline.testing import example_graph
@@ -57,6 +59,7 @@ class DeviceProfile:
     send: Transfer | None = None
     uncertainty: Mapping[str, float] = field(default_factory=dict)
     joules_uncertainty: Mapping[str, float] = field(default_factory=dict)
+    predicted_from: str = ""
 
     @classmethod
     def in_order(
@@ -233,8 +236,8 @@ class Profile:
             if not self.devices:
                 raise ProfileError(
                     f"nothing says how fast device {device.name} of platform {platform.name} runs {self.graph}: give a "
-                    "`profile`, a platform with a [device.model] (profiles/platforms/ has some), or an `objective` of "
-                    "bytes"
+                    "`profile`, a platform with `layer_times` or a [device.model] (profiles/ has some of both), or an "
+                    "`objective` of bytes"
                 )
             self.device(device.name)
 

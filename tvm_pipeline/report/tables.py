@@ -332,6 +332,8 @@ def _measured(device: DeviceProfile | None) -> list[str]:
     whole = duration(device.whole_s)
     if device.runs < len(device.seconds):
         whole = f"runs {device.runs} of {len(device.seconds)} operators"
+    if device.predicted_from:
+        whole += " (predicted from shapes)"
     return [whole, f"x{device.busy_factor:.2f}", percent(device.median_spread)]
 
 

@@ -45,6 +45,7 @@ from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 from tvm_pipeline.service.engine_fallback import compiled_by_engine
 from tvm_pipeline.service.machine_modes import other_mode, this_machine
 from tvm_pipeline.service.power_meter import NONE, opened_meter
+from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -326,7 +327,8 @@ def planned(
 
     Args:
         source: a bundle (.tar), an operator graph (.json, for which nothing is run), or a model, which is compiled and
-            measured.
+            measured. Where a device of the platform file has layer times, the model is compiled on this machine for its
+            operators alone, and their seconds are predicted; see `predicted.py`.
     """
     with ExitStack() as stack:
         is_model = not source.endswith(".tar") and (not source.endswith(".json") or is_relay(source))
@@ -338,19 +340,25 @@ def planned(
             obstacle = f"{source} was compiled for another platform than {platform}" if platform else ""
             if bundle.application:
                 obstacle = obstacle or f"{source} holds a whole application, which `run` and `bench` run on its source"
+            known = read_profile(profile) if profile else bundle.profile
             yield Planned(
                 bundle.graph,
                 read_platform(platform) if platform else bundle.platform,
-                read_profile(profile) if profile else bundle.profile,
+                with_predictions(known, bundle.graph, platform, warn),
                 None if bundle.application else bundle.compiled,
                 obstacle,
             )
         elif not is_model:
             graph = read_graph(source)
-            known = read_profile(profile) if profile else unmeasured(graph)
+            known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform, warn)
             machine = read_platform(platform) if platform else this_machine(None, warn)
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
             yield Planned(graph, machine, known, not_here=nothing_runs)
+        elif platform and names_layer_times(machine := read_platform(platform)):
+            tell(f"compiling {source} here for its operators: the seconds of {platform} are {FROM_SHAPES}")
+            graph = compile_source(source, shapes, None, tell, warn, values=values).compiled.graph
+            known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform, warn)
+            yield Planned(graph, machine, known, not_here=f"{platform} has devices that are {FROM_SHAPES}")
         else:
             made = compile_source(source, shapes, platform, tell, warn, values=values)
             measured = measured_profile(made, profile, tell, warn)
