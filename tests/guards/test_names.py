@@ -32,6 +32,7 @@ DOCUMENTED = {
 
 # Files of one name: a command is called like what it commands, and two rooms have a registry of their own.
 SAME_NAME = {
+    "choice.py": ["power/choice.py", "video/decoders/choice.py"],
     "layer_times.py": ["cli/layer_times.py", "profiling/layer_times.py"],
     "plan.py": ["cli/plan.py", "core/plan.py"],
     "profile.py": ["cli/profile.py", "core/profile.py"],

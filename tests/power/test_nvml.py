@@ -37,6 +37,7 @@ def test_gpus_tell_joules_or_watts(driver: ctypes.CDLL) -> None:
     assert isinstance(counter, GpuCounter)
     assert isinstance(power, GpuPower)
     assert (counter.name, counter.covers, counter.scope) == ("nvml:0", "GPU 0 (Fake 0)", "unit")
+    assert counter.counter_j() == 9e9
     assert counter.read()[-1].energy_j == 0
     set_gpu(driver, 0, 9_000_000_002_500, 300_000)
     assert counter.read()[-1].energy_j == pytest.approx(2.5)

@@ -7,7 +7,8 @@ INA3221's voltages belong to its currents by number, so no other chip's are mult
 
 Sources: Documentation/hwmon/{sysfs-interface,ina3221,ina2xx,ina238}.rst of Linux; NVIDIA's developer guides of Jetson
 Linux r32.7 to r38, "Software-Based Power Consumption Modeling"; the tables of rails in energymon's
-jetson/JetsonPowerRails.md; how `jtop` sums rails up (jetson_stats, jtop/core/power.py and its pull request 900).
+jetson/JetsonPowerRails.md; how `jtop` sums rails up (the module jtop.core.power of jetson_stats, and its pull request
+900).
 """
 
 from __future__ import annotations

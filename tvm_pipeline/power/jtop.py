@@ -2,7 +2,8 @@
 
 The service is part of the package jetson-stats, which is not ours and never needed. It sums rails up by itself.
 
-Source: jetson_stats, jtop/jtop.py and jtop/core/power.py (`power["tot"]["power"]` in milliwatts, since version 4).
+Source: the modules jtop.jtop and jtop.core.power of jetson_stats (`power["tot"]["power"]` in milliwatts, since
+version 4).
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class LogFile(Sensor):
                 self._part += self._file.readline()
                 if not self._part.endswith(b"\n"):
                     break
-                lines.append(self._part.decode("utf-8-sig", errors="replace").strip())
+                lines.append(self._part.decode("utf-8", errors="replace").strip())
                 self._part = b""
         except OSError as error:
             raise PowerError(f"{self._path}: {error.strerror}") from error

@@ -95,7 +95,7 @@ class _Library:
             handles.append(handle)
         return handles
 
-    def model(self, gpu: ctypes.c_void_p) -> str:
+    def name_of(self, gpu: ctypes.c_void_p) -> str:
         name = ctypes.create_string_buffer(NAME_BYTES)
         self.call("nvmlDeviceGetName", gpu, name, ctypes.c_uint(NAME_BYTES))
         return name.value.decode(errors="replace")
@@ -129,7 +129,7 @@ def nvml_sensors(root: Path, library: str = LIBRARY) -> Found:
         for index, gpu in enumerate(nvml.gpus()):
             name = f"nvml:{index}"
             try:
-                found.sensors.append(_sensor(nvml, gpu, name, f"GPU {index} ({nvml.model(gpu)})"))
+                found.sensors.append(_sensor(nvml, gpu, name, f"GPU {index} ({nvml.name_of(gpu)})"))
             except PowerError as error:
                 found.obstacles[name] = str(error)
     except PowerError as error:
