@@ -15,7 +15,9 @@ PLATFORM = 'name = "core"\n[[device]]\nname = "cpu0"\nbackend = "host"\ncores = 
 
 
 def test_profile_with_joules_says_idle_power_and_joules_of_a_frame(cli, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(joules, "Pace", partial(joules.Pace, window_s=0.02, idle_window_s=0.02, longest_s=0.1))
+    monkeypatch.setattr(
+        joules, "Pace", partial(joules.Pace, window_s=0.02, idle_window_s=0.02, settle_s=0.2, longest_s=0.1)
+    )
     platform, profile, graph = tmp_path / "core.toml", tmp_path / "profile.json", tmp_path / "graph.json"
     platform.write_text(PLATFORM)
     with logger(tmp_path / "meter.csv", 7.0):

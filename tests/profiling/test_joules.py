@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from tvm_pipeline.profiling.joules import Pace, profile_joules
 from tvm_pipeline.testing import FakeModel, example_graph
 
 IDLE_W = 10.0
-PACE = Pace(window_s=0.01, idle_window_s=0.01, longest_s=0.1)
+PACE = Pace(window_s=0.01, idle_window_s=0.01, settle_s=0.2, longest_s=0.1)
 DRAWN_J = {"double": 0.02, "increment": 0.0004}  # a run; 50 times as much
 RUN_S = 0.001
 
@@ -120,10 +122,28 @@ def test_a_drift_of_the_idle_machine_is_said() -> None:
     sensor = Counting(grows_w=20.0)  # watts a second
     platform, profile = profiled("d0")
     found = profile_joules(working(sensor, "d0"), platform, profile, sensor, pace=PACE)
-    [said] = found.warnings
-    assert "before device d0 was measured and" in said
+    assert "before device d0 was measured and" in found.warnings[0]
     assert found.idle is not None
     assert found.idle.uncertainty > 0.05
+
+
+def test_a_process_that_does_not_rest_is_said() -> None:
+    sensor = Counting()
+    platform, profile = profiled("d0")
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            sum(range(1000))
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        found = profile_joules(working(sensor, "d0"), platform, profile, sensor, pace=PACE)
+    finally:
+        ended.set()
+        thread.join()
+    assert re.match(r"threads of this process took \d+% of a core while the machine was to be idle", found.warnings[0])
 
 
 def test_a_sensor_that_ends_is_an_error_that_names_it() -> None:

@@ -42,6 +42,7 @@ WINDOWS = 10  # of which a mean is taken, at least
 T_95 = 2.262  # Student's t of 95 % for WINDOWS; of more windows it is less
 LITTLE = 0.005  # the share of the model's seconds below which an operator is not measured alone
 STEADY = 0.01  # the share of the idle machine's power that no difference of power is told from
+QUIET = 0.05  # the share of a core that this process may take while the machine is called idle
 LATE_S = 5.0  # that a reading may come after its moment
 
 
@@ -52,6 +53,8 @@ class Pace:
     Attributes:
         window_s: seconds of each of the WINDOWS, at least; never less than the sensor's period.
         idle_window_s: the same for the idle machine.
+        settle_s: seconds that threads of this process have to go to sleep before the machine is called idle, at most:
+            those of pools spin for some time first.
         longest_s: seconds after which a mean is taken as it is; never less than the first WINDOWS take.
         whole: how narrow the interval of the whole model's power above idle shall be, relative to that power.
         operator: the same of an operator's.
@@ -60,6 +63,7 @@ class Pace:
 
     window_s: float = 0.1
     idle_window_s: float = 0.3
+    settle_s: float = 10.0
     longest_s: float = 10.0
     whole: float = 0.02
     operator: float = 0.05
@@ -126,19 +130,32 @@ def profile_joules(
         devices={**profile.devices, **found},
         idle=IdlePower(sensor.name, sensor.covers, max(idle.power_w, 0.0), _relative(idle.half_w, idle.power_w)),
         environment={**profile.environment, "joules measured by": measured_by},
-        warnings=(*profile.warnings, *warnings),
+        warnings=(*profile.warnings, *bench.warnings, *warnings),
     )
 
 
 class _Bench:
-    """Repeats work while a meter samples."""
+    """Repeats work while a meter samples.
+
+    Attributes:
+        warnings: what disturbed it.
+    """
 
     def __init__(self, compiled: CompiledModel, meter: Meter, pace: Pace, progress: Progress) -> None:
         self._compiled, self._meter, self._pace, self._progress = compiled, meter, pace, progress
+        self.warnings: list[str] = []
 
     def idle(self) -> Power:
-        """Return the power of the idle machine."""
+        """Return the power of the idle machine, after the threads of this process have gone to sleep."""
         self._progress("power of the idle machine")
+        until_s = time.perf_counter() + self._pace.settle_s
+        while (share := _own_share()) > QUIET and time.perf_counter() < until_s:
+            pass
+        if share > QUIET:
+            self.warnings.append(
+                f"threads of this process took {share:.0%} of a core while the machine was to be idle, so that the "
+                "idle power is too high and joules above it are too low: measure in a process of its own"
+            )
         window_s = max(self._pace.idle_window_s, self._meter.period_s)
         return self._mean(partial(time.sleep, window_s / 2), window_s, lambda power: self._pace.idle * power.power_w)
 
@@ -146,33 +163,35 @@ class _Bench:
         """Return the power while the device runs all that it computes, and while it runs operators alone."""
         graph = self._compiled.graph
         self._progress(f"joules of {graph.name} on {device.name}")
-        with closing(computed_runner(self._compiled, device)) as runner:
-            whole = self._repeated(runner, idle, self._pace.whole)
-        found: dict[str, Power] = {}
         groups = [[graph.operators[index].name for index in indices] for indices in alike_operators(graph)]
         long = [names for names in groups if _seconds(figures, names) >= LITTLE * figures.whole_s]
-        for number, names in enumerate(long, 1):
-            self._progress(f"joules of {names[0]} on {device.name}, {number} of {len(long)}")
-            try:
-                alone = self._compiled.stage(names[:1], device)
-            except PlanError:
-                continue  # it is no stage of its own
-            with closing(alone):
-                power = self._repeated(alone, idle, self._pace.operator)
-            found |= dict.fromkeys(names, power)
-        return whole, found
+        found: dict[str, Power] = {}
+
+        # All in one thread: a thread that ends leaves a pool of threads behind, which spin for some time.
+        def measure() -> Power:
+            whole = self._repeated(runner, idle, self._pace.whole)
+            for number, names in enumerate(long, 1):
+                self._progress(f"joules of {names[0]} on {device.name}, {number} of {len(long)}")
+                try:
+                    alone = self._compiled.stage(names[:1], device)
+                except PlanError:
+                    continue  # it is no stage of its own
+                with closing(alone):
+                    alone.bind()
+                    power = self._repeated(alone, idle, self._pace.operator)
+                found.update(dict.fromkeys(names, power))
+            return whole
+
+        with closing(computed_runner(self._compiled, device)) as runner:
+            return in_bound_thread(runner, measure), found
 
     def _repeated(self, runner: StageRunner, idle: Power, wanted: float) -> Power:
-        """Return the power while a stage runs again and again, in a thread that is bound to its device."""
+        """Return the power while a stage runs again and again, in the thread that is bound to its device."""
         inputs = [input_for_timing(self._compiled.graph, port) for port in runner.inputs]
         outputs = [port.buffer() for port in runner.outputs]
         window_s = max(self._pace.window_s, self._meter.period_s)
-
-        def measure() -> Power:
-            run = partial(runner.run, inputs, outputs)
-            return self._mean(run, window_s, lambda power: wanted * abs(power.power_w - idle.power_w))
-
-        return in_bound_thread(runner, measure)
+        run = partial(runner.run, inputs, outputs)
+        return self._mean(run, window_s, lambda power: wanted * abs(power.power_w - idle.power_w))
 
     def _mean(self, run: Callable[[], None], window_s: float, wanted_w: Callable[[Power], float]) -> Power:
         """Repeat the work, at first for two windows that do not count, until its power is known well enough."""
@@ -278,6 +297,13 @@ def _drift(device: Device, before: Power, after: Power) -> list[str]:
         f"{after.power_w:.3g} W after ({by_w:+.2g} W): joules may be off by as much; stop other programs, let it cool "
         "down and profile again"
     ]
+
+
+def _own_share(seconds: float = 0.1) -> float:
+    """Return how much of a core this process takes while it waits for so long."""
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
 
 
 def _seconds(figures: DeviceProfile, names: Sequence[str]) -> float:
