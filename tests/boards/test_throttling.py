@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,21 @@ def test_what_is_no_sign(tmp_path: Path, hands: Hands) -> None:
     replace_by_folder(root, f"{THERMAL}/thermal_zone2/temp")
     watch = ThrottleWatch(root, hands)
     assert [watch.look_now(), after(hands, watch, PERIOD_S)] == ["", ""]
+
+
+def test_a_sensor_that_answers_eagain_is_passed_over(tmp_path: Path, hands: Hands) -> None:
+    """As that of a GPU which is switched off does. A pipe whose writer is silent answers so, too."""
+    root = TREES[THOR].write(tmp_path / "root")
+    temp = root / f"{THERMAL}/thermal_zone1/temp"
+    temp.unlink()
+    os.mkfifo(temp)
+    writer = os.open(temp, os.O_RDWR)
+    try:
+        watch = ThrottleWatch(root, hands)
+        write(root, f"{cooler(root, 'cpu-throttle-alert')}/cur_state", "1\n")
+        assert "cpu-throttle-alert is at step 1; tj-thermal has 59.8 °C" in after(hands, watch, PERIOD_S)
+    finally:
+        os.close(writer)
 
 
 def test_counters_of_intels_cores(tmp_path: Path, hands: Hands) -> None:

@@ -1,6 +1,6 @@
 """The board that this is: which Jetson, its cores, its clocks and its heat; its power modes.
 
-kernel_files.py  small files of the kernel and of the system, none of which must be there
+system_files.py  small files of the kernel and of the system, none of which must be there
 core_kinds.py    kinds of cores, and cores that are switched off
 clocks.py        the present clocks of the cores and of the GPU, and their limits
 modules.py       the table of known Jetson modules

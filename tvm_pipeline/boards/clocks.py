@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_pipeline.boards.kernel_files import entries, file_number, file_text, listed_cores
+from tvm_pipeline.boards.system_files import entries, file_number, file_text, listed_cores
 from tvm_pipeline.core.platform import core_ranges
 
 _GPU = re.compile(r"[0-9a-f]+\.(?:gpu|gp10b|gv11b|ga10b)(?:-\w+)?|gpu-gpc-\d+")
