@@ -137,6 +137,8 @@ def test_devices_with_and_without_a_profile() -> None:
     assert "llvm -mattr=[neon]" in printed(measured)
     partly = Profile("net", "f", {"tpu": DeviceProfile({"a": 0.010, "b": None})})
     assert devices_table(platform, partly).rows[1][-3] == "runs 1 of 2 operators"
+    guessed = Profile("net", "f", {"tpu": DeviceProfile({"a": 0.010}, predicted_from="tpu.json")})
+    assert devices_table(platform, guessed).rows[1][-3] == "10.0 ms (predicted from shapes)"
 
 
 def test_devices_show_measured_transfers() -> None:
