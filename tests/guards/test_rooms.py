@@ -29,7 +29,6 @@ PUBLIC = {"backends", "core", "cost", "errors", "frontends", "planning", "profil
 NOT_FOR_BACKENDS = {
     "cost",
     "power",
-    "boards",
     "planning",
     "research",
     "profiling",
