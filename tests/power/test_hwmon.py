@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +106,20 @@ def test_nonsense_is_refused_with_its_file(file: str, content: str | None, said:
     assert said in found.obstacles["ina3221:VDD_IN"]
     with pytest.raises(PowerError, match="VDD_IN: no sensor of this machine has this name"):
         chosen_sensor("VDD_IN", tmp_path)
+
+
+def test_a_driver_that_is_asleep_is_named(tmp_path: Path) -> None:
+    """A pipe whose writer says nothing answers EAGAIN, as such a driver does."""
+    folder = trees.hwmon_chip(tmp_path, "7-0040", 6, trees.ina3221({"VDD_IN": (4960, 920)}))
+    (folder / "curr1_input").unlink()
+    os.mkfifo(folder / "curr1_input")
+    writer = os.open(folder / "curr1_input", os.O_RDWR)
+    try:
+        found = hwmon_sensors(tmp_path)
+    finally:
+        os.close(writer)
+    assert found.sensors == []
+    assert "curr1_input: its driver has no value now (EAGAIN)" in found.obstacles["ina3221:VDD_IN"]
 
 
 def test_a_rail_that_fails_later_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ rapl.py          counters of Intel's and AMD's processors
 nvml.py          NVIDIA's GPUs
 jtop.py          the service of that name on a Jetson
 log_file.py      the log of a meter outside of the machine
-kernel_files.py  figures that the kernel tells in files, and why it does not
+figure_files.py  figures that the kernel tells in files, and why it does not
 
 A device without a sensor has none here: a caller then says "not measured", or states the platform's own figures
 (`idle_w`, `active_w`) as such.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.kernel_files import number_of, text_of
+from tvm_pipeline.power.figure_files import number_of, text_of
 from tvm_pipeline.power.sensor import Found, PowerSensor, Scope, Sensor, Sum
 
 PERIOD_S = 0.05  # a channel takes 1.1 ms to read over I2C, so that this costs little of what it measures

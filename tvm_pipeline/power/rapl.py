@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.kernel_files import number_of, text_of
+from tvm_pipeline.power.figure_files import number_of, text_of
 from tvm_pipeline.power.sensor import EnergyCounter, Found, Scope
 
 PERIOD_S = 0.001  # the processors write their counters about once in a millisecond

@@ -7,9 +7,12 @@ answers EAGAIN, a counter that is for root alone EACCES, a bus that does not ans
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
+
+MOST_BYTES = 4096  # a file of sysfs has one page
 
 
 def text_of(path: Path) -> str:
@@ -19,7 +22,12 @@ def text_of(path: Path) -> str:
         PowerError: it cannot be read; the message names it, the reason, and what would help.
     """
     try:
-        return path.read_text(encoding="ascii", errors="replace").strip()
+        # By system calls: Python's own files raise TypeError at EAGAIN.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(descriptor, MOST_BYTES).decode("ascii", errors="replace").strip()
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise PowerError(f"{path}: {_reason(path, error)}") from error
 
