@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
@@ -214,6 +215,14 @@ def test_a_log_that_was_cut_or_replaced(is_cut: bool, tmp_path: Path) -> None:
     with pytest.raises(PowerError, match=r"meter\.csv: it was cut or replaced"):
         log.read()
     log.close()
+
+
+def test_a_pipe_is_no_log(tmp_path: Path) -> None:
+    """To open one would wait for a writer, maybe for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(PowerError, match="it is no regular file"):
+            chosen_sensor(str(path), tmp_path)
 
 
 def test_neither_a_sensor_nor_a_file(tmp_path: Path) -> None:

@@ -90,6 +90,8 @@ class LogFile(Sensor):
         self._failure: PowerError | None = None
         # One difference of the clocks for all lines: a clock that is set meanwhile moves none of them.
         self._start_s = time.time() - time.perf_counter()
+        if path.exists() and not path.is_file():  # a pipe would let us wait for its writer
+            raise PowerError(f"{path}: it is no regular file; let the meter's logger write its lines to one")
         try:
             self._file = path.open("rb")
         except OSError as error:
