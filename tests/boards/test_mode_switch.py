@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -146,6 +147,21 @@ def test_a_process_that_is_killed(root: Path, nvpmodel: FakeNvpmodel, said: list
 def test_a_process_that_is_asked_to_end_puts_it_back(root: Path, nvpmodel: FakeNvpmodel) -> None:
     with started(root) as child:
         child.terminate()
+    assert state(root, nvpmodel) == BEFORE
+    assert not (nvpmodel.state / RECORD).exists()
+
+
+def test_a_signal_while_it_is_put_back(root: Path, nvpmodel: FakeNvpmodel, said: list[str]) -> None:
+    """It is raised when everything is put back."""
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+
+    def interrupted() -> None:
+        with mode_set(LOW, said.append, said.append, root):
+            (nvpmodel.folder / "slow").touch()
+            timer.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert state(root, nvpmodel) == BEFORE
     assert not (nvpmodel.state / RECORD).exists()
 

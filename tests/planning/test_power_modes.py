@@ -153,6 +153,8 @@ def test_the_machine_in_a_mode() -> None:
     assert in_mode(low, "low") == low
     assert in_mode(BOARD, "") is BOARD
     assert in_mode(BOARD, "high").device("big").active_w == 8.0
+    silent = replace(BOARD, idle_w=5.0, power_modes=(PowerMode("silent", 2),))
+    assert (in_mode(silent, "silent").idle_w, in_mode(silent, "silent").device("big").active_w) == (None, None)
     with pytest.raises(PlatformError, match=r"platform board has no power mode 5W \(it has high, low\)"):
         in_mode(BOARD, "5W")
     off = replace(BOARD, power_modes=(PowerMode("off", 2, offline_cores=(0, 1, 2, 3)),))

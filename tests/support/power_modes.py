@@ -215,6 +215,9 @@ if [ -e $here/reboot-$2 ]; then
   echo "NVPM ERROR: optMask is 1, no request for power mode"
   exit 1
 fi
+if [ -e $here/slow ]; then
+  sleep 0.5
+fi
 if [ -e $here/broken ]; then
   echo "NVPM ERROR: Error opening /var/lib/nvpmodel/status: 13"
   exit 1

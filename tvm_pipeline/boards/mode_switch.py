@@ -180,12 +180,19 @@ def _put_back_and_forget(record: ModeRecord, folder: Path, root: Path, warn: Say
 
 def _uninterrupted(work: Callable[[], object]) -> None:
     """Do it in a thread, which signals do not interrupt; what they raise here is raised when it is done."""
-    thread = threading.Thread(target=work, name="power mode")
-    thread.start()
-    interrupted: BaseException | None = None
-    while thread.is_alive():
+    done = threading.Event()  # a join that a signal interrupts takes the thread for ended
+
+    def worked() -> None:
         try:
-            thread.join()
+            work()
+        finally:
+            done.set()
+
+    threading.Thread(target=worked, name="power mode").start()
+    interrupted: BaseException | None = None
+    while not done.is_set():
+        try:
+            done.wait()
         except (KeyboardInterrupt, SystemExit) as error:
             interrupted = error
     if interrupted:
