@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import ieee_report
+from ieee_loads import line_search, loaded_sweep, under_load
 from ieee_measure import (
     Machine,
     Subject,
@@ -32,19 +33,17 @@ from ieee_measure import (
     configurations,
     eight_schedules,
     layers,
-    line_search,
-    loaded_sweep,
     machine,
     network_row,
     subject,
     sweep,
     transfers,
-    under_load,
 )
 from loads import LOADS
 from rich.console import Console
 
 from tvm_pipeline.cli.output import every_few_seconds
+from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.measured_cuts import TURN_S
 
@@ -70,6 +69,8 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="measure nothing: draw the report from figures.json")
     parser.add_argument("--short", action="store_true", help="a tiny network, briefly: proves that it works")
     options = parser.parse_args()
+    if not set(options.kernels.split(",")) <= {"default", "tuned"}:
+        parser.error(f"--kernels {options.kernels}: give default, tuned, or default,tuned")
     options.swept, options.scheduled, options.turn_s = SWEPT, SCHEDULED, TURN_S
     if options.short:
         options.networks, options.swept, options.scheduled, options.loads = [SHORT], SHORT, SHORT, ["stress"]
@@ -102,11 +103,15 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
     for name in options.networks:
         for kernels in options.kernels.split(","):
             _tell(f"{name}, {kernels} kernels: compiling and profiling")
-            found = subject(here, name, kernels, options.tune, _tell_often)
-            if isinstance(found, str):
-                results["missing"].append(found)
-                continue
-            _measure(found, options, results)
+            try:
+                found = subject(here, name, kernels, options.tune, _tell_often)
+                if isinstance(found, str):
+                    results["missing"].append(found)
+                else:
+                    _measure(found, options, results)
+            except PipelineError as error:  # what was measured before is kept
+                _tell(f"{name}, {kernels} kernels: {error}")
+                results["missing"].append(f"{name}, {kernels} kernels: {error}")
     results["missing"] = list(dict.fromkeys(results["missing"]))
     results["took_s"] = time.perf_counter() - began_s
     return results

@@ -1,7 +1,7 @@
 """What `ieee_access.py` measures: each function returns rows that are written down as JSON.
 
 Seconds and frames a second have their unit in their names; a figure that is not known is None. Next: ieee_report.py,
-which makes tables and figures of the rows; loads.py, the loads of Table 5.
+which makes tables and figures of the rows; ieee_loads.py, what runs under loads.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from itertools import combinations, repeat, takewhile
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from loads import Load
 from networks import load_lively
 
 from tvm_pipeline import Platform, Problem, detect_platform, planning, profile_model, settle_platform
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Port
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.contract import Backend, CompiledModel
 from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.plan import Measured, Plan, Prediction, Stage
 from tvm_pipeline.core.profile import Profile
@@ -27,15 +25,11 @@ from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import NoPlanError, PlatformError
 from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.profiling.links import measure_link
-from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
-from tvm_pipeline.runtime.comparison import Run, compare, runner, side_by_side
-from tvm_pipeline.runtime.frame_stream import FrameStream
+from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
 from tvm_pipeline.runtime.measured_cuts import MeasuredCut, measured_cuts
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]
-QUIET_S = 0.5  # of a pipeline before the load comes
-SETTLED_S = 1.0  # until the load is as heavy as it will be
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +106,16 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -
     else:
         if tuner is None:
             return f"backend {here.backend.name} does not tune"
+        nothing = f"nothing of it is tuned on this machine: run `tvm-pipeline tune {name}`, or give --tune SECONDS"
         if tune_s:
             targets = {here.platform.device(each).target: here.platform.device(each) for each in here.pair}
             for device in targets.values():
                 report = tuner.tune(model, device, tune_s, tell)
-                tell(f"{name}: {report.tuned} of {report.kernels} kernels tuned for {device.name}; {report.stopped}")
+                nothing = f"{report.tuned} of {report.kernels} kernels tuned for {device.name}; {report.stopped}"
+                tell(f"{name}: {nothing}")
         compiled = here.backend.compile(model, devices, tell)
         if not any(found.tuned for found in tuned_kernels(compiled)):
-            return f"nothing is tuned of {name} on this machine: run `tvm-pipeline tune {name}`, or give --tune SECONDS"
+            return f"{name}, tuned kernels: {nothing}"
     profile = _with_joules(
         compiled, here.platform, profile_model(here.backend, compiled, here.platform, progress=tell), tell
     )
@@ -304,90 +300,3 @@ def eight_schedules(found: Subject) -> dict[str, Plan]:
         if total in legal:
             plans[shown(legal[total])] = legal[total]
     return plans
-
-
-# Table 5 and Figure 12
-
-
-def line_search() -> Callable[[], Any] | None:
-    """Return what makes the strategy of Algorithm 2; None where this version has none."""
-    try:
-        from tvm_pipeline.runtime.line_search import LineSearch
-    except ImportError:
-        return None
-    return LineSearch
-
-
-def under_load(found: Subject, load: Load, plans: dict[str, Plan], seconds: float, adapted_s: float) -> Row:
-    """Return what each plan, Algorithm 2 and re-planning do under the load, one after the other.
-
-    Algorithm 2 begins with the best two stages of the unloaded machine, re-planning with its `best`. Both have
-    `adapted_s` seconds under the load before their frames are counted.
-    """
-    platform = found.whole.platform
-    row: Row = {"load": load.name, "stands_for": load.stands_for, "here": load.available() or load.here(), "fps": {}}
-    if load.available():
-        return row
-    distinct = {plan.stages: plan for plan in plans.values()}
-    rates = {
-        stages: _rate(Pipeline(found.compiled, plan, platform), found, load, SETTLED_S, seconds)[0]
-        for stages, plan in distinct.items()
-    }
-    row["fps"] = {title: rates[plan.stages] for title, plan in plans.items()}
-    searches: dict[str, LivePipeline] = {
-        "re-planning": LivePipeline(found.compiled, found.whole, plans["best"], adaptation=Adaptation())
-    }
-    algorithm_2 = line_search()
-    if algorithm_2 and "two stages" in plans:
-        searches["Algorithm 2"] = LivePipeline(
-            found.compiled, found.problem, plans["two stages"], adaptation=algorithm_2()
-        )
-    row["walks"] = {}
-    for title, live in searches.items():
-        row["fps"][title], walk = _rate(live, found, load, adapted_s, seconds)
-        row["walks"][title] = [shown(plan) for plan in walk]
-    return row
-
-
-def _rate(
-    pipeline: FrameStream, found: Subject, load: Load, settling_s: float, seconds: float
-) -> tuple[float, list[Plan]]:
-    """Return frames a second under a load that comes while the pipeline runs, and the plans that it then had."""
-    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in found.compiled.graph.inputs}
-    walk: list[Plan] = []
-    counted = 0
-    with load.prepared() as running, pipeline:
-        onset_s = time.perf_counter() + QUIET_S
-        begin_s, end_s = onset_s + settling_s, onset_s + settling_s + seconds
-        is_loaded = False
-        for _ in pipeline.map(takewhile(lambda _: time.perf_counter() < end_s, repeat(frame))):
-            now_s = time.perf_counter()
-            if not is_loaded and now_s >= onset_s:
-                running.start()
-                is_loaded = True
-            counted += begin_s <= now_s <= end_s
-            plan = getattr(pipeline, "plan", None)
-            if is_loaded and plan is not None and (not walk or walk[-1].stages != plan.stages):
-                walk.append(plan)
-    return counted / seconds, walk
-
-
-def loaded_sweep(found: Subject, load: Load, order: tuple[str, str], seconds: float, rounds: int) -> list[Row]:
-    """Return the measured period of every cut of one order under the load, one device alone included at both ends."""
-    cuts = list(_of_order(found, order))
-    plans = [plan for _, plan in cuts]
-    with load.prepared() as running:
-        running.start()
-        time.sleep(SETTLED_S)
-        results = compare(found.compiled, found.whole.platform, plans, seconds=seconds, rounds=rounds)
-    return [
-        {"operators": operators, "measured_s": 1 / max(result.throughput_fps, 1e-9)}
-        for (operators, _), result in zip(cuts, results, strict=True)
-    ]
-
-
-def _of_order(found: Subject, order: tuple[str, str]) -> Iterator[tuple[int, Plan]]:
-    total = len(found.compiled.graph)
-    for cut in every_cut(found.problem, *order):
-        if cut.plan and (cut.devices == order or cut.operators == total):
-            yield (cut.operators if cut.devices == order else 0), cut.plan

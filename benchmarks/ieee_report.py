@@ -227,7 +227,7 @@ def _missing(found: Row) -> list[str]:
     if all(row["measured_j"] is None for row in found["configurations"]):
         lines.append("measured energy (a part of Figures 9 and 11): no sensor of power, and no watts of the devices")
     if all(row["kernels"] == "default" for row in found["configurations"]):
-        lines.append("Table 4: tuned kernels were not measured")
+        lines.append("Table 4: tuned kernels were not measured; --kernels default,tuned does that")
     lines += [f"load {row['load']}: {row['here']}" for row in found["loads"] if not row["fps"]]
     lines.append(
         "Figures 1, 7 and 10: 1 is a part of Table 3, 7 compares frameworks (see benchmarks/peers.py), 10 is a sketch"

@@ -1,0 +1,118 @@
+"""Table 5 and Figure 12 of `ieee_access.py`: plans, Algorithm 2 and re-planning under the loads of `loads.py`.
+
+Read before: ieee_measure.py, which makes the subjects and the plans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import repeat, takewhile
+from typing import Any
+
+from ieee_measure import Row, Subject, shown
+from loads import Load
+
+from tvm_pipeline.backends.contract import Port
+from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.planning.every_cut import every_cut
+from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
+from tvm_pipeline.runtime.comparison import compare
+from tvm_pipeline.runtime.frame_stream import FrameStream
+
+QUIET_S = 0.5  # of a pipeline before the load comes
+SETTLED_S = 1.0  # until the load is as heavy as it will be
+
+
+def line_search() -> Callable[[], Any] | None:
+    """Return what makes the strategy of Algorithm 2; None where this version has none."""
+    try:
+        from tvm_pipeline.runtime.line_search import LineSearch
+    except ImportError:
+        return None
+    return LineSearch
+
+
+def under_load(found: Subject, load: Load, plans: dict[str, Plan], seconds: float, adapted_s: float) -> Row:
+    """Return what each plan, Algorithm 2 and re-planning do under the load, one after the other.
+
+    Algorithm 2 begins with the best two stages of the unloaded machine, re-planning with its `best`. Both have
+    `adapted_s` seconds under the load before their frames are counted.
+    """
+    row: Row = {"load": load.name, "stands_for": load.stands_for, "here": load.available() or load.here(), "fps": {}}
+    if load.available():
+        return row
+    try:
+        return row | _rates(found, load, plans, seconds, adapted_s)
+    except PipelineError as error:
+        return row | {"here": f"failed: {error}"}
+
+
+def _rates(found: Subject, load: Load, plans: dict[str, Plan], seconds: float, adapted_s: float) -> Row:
+    """Return the frames a second under the load by what runs, and the plans that each strategy of adaptation had."""
+    platform = found.whole.platform
+    distinct = {plan.stages: plan for plan in plans.values()}
+    rates = {
+        stages: _rate(Pipeline(found.compiled, plan, platform), found, load, SETTLED_S, seconds)[0]
+        for stages, plan in distinct.items()
+    }
+    fps = {title: rates[plan.stages] for title, plan in plans.items()}
+    searches: dict[str, LivePipeline] = {
+        "re-planning": LivePipeline(found.compiled, found.whole, plans["best"], adaptation=Adaptation())
+    }
+    algorithm_2 = line_search()
+    if algorithm_2 and "two stages" in plans:
+        searches["Algorithm 2"] = LivePipeline(
+            found.compiled, found.problem, plans["two stages"], adaptation=algorithm_2()
+        )
+    walks = {}
+    for title, live in searches.items():
+        fps[title], walk = _rate(live, found, load, adapted_s, seconds)
+        walks[title] = [shown(plan) for plan in walk]
+    return {"fps": fps, "walks": walks}
+
+
+def _rate(
+    pipeline: FrameStream, found: Subject, load: Load, settling_s: float, seconds: float
+) -> tuple[float, list[Plan]]:
+    """Return frames a second under a load that comes while the pipeline runs, and the plans that it then had."""
+    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in found.compiled.graph.inputs}
+    walk: list[Plan] = []
+    counted = 0
+    with load.prepared() as running, pipeline:
+        onset_s = time.perf_counter() + QUIET_S
+        begin_s, end_s = onset_s + settling_s, onset_s + settling_s + seconds
+        is_loaded = False
+        for _ in pipeline.map(takewhile(lambda _: time.perf_counter() < end_s, repeat(frame))):
+            now_s = time.perf_counter()
+            if not is_loaded and now_s >= onset_s:
+                running.start()
+                is_loaded = True
+            counted += begin_s <= now_s <= end_s
+            plan = getattr(pipeline, "plan", None)
+            if is_loaded and plan is not None and (not walk or walk[-1].stages != plan.stages):
+                walk.append(plan)
+    return counted / seconds, walk
+
+
+def loaded_sweep(found: Subject, load: Load, order: tuple[str, str], seconds: float, rounds: int) -> list[Row]:
+    """Return the measured period of every cut of one order under the load, one device alone included at both ends."""
+    cuts = list(_of_order(found, order))
+    plans = [plan for _, plan in cuts]
+    with load.prepared() as running:
+        running.start()
+        time.sleep(SETTLED_S)
+        results = compare(found.compiled, found.whole.platform, plans, seconds=seconds, rounds=rounds)
+    return [
+        {"operators": operators, "measured_s": 1 / max(result.throughput_fps, 1e-9)}
+        for (operators, _), result in zip(cuts, results, strict=True)
+    ]
+
+
+def _of_order(found: Subject, order: tuple[str, str]) -> Iterator[tuple[int, Plan]]:
+    total = len(found.compiled.graph)
+    for cut in every_cut(found.problem, *order):
+        if cut.plan and (cut.devices == order or cut.operators == total):
+            yield (cut.operators if cut.devices == order else 0), cut.plan
