@@ -20,7 +20,7 @@ import re
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -51,9 +51,10 @@ NETWORKS = (
     *("light_inception_v1", "light_inception_v2", "light_shufflenet", "light_bvlc_alexnet", "light_zfnet512"),
 )
 SHORT = ("squeezenet@32", "resnet-18@32")
-NATIVE, OLDER, BOTH = "native", "older", "two cores"
+NATIVE, OLDER, BOTH = "native", "older", "two-cores"
 MACHINES = {"two alike": (NATIVE, NATIVE), "fast and slow": (NATIVE, OLDER)}
 SCHEDULERS = ("best", "ideals", "two-stage")
+SURE = 0.1  # the profiles that judge plans are not more uncertain
 LATENCY_S, BANDWIDTH_BYTES_PER_S = 1e-5, 5e9  # between devices of those machines
 
 
@@ -98,12 +99,23 @@ def main() -> None:
         keep.mkdir(parents=True, exist_ok=True)
         platform = devices_here(arguments.short)
         recordings = [recorded(name, platform, arguments.repeats, keep, console) for name in arguments.networks]
-    times = {device.name: collected(recordings, device, uncertain=arguments.short) for device in platform.devices}
+    times = {}
+    for device in platform.devices:
+        of_device = collected(recordings, device, uncertain=arguments.short)
+        if of_device is None:
+            console.print(f"{device.name}: fewer than two networks were measured well enough; it is left out")
+        else:
+            times[device.name] = of_device
     summary: dict[str, object] = {}
     for name, of_device in times.items():
         summary[name] = show_errors(console, f"{name}: {of_device.device}", of_device)
-    summary["plans"] = show_plans(console, list(plans(recordings, times)))
-    console.print(summary["plans"])
+    judging = times.keys() & {kind for kinds in MACHINES.values() for kind in kinds}
+    sure = [recording for recording in recordings if arguments.short or is_sure(recording, judging)]
+    if len(sure) < len(recordings):
+        console.print(f"{len(recordings) - len(sure)} networks were measured too inexactly to judge plans")
+    if made := plans(sure, times):
+        summary["plans"] = show_plans(console, made)
+        console.print(summary["plans"])
     if arguments.write:
         arguments.write.mkdir(parents=True, exist_ok=True)
         for of_device in times.values():
@@ -138,8 +150,10 @@ def recorded(name: str, platform: Platform, repeats: int, keep: Path, console: C
     return Recording(read_graph(graph_file), read_profile(profile_file))
 
 
-def collected(recordings: Sequence[Recording], device: Device, *, uncertain: bool) -> LayerTimes:
+def collected(recordings: Sequence[Recording], device: Device, *, uncertain: bool) -> LayerTimes | None:
     """Return the layer times of a device; networks of one name are one network, whatever their size.
+
+    None where fewer than two networks have operators that were measured well.
 
     Args:
         uncertain: take also operators that were measured too inexactly to say anything.
@@ -149,6 +163,8 @@ def collected(recordings: Sequence[Recording], device: Device, *, uncertain: boo
         figures = recording.profile.devices[device.name]
         figures = replace(figures, uncertainty={}) if uncertain else figures
         networks[recording.graph.name] += layer_times(recording.graph, figures)
+    if sum(map(bool, networks.values())) < 2:
+        return None
     environment = recordings[0].profile.environment
     note = DeviceNote(environment["processor"], len(device.cores), device.target, environment["tvm"])
     return LayerTimes(note, dict(networks))
@@ -195,7 +211,7 @@ def plans(recordings: Sequence[Recording], times: Mapping[str, LayerTimes]) -> l
     for recording in recordings:
         graph = recording.graph
         for machine, kinds in MACHINES.items():
-            if not set(kinds) <= times.keys():
+            if not set(kinds) <= times.keys() or graph.name not in times[kinds[0]].networks:
                 continue
             devices = tuple(Device(f"d{i}", cores=(i,)) for i in range(len(kinds)))
             links = tuple(
@@ -242,6 +258,13 @@ def show_plans(console: Console, found: Sequence[Planned]) -> dict[str, object]:
         "error of the predicted throughput, median": round(statistics.median(abs(plan.error) for plan in found), 3),
         "error of the predicted throughput, worst": round(max(abs(plan.error) for plan in found), 3),
     }
+
+
+def is_sure(recording: Recording, devices: Iterable[str]) -> bool:
+    """Return whether the sums of a network's seconds on these devices are known well enough to judge plans."""
+    figures = [recording.profile.devices[name] for name in devices]
+    doubts_s = (sum(f.uncertainty[name] * (f.seconds[name] or 0.0) for name in f.uncertainty) for f in figures)
+    return all(doubt_s <= SURE * f.whole_s for doubt_s, f in zip(doubts_s, figures, strict=True))
 
 
 def file_name(device: DeviceNote) -> str:
