@@ -11,6 +11,7 @@ import pytest
 from tvm_pipeline import open_bundle, write_bundle
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.service.doubts import stand_in_warnings
 from tvm_pipeline.service.workflow import (
     checked_objective,
     compile_source,
@@ -18,7 +19,6 @@ from tvm_pipeline.service.workflow import (
     measured_profile,
     opened_bundle,
     planned,
-    stand_in_warnings,
 )
 
 PROFILES = Path(__file__).parents[2] / "profiles"

@@ -23,14 +23,14 @@ from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
-from tvm_pipeline.backends.registry import description, served_devices, settle_platform
+from tvm_pipeline.backends.registry import served_devices, settle_platform
 from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Decision, Plan, read_plan
-from tvm_pipeline.core.platform import Device, Platform, read_platform
+from tvm_pipeline.core.platform import Platform, read_platform
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.core.state_loops import Carry
@@ -39,9 +39,9 @@ from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError, PlatformError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
-from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
+from tvm_pipeline.service.doubts import elsewhere_warnings, known_devices, stand_in_warnings
 from tvm_pipeline.service.engine_fallback import compiled_by_engine
 from tvm_pipeline.service.machine_modes import other_mode, this_machine
 from tvm_pipeline.service.power_meter import NONE, opened_meter
@@ -126,47 +126,6 @@ def checked_scheduler(text: str) -> str:
             f"no scheduler is called {text}; there are {', '.join(known)}", option="scheduler", value=text
         )
     return text
-
-
-def stand_in_warnings(platform: Platform) -> list[str]:
-    """Return a line for each kind of device that is not here itself, so that none of its figures passes for its own."""
-    alike: dict[str, list[Device]] = {}
-    for device in platform.devices:
-        if device.stand_in:
-            alike.setdefault(device.stand_in.replace(device.target, "*"), []).append(device)
-    return [
-        f"not here: {', '.join(device.name for device in devices)}. Stages run on {devices[0].stand_in}"
-        for devices in alike.values()
-    ]
-
-
-def _known_devices(platform: Platform) -> dict[str, str]:
-    """Return what each settled device is, for the environment of a profile, where its backend can tell."""
-    told = {f"device {device.name}": description(device) for device in platform.devices}
-    return {name: known_as for name, known_as in told.items() if known_as}
-
-
-def elsewhere_warnings(source: Path, profile: Profile, platform: Platform, root: Path = Path("/")) -> list[str]:
-    """Return a line where a profile was measured on another processor, board or devices, or in another power mode.
-
-    Args:
-        source: the file that has the profile.
-        root: the folder with the files of the system that tell which board this is.
-    """
-    found = environment({}, root)
-    told = {key: value for key, value in found.items() if key in ("processor", "board", "power mode")}
-    here = {"board": "another board", **told, **_known_devices(platform)}
-    differing = [name for name, now in here.items() if profile.environment.get(name, now) != now]
-    if not differing:
-        return []
-    modes = {"power mode": "power mode "}
-    there, now = (
-        ", ".join(modes.get(name, "") + values[name] for name in differing) for values in (profile.environment, here)
-    )
-    return [
-        f"the profile of {source} was measured on {there}, and here is {now}: predictions "
-        "may be far off. Profile again with `tvm-pipeline profile`, or compile the model again"
-    ]
 
 
 @contextmanager
@@ -306,7 +265,7 @@ def measured_profile(
             warn(line)
     else:
         found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell, strict)
-        found = replace(found, environment={**found.environment, **_known_devices(compiled.platform)})
+        found = replace(found, environment={**found.environment, **known_devices(compiled.platform)})
     for line in found.warnings:
         warn(line)
     return found
