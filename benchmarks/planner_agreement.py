@@ -34,7 +34,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tests.support.brute_force import every_cut, every_plan, figure, verdict
+from tests.support.brute_force import every_cut, every_plan, figure, serving_once, verdict
 from tests.support.graphs import (
     LEXICOGRAPHIC,
     TIMED,
@@ -93,12 +93,7 @@ def judged_plans(problem: Problem, *, replicas: bool) -> list[Judged]:
 def is_in_space(problem: Problem, scheduler: str, plan: Judged) -> bool:
     """Return whether `plan` is in the space of `scheduler`, as its docstring says."""
     devices = problem.platform.devices
-    # A parameter cache in the model counts even where the device was measured, and `evaluate` would let it come again.
-    limited = {
-        device.name
-        for device in devices
-        if device.memory_bytes is not None or (device.model and device.model.cached_bytes is not None)
-    }
+    limited = serving_once(problem)
     once_each = problem.objective == "throughput"
     if scheduler == "cp-sat":
         widest = max(map(len, disjoint_sets(devices)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.brute_force import every_plan, verdict
+from tests.support.brute_force import every_plan, serving_once, verdict
 from tests.support.graphs import Traits, random_problem
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
@@ -44,7 +44,7 @@ def limits(problem: Problem) -> dict[str, Callable[[Problem], Problem]]:
 
 def plans(problem: Problem, *, replicas: bool) -> Iterator[tuple[Stage, ...]]:
     again = not counts_period(problem)
-    limited = {device.name for device in problem.platform.devices if device.memory_bytes is not None}
+    limited = serving_once(problem)
     for stages in every_plan(problem, problem.stages, again=again, replicas=replicas):
         used = [name for stage in stages for name in stage.devices]
         if not any(used.count(name) > 1 for name in limited):

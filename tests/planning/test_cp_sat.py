@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.brute_force import every_plan, figure, least, verdict
+from tests.support.brute_force import every_plan, figure, least, serving_once, verdict
 from tests.support.graphs import BY_EDGES, LEXICOGRAPHIC, TIMED, Traits, lexicographic_problems, problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
@@ -34,11 +34,7 @@ IDLE = replace(EVERYTHING, locks=True, idle=True, unstated=True)
 def in_space(problem: Problem) -> list[tuple[Stage, ...]]:
     """Return every plan of the space that `cp_sat` names."""
     again = problem.objective in ("latency", "energy")
-    once = {
-        device.name
-        for device in problem.platform.devices
-        if device.memory_bytes is not None or (device.model and device.model.cached_bytes is not None)
-    }
+    once = serving_once(problem)
     widest = max(len(group) for group in disjoint_sets(problem.platform.devices))
     return [
         stages

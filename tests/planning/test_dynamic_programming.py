@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.support.brute_force import every_chain, every_plan, figure, least
+from tests.support.brute_force import every_chain, every_plan, figure, least, serving_once
 from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -34,11 +34,7 @@ WITHOUT_BUSES = Traits(modelled=True)
 def space(problem: Problem, scheduler: Scheduler) -> Iterator[tuple[Stage, ...]]:
     """Return all plans that `scheduler` chooses from."""
     again = not counts_period(problem)
-    limited = {
-        device.name
-        for device in problem.platform.devices
-        if device.memory_bytes is not None or (device.model is not None and device.model.cached_bytes is not None)
-    }
+    limited = serving_once(problem)
     if scheduler is chain:
         plans = every_chain(problem, problem.stages, again=again)
     else:
@@ -234,6 +230,14 @@ def test_a_device_that_is_fast_at_the_ends_comes_twice_for_latency() -> None:
     plan = chain(of_chain({"cpu": (0.1, 0.9, 0.1), "npu": (0.9, 0.1, 0.9)}, objective="latency"))
     assert plan.stages == (Stage(("cpu",), ("op0",)), Stage(("npu",), ("op1",)), Stage(("cpu",), ("op2",)))
     assert plan.value == pytest.approx((0.3,))
+
+
+def test_the_cache_of_a_model_does_not_count_where_the_device_was_measured() -> None:
+    problem = of_chain({"cpu": (0.1, 0.9, 0.1), "npu": (0.9, 0.1, 0.9)}, objective="latency")
+    modelled = tuple(replace(d, model=DeviceModel(cached_bytes=1)) for d in problem.platform.devices)
+    for scheduler in (chain, ideals, cp_sat):
+        plan = scheduler(replace(problem, platform=Platform("box", modelled)))
+        assert [stage.devices for stage in plan.stages] == [("cpu",), ("npu",), ("cpu",)]
 
 
 @pytest.mark.parametrize(

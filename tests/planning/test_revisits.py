@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.brute_force import every_plan, figure, least
+from tests.support.brute_force import every_plan, figure, least, serving_once
 from tests.support.graphs import Traits, problems
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -26,11 +26,7 @@ from tvm_pipeline.planning.search.revisits import revisits
 
 def space(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     """Return plans in which a device serves two stages, none with a memory limit or a parameter cache."""
-    limited = {
-        device.name
-        for device in problem.platform.devices
-        if device.memory_bytes is not None or (device.model is not None and device.model.cached_bytes is not None)
-    }
+    limited = serving_once(problem)
     for count in (3,) if problem.objective == "energy" else (3, 4):
         if problem.stages in (None, count):
             for stages in every_plan(problem, count, again=True):

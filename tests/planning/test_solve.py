@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.brute_force import every_plan, figure, least
+from tests.support.brute_force import every_plan, figure, least, serving_once
 from tests.support.graphs import TIMED, Traits, lexicographic_problems, problems, random_problem
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -34,11 +34,7 @@ def every(problem: Problem) -> Iterator[tuple[Stage, ...]]:
     For latency, and for energy without an idle power, a device may come again in any number of stages, for throughput
     in three or four, for energy with an idle power in three; one with a memory limit or a parameter cache never does.
     """
-    limited = {
-        device.name
-        for device in problem.platform.devices
-        if device.memory_bytes is not None or (device.model is not None and device.model.cached_bytes is not None)
-    }
+    limited = serving_once(problem)
     paced = counts_period(problem)
     if paced:
         yield from every_plan(problem, problem.stages, replicas=True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from tests.support.brute_force import every_chain, every_plan, figure, least, verdict
+from tests.support.brute_force import every_chain, every_plan, figure, least, serving_once, verdict
 from tests.support.graphs import Traits, graphs, random_chain, random_problem, randoms
 from tests.support.memory import least_peak
 from tvm_pipeline import planning
@@ -72,11 +72,7 @@ def least_fitting(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> Any:
 
 def once(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> Iterator[tuple[Stage, ...]]:
     """Return the plans in which a device with limited memory serves one stage, as the planner requires."""
-    full = {
-        device.name
-        for device in problem.platform.devices
-        if device.memory_bytes is not None or (device.model and device.model.cached_bytes is not None)
-    }
+    full = serving_once(problem)
     for stages in plans:
         used = [name for stage in stages for name in stage.devices]
         if all(used.count(name) < 2 for name in full):

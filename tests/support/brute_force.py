@@ -9,7 +9,7 @@ from typing import Any
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Prediction, Stage
 from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, may_exceed
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import PlanError
 
@@ -102,6 +102,19 @@ def every_choice(
                 yield from extend((*chosen, group))
 
     return extend(())
+
+
+def serving_once(problem: Problem) -> set[str]:
+    """Return the devices that serve one stage at most: memory may be too small for several, or a cache is modelled.
+
+    The model of a device that was measured does not count, and neither does its cache.
+    """
+    return {
+        device.name
+        for device in problem.platform.devices
+        if may_exceed(problem.graph, device)
+        or (device.name not in problem.profile.devices and device.model and device.model.cached_bytes is not None)
+    }
 
 
 def every_sharing(problem: Problem) -> Iterator[tuple[Stage, ...]]:

@@ -27,7 +27,8 @@ def cp_sat(problem: Problem, hint: tuple[Stage, ...] | None = None) -> Plan:
     - throughput: any number of stages; each device serves at most one.
     - latency and energy: up to `min(operators, 2 * D)` stages, where D is the largest number of devices that can work
       at the same time. A device may serve several stages that are not consecutive, unless stages of the graph can need
-      more than its `memory_bytes`, or it has a model with `cached_bytes`. If this is so of all devices, up to D stages.
+      more than its `memory_bytes`, or it has a model with `cached_bytes` and no measurements. If this is so of all
+      devices, up to D stages.
     - objectives of bytes: D stages (or one for each operator, if there are fewer; with `children_together` as many as
       are possible), stage b on the b-th device.
 
