@@ -171,10 +171,11 @@ def test_devices_are_slow_while_the_pipeline_is_full_and_not_for_a_lone_frame() 
 @given(rng=randoms())
 @settings(max_examples=40)
 def test_without_buses_a_saturated_run_is_as_fast_as_predicted(traits: Traits, rng: random.Random) -> None:
+    """With slots enough: by default, a device that comes again waits now and then for a frame to come back to it."""
     problem = random_problem(rng, operators=(1, 6), devices=(1, 4), traits=traits)
     stages = random_stages(rng, problem)
     predicted = judged_or_skipped(problem, stages)
-    run = simulate(problem, stages, 200)
+    run = simulate(problem, stages, 200, in_flight=200)
     assert steady_fps(run) == pytest.approx(predicted.throughput_fps, rel=0.02)
     assert steady_fps(run) == pytest.approx(push_frames(problem, stages, 200).steady_fps, rel=0.02)
     assert simulate(problem, stages, 1).statistics.latency_p50_s == pytest.approx(predicted.latency_s, rel=1e-9)
@@ -207,15 +208,29 @@ def test_replicas_with_slots_enough_are_as_fast_as_in_the_naive_simulation(rng: 
     assert steady_fps(run) == pytest.approx(push_frames(problem, stages, 400).steady_fps, rel=0.05)
 
 
+def senders_are_alike(problem: Problem, stages: tuple[Stage, ...]) -> bool:
+    """Return whether no device pays more for a tensor that one replica sends than for one that another sends."""
+    return all(
+        len({problem.link(source, name).transfer for source in before.devices}) == 1
+        for before, after in pairwise(stages)
+        for name in after.devices
+    )
+
+
 @given(randoms(), st.integers(1, 30))
 @settings(max_examples=60)
 def test_no_run_is_faster_than_predicted_and_none_loses_a_frame(rng: random.Random, in_flight: int) -> None:
-    """Whatever the buses, replicas and slots: frames come out once, in order, and a device does one thing at a time."""
+    """Whatever the buses, replicas and slots: frames come out once, in order, and a device does one thing at a time.
+
+    Where links behind replicas differ, the speed depends on which replica takes how many frames. Replicas that wait for
+    slots may share them otherwise than by their rates, as the prediction has it.
+    """
     problem = random_problem(rng, operators=(1, 6), devices=(1, 4), traits=replace(SHARED, busy=False))
     stages = random_stages(rng, problem, replicated=rng.choice(("", "first", "any")))
     predicted = judged_or_skipped(problem, stages)
     run = simulate(problem, stages, 200, in_flight=in_flight)
-    assert steady_fps(run) <= predicted.throughput_fps * 1.02
+    if senders_are_alike(problem, stages):
+        assert steady_fps(run) <= predicted.throughput_fps * 1.02
     conserved(run, stages, 200, in_flight)
     if not predicted.jitter_s:
         assert min(p.done_s - p.entered_s for p in run.passages) >= predicted.latency_s * (1 - 1e-9)

@@ -21,9 +21,10 @@ the rules of the running pipeline (`runtime/pipeline.py`):
 - A device is as slow as if the number of working devices were the number of frames inside, at most all devices of the
   plan. So a full pipeline is as slow as `evaluate` says, and a single frame meets idle devices.
 
-Without buses, jitter or replicas, a saturated run is as fast as `evaluate` predicts. With buses it may be slower,
-because turns may fall badly. With uneven replicas, and with replicas that serve other stages, it is slower where the
-slots are too few for the frames that wait.
+Without buses, jitter or replicas, a saturated run is as fast as `evaluate` predicts, if there are slots enough. With
+buses it may be slower, because turns may fall badly. With uneven replicas, and with devices that serve several stages,
+it is slower where the slots are too few for the frames that wait. Replicas that wait for slots need not share the
+frames by their rates, as `evaluate` supposes: where the links behind them differ, a run may be faster or slower.
 """
 
 from __future__ import annotations
