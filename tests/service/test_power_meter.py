@@ -63,8 +63,8 @@ def test_without_a_sensor_nothing_is_measured(bundle: Path, tmp_path: Path) -> N
     assert report.to_json()["measured"]["energy"] is None
     with opened_meter("", pytest.fail, root=tmp_path) as meter:
         assert meter is None
-    with pytest.raises(PowerError, match="no sensor of this machine has this name"), opened_meter("lamp", print):
-        pass
+    with pytest.raises(OptionError, match="`power_sensor` lamp: no sensor of this machine has this name"):
+        Service(Settings(bundle=[bundle], source=["synthetic"], power_sensor="lamp")).run()
 
 
 def test_power_without_a_sensor_says_what_was_looked_for_and_what_to_do(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.plan import Prediction, Stage
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.power import Meter, Reading, Sensor
 from tvm_pipeline.runtime import Adaptation, LivePipeline
+from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline.watch import LiveWatch, WatchServer
 
 
@@ -127,3 +130,38 @@ def test_what_is_no_password_stays(spec):
     from tvm_pipeline.video.decoding import without_password
 
     assert without_password(spec) == spec
+
+
+class Steady(Sensor):
+    """A sensor of 5 W."""
+
+    name, covers, period_s = "steady", "the board", 0.01
+
+    def read(self) -> Sequence[Reading]:
+        now_s = time.perf_counter()
+        return [Reading(now_s, 5.0 * now_s)]
+
+
+def test_others_see_the_joules_of_a_frame_and_who_tells_them():
+    model, problem = chain_problem(2)
+    devices = tuple(replace(device, active_w=10.0) for device in problem.platform.devices)
+    problem = replace(problem, platform=replace(problem.platform, devices=devices, idle_w=2.0))
+    plan = plan_of(problem, ("op0", "op1"))
+    with Meter(Steady()) as meter, LivePipeline(model, problem, plan) as live:
+        energy = RunEnergy(meter, lambda: (live.frames, live.last_result_s), idle_w=2.0)
+        for index in range(11):
+            live.submit(number(index))
+            live.result()
+            energy.update()
+            time.sleep(0.01)
+        energy.finish()
+        measured, unmeasured = LiveWatch(live, metering=lambda: energy).snapshot(), LiveWatch(live).snapshot()
+    assert measured.energy is not None
+    assert measured.energy.sensor == "steady"
+    assert measured.energy_j == pytest.approx(10 * measured.energy.energy_j)  # between the first frame and the last
+    assert measured.energy.active_j == pytest.approx(measured.energy.energy_j * 3 / 5)
+    assert unmeasured.energy_j is None
+    assert unmeasured.energy is not None
+    assert not unmeasured.energy.is_measured
+    state = measured.state(live.statistics(), 10.0, picture=False)
+    assert state.energy == measured.energy

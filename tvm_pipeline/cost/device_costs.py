@@ -355,7 +355,7 @@ def require_energy(problem: Problem) -> None:
         if device.active_w is None and cost_of(problem, device).added_j(operator) is None:
             raise ProfileError(
                 f"objective energy: nothing is known of the power of device {device.name}; give `active_w` in "
-                "the platform file, or profile on a machine with a power sensor"
+                "the platform file, or measure joules with `tvm-pipeline profile --power`, where a sensor of power is"
             )
 
 

@@ -37,9 +37,10 @@ def opened_meter(
         root: the folder that holds `sys/`.
 
     Raises:
-        PowerError: a sensor that is wanted by name is not there, or cannot be read.
+        OptionError: no sensor and no file has the name that is wanted, or the file is no log of a meter.
+        PowerError: a sensor that is wanted by name cannot be read.
     """
-    sensor = None if wanted == NONE else chosen_sensor(wanted, root)
+    sensor = None if wanted == NONE else _chosen(wanted, root)
     if sensor is None:
         yield None
         return
@@ -62,12 +63,12 @@ def required_sensor(wanted: str, root: Path = ROOT) -> Sensor:
     """Return the sensor that is wanted, or the best one.
 
     Raises:
-        OptionError: none is wanted, which `power` needs.
+        OptionError: none is wanted, which `power` needs; or none is there by the name that is wanted.
         PowerError: there is none; the message says what was looked for, what cannot be read, and what to do.
     """
     if wanted == NONE:
         raise OptionError("`power` measures joules; give another `power_sensor` than none", option="power_sensor")
-    sensor = chosen_sensor(wanted, root)
+    sensor = _chosen(wanted, root)
     if sensor is not None:
         return sensor
     refused = "; ".join(f"{name} cannot be read: {reason}" for name, reason in survey(root).obstacles.items())
@@ -76,6 +77,13 @@ def required_sensor(wanted: str, root: Path = ROOT) -> Sensor:
         f"{f'; {refused}' if refused else ''}. Give the log of a meter as `power_sensor` FILE, or state `active_w` of "
         "each device and `idle_w` in the platform file"
     )
+
+
+def _chosen(wanted: str, root: Path) -> Sensor | None:
+    try:
+        return chosen_sensor(wanted, root)
+    except PowerError as error:
+        raise OptionError(f"`power_sensor` {error}", option="power_sensor", value=wanted) from error
 
 
 def with_joules(
