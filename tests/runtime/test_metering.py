@@ -15,7 +15,7 @@ from tvm_pipeline.core.plan import Prediction
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import IdlePower
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
-from tvm_pipeline.cost.busy_energy import energy_by_watts
+from tvm_pipeline.cost.busy_energy import energy_by_watts, known_idle_w
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import Meter, Reading, Sensor
 from tvm_pipeline.runtime.comparison import compare, runner
@@ -50,6 +50,17 @@ def test_by_watts_each_device_counts_while_it_is_busy() -> None:
     assert found is not None
     assert found.energy_j == pytest.approx(0.225 + 6 / 20)  # what was measured wins
     assert not found.is_measured
+
+
+def test_idle_power_of_something_else_is_not_subtracted() -> None:
+    problem = with_watts(example_problem(), 4.0)
+    assert known_idle_w(problem, "the board") == 4.0
+    problem = replace(problem, profile=replace(problem.profile, idle=IdlePower("VDD_IN", "the board", 6.0)))
+    assert (known_idle_w(problem), known_idle_w(problem, "the board"), known_idle_w(problem, "GPU 0")) == (
+        6.0,
+        6.0,
+        None,
+    )
 
 
 def test_by_watts_nothing_is_guessed() -> None:

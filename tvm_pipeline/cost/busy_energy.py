@@ -15,10 +15,17 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import RunStatistics
 
 
-def known_idle_w(problem: Problem) -> float | None:
-    """Return the power of the idle machine: as measured, else as the platform states it; None where neither tells."""
+def known_idle_w(problem: Problem, covers: str | None = None) -> float | None:
+    """Return the power of the idle machine: as measured, else as the platform states it; None where neither tells.
+
+    Args:
+        covers: what a sensor covers that this is to be subtracted from. What the profile measured of something else
+            then tells nothing.
+    """
     measured = problem.profile.idle
-    return problem.platform.idle_w if measured is None else measured.power_w
+    if measured is None:
+        return problem.platform.idle_w
+    return measured.power_w if covers in (None, measured.covers) else None
 
 
 def energy_by_watts(problem: Problem, plan: Plan, statistics: RunStatistics) -> FrameEnergy | None:

@@ -50,7 +50,10 @@ def metered(run: Run, problem: Problem, meter: Meter | None, warn: Callable[[str
         if drawn is None and why not in said:
             said.add(why)
             warn(f"{why}; the joules of its frames are not measured")
-        return replace(turn, energy=drawn and frame_energy(meter, drawn, turn.full_frames, known_idle_w(problem)))
+        return replace(
+            turn,
+            energy=drawn and frame_energy(meter, drawn, turn.full_frames, known_idle_w(problem, meter.sensor.covers)),
+        )
 
     return measured
 

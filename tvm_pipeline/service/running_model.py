@@ -217,7 +217,7 @@ def opened_models(
             models.append(_running(stack, one, settings, write, write_event))
             stack.enter_context(watched(models[-1], index, settings, listener))
         if meter:
-            progress, idle_w = partial(_progress, models), known_idle_w(models[0].problem)
+            progress, idle_w = partial(_progress, models), known_idle_w(models[0].problem, meter.sensor.covers)
             metering = RunEnergy(meter, progress, idle_w, listener.warn)
             for model in models:
                 model.metering = metering
