@@ -15,8 +15,10 @@ from tvm_pipeline.core.plan import Prediction
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import IdlePower
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
-from tvm_pipeline.cost.busy_energy import energy_by_watts, known_idle_w
+from tvm_pipeline.cost.busy_energy import at_pace, energy_by_watts, known_idle_w
+from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, simulate
 from tvm_pipeline.errors import PowerError
+from tvm_pipeline.planning import plan as planned
 from tvm_pipeline.power import Meter, Reading, Sensor
 from tvm_pipeline.runtime.comparison import compare, runner
 from tvm_pipeline.runtime.metering import RunEnergy, metered
@@ -50,6 +52,19 @@ def test_by_watts_each_device_counts_while_it_is_busy() -> None:
     assert found is not None
     assert found.energy_j == pytest.approx(0.225 + 6 / 20)  # what was measured wins
     assert not found.is_measured
+
+
+@pytest.mark.parametrize("pace_fps", [None, 10.0])
+def test_by_watts_a_simulated_run_draws_what_the_judge_says(pace_fps: float | None) -> None:
+    """The simulator knows frames and seconds, and nothing of energy."""
+    problem = with_watts(example_problem(), 4.0, d0=10.0, d1=20.0)
+    arrivals = SATURATED if pace_fps is None else fixed_rate(pace_fps)
+    for candidate in planned(problem).candidates:
+        run = simulate(problem, candidate.stages, 300, arrivals)
+        found = energy_by_watts(problem, candidate, run.statistics)
+        predicted = candidate.predicted if pace_fps is None else at_pace(problem, candidate.predicted, pace_fps)
+        assert found is not None
+        assert found.energy_j == pytest.approx(predicted.energy_j, rel=0.01)
 
 
 def test_idle_power_of_something_else_is_not_subtracted() -> None:

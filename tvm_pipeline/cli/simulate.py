@@ -11,8 +11,10 @@ import typer
 from tvm_pipeline.backends.bundle import open_bundle
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, ProfileOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
+from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.in_mode import for_mode
 from tvm_pipeline.core.plan import Plan, read_plan
+from tvm_pipeline.cost.busy_energy import at_pace, energy_by_watts
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
 from tvm_pipeline.cost.simulate import simulate as run
@@ -74,14 +76,15 @@ def command(
     if output:
         drawn = {passage.frame for passage in found.passages[:DRAWN_FRAMES]}
         draw_gantt(evaluation, chosen, [bar for bar in found.events if bar.frame in drawn], output)
+    energy = energy_by_watts(problem, chosen, found.statistics)
     if json:
-        simulated = {"latency_s": found.statistics.latency_p50_s, **asdict(found.statistics)}
+        simulated = {"latency_s": found.statistics.latency_p50_s, **energy_json(energy), **asdict(found.statistics)}
         print_json({**plan_json(chosen, subject.platform), "simulated": {**simulated, "dropped": len(found.dropped)}})
         return
     predicted = chosen.predicted
     if pace_fps is not None and predicted.throughput_fps is not None:
-        predicted = replace(predicted, throughput_fps=min(predicted.throughput_fps, pace_fps))
-    show(_simulated(statistics_table(predicted, found.statistics)), json)
+        predicted = at_pace(problem, predicted, pace_fps)
+    show(_simulated(statistics_table(predicted, found.statistics, energy)), json)
     show(_simulated(stages_table(evaluation, chosen, found.statistics)), json)
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 from tvm_pipeline.core.frame_energy import FrameEnergy
-from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.plan import Plan, Prediction
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import RunStatistics
 
@@ -51,3 +52,13 @@ def energy_by_watts(problem: Problem, plan: Plan, statistics: RunStatistics) -> 
         parts_j.append(active_w * (found.compute_s + found.transfer_s) * found.frames / frames[index])
     active_j = math.fsum(parts_j)
     return FrameEnergy(active_j + (known_idle_w(problem) or 0.0) / statistics.throughput_fps, active_j)
+
+
+def at_pace(problem: Problem, predicted: Prediction, pace_fps: float) -> Prediction:
+    """Return the prediction of frames that come at a rate: the idle machine counts until the next one comes."""
+    full_fps = predicted.throughput_fps
+    if full_fps is None or full_fps <= pace_fps:
+        return predicted
+    waited_j = (known_idle_w(problem) or 0.0) * (1 / pace_fps - 1 / full_fps)
+    energy_j = None if predicted.energy_j is None else predicted.energy_j + waited_j
+    return replace(predicted, throughput_fps=pace_fps, energy_j=energy_j)
