@@ -257,6 +257,15 @@ def test_energy_wants_the_power_of_every_device(scheduler: str, joules: float) -
     assert planning.plan(net("energy", cpu=5.0, gpu=2.0), scheduler).plan.value == pytest.approx((joules,))
 
 
+def test_the_why_says_what_the_idle_machine_draws() -> None:
+    """cpu | gpu take 50 and 20 + 20 mJ in 10 and 20 ms; at 4 W the 20 ms between frames are 80 mJ. gpu alone: 360."""
+    problem = net("energy", cpu=5.0, gpu=2.0)
+    problem = replace(problem, platform=replace(problem.platform, idle_w=4.0))
+    decision = planning.plan(problem)
+    assert decision.plan.value == pytest.approx((0.17,))
+    assert decision.why.endswith("; 47% of its energy is the 4 W of the idle machine")
+
+
 def test_an_operator_that_no_device_runs_is_named() -> None:
     problem = net()
     devices = {name: DeviceProfile.in_order(problem.graph, (0.1, None, 0.1)) for name in ("cpu", "gpu")}

@@ -209,6 +209,13 @@ def _predicted_bytes(problem: Problem, stages: tuple[Stage, ...]) -> Prediction:
     )
 
 
+def idle_share(problem: Problem, predicted: Prediction) -> float:
+    """Return the part of the predicted energy that the idle machine draws; 0 where one of the two is not known."""
+    if not predicted.energy_j or not predicted.throughput_fps:
+        return 0.0
+    return idle_w(problem) / predicted.throughput_fps / predicted.energy_j
+
+
 def judged(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with its prediction recomputed."""
     return replace(plan, predicted=evaluate(problem, plan.stages).predicted)

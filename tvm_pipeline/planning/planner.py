@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import OBJECTIVES, Problem, by_tensors, counts_edges
-from tvm_pipeline.cost.device_costs import counts_period, require_caches, require_energy
-from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.cost.device_costs import counts_period, idle_w, require_caches, require_energy
+from tvm_pipeline.cost.evaluate import idle_share, judged
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, PlatformError
 from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.baselines.two_stage import two_stage
@@ -260,6 +260,9 @@ def _decided(
         first = found.plans[0]  # the best of the relaxation
         if first in refused:
             why += f"; {describe(first)} does not fit with its activations: {refused[first]}"
+    share = idle_share(problem, plans[0].predicted) if problem.objective == "energy" else 0.0
+    if share:
+        why += f"; {share:.0%} of its energy is the {idle_w(problem):.3g} W of the idle machine"
     return Decision(plans[0], tuple(plans), why)
 
 

@@ -2,7 +2,8 @@
 
 Dynamic programming with labels: a state (cut, devices used, last device) keeps all combinations of slowest stage,
 latency and energy that no other combination of the state beats in all three. Each device serves one stage, so a beaten
-label can never win: every continuation costs it as much as the label that beats it.
+label can never win: every continuation costs it as much as the label that beats it. The energy of a label is the active
+energy; the idle power adds to it by the slowest stage, which is no less where the label is beaten.
 """
 
 from __future__ import annotations
