@@ -38,7 +38,7 @@ def test_what_the_library_logs_names_options(cli, monkeypatch):
     """A warning in the log that names a field is printed with the option, and the handler goes with the command."""
     logger = logging.getLogger("tvm_pipeline.backends.registry")
     before = logging.getLogger("tvm_pipeline").handlers[:]
-    monkeypatch.setattr("tvm_pipeline.cli.devices.detect_platform", lambda: logger.warning("give `platform`"))
+    monkeypatch.setattr("tvm_pipeline.cli.devices.this_machine", lambda *_: logger.warning("give `platform`"))
     assert cli("devices").err.startswith("give --platform ")
     assert logging.getLogger("tvm_pipeline").handlers == before
 

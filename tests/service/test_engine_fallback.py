@@ -41,7 +41,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = tuple(
         Device(f"cpu{index}", "host", (core,), host.detect()[0].target) for index, core in enumerate(CORES[:2])
     )
-    monkeypatch.setattr(workflow, "detect_platform", lambda model: Platform("desk", devices))
+    monkeypatch.setattr(workflow, "this_machine", lambda *_: Platform("desk", devices))
 
 
 def compiled(path: Path) -> tuple[Compiled, list[str]]:
@@ -93,7 +93,7 @@ def test_where_tvm_beside_it_does_not_pay_the_engine_runs_all(
         monkeypatch.setattr(engine_fallback, "MOST_OPERATORS", 3)
     else:
         one = Platform("desk", (Device("cpu0", "host", tuple(CORES[:1]), host.detect()[0].target),))
-        monkeypatch.setattr(workflow, "detect_platform", lambda model: one)
+        monkeypatch.setattr(workflow, "this_machine", lambda *_: one)
     made, [told] = compiled(write_determinants(tmp_path / "net.onnx"))
     with closing(made.compiled):
         assert {device.backend for device in made.platform.devices} == {"onnxruntime"}
