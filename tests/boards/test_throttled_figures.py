@@ -46,6 +46,8 @@ def test_a_profile_of_another_power_mode_or_module_is_doubted(tmp_path: Path) ->
     assert line.startswith(
         "the profile of net.json was measured on power mode 2 (MAXN_SUPER), and here is power mode 0 (15W): predictions"
     )
+    # One that was profiled for a mode of the platform is of that mode, whichever is set while it is read.
+    assert elsewhere(replace(profile, power_mode="MAXN_SUPER"), root) == []
     [line] = elsewhere(profile, TREES[TX2].write(tmp_path / "tx2"))
     assert "measured on NVIDIA Jetson Orin Nano 8GB (p3767-0005, Super), power mode 2 (MAXN_SUPER), and here is" in line
     assert "and here is NVIDIA Jetson TX2 (p3310-1000), power mode 3 (MAXP_CORE_ARM)" in line

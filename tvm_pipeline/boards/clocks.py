@@ -20,7 +20,7 @@ from pathlib import Path
 from tvm_pipeline.boards.system_files import entries, file_number, file_text, listed_cores
 from tvm_pipeline.core.platform import core_ranges
 
-_GPU = re.compile(r"[0-9a-f]+\.(?:gpu|gp10b|gv11b|ga10b)(?:-\w+)?|gpu-gpc-\d+")
+GPU_NAME = re.compile(r"[0-9a-f]+\.(?:gpu|gp10b|gv11b|ga10b)(?:-\w+)?|gpu-gpc-\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Clock:
 
 def gpu_clock_folder(root: Path = Path("/")) -> Path | None:
     """Return the devfreq entry of the GPU; None where there is none. A Thor has one for each of its clock domains."""
-    found = [path for path in entries(root / "sys/class/devfreq", "*") if _GPU.fullmatch(path.name)]
+    found = [path for path in entries(root / "sys/class/devfreq", "*") if GPU_NAME.fullmatch(path.name)]
     return found[0] if found else None
 
 

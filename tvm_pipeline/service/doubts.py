@@ -31,12 +31,15 @@ def known_devices(platform: Platform) -> dict[str, str]:
 def elsewhere_warnings(source: Path, profile: Profile, platform: Platform, root: Path = Path("/")) -> list[str]:
     """Return a line where a profile was measured on another processor, board or devices, or in another power mode.
 
+    A profile of one of the platform's power modes is of that mode wherever it is read (see `machine_modes.py`).
+
     Args:
         source: the file that has the profile.
         root: the folder with the files of the system that tell which board this is.
     """
     found = environment({}, root)
-    told = {key: value for key, value in found.items() if key in ("processor", "board", "power mode")}
+    kept = ("processor", "board") if profile.power_mode else ("processor", "board", "power mode")
+    told = {key: value for key, value in found.items() if key in kept}
     here = {"board": "another board", **told, **known_devices(platform)}
     differing = [name for name, now in here.items() if profile.environment.get(name, now) != now]
     if not differing:
