@@ -1,217 +1,271 @@
-"""Measure whether a pipeline that re-plans under a changing load reaches the speed of the best plan for the load.
+"""Table 5 of Velasco-Montero et al. (IEEE Access 2023) on this machine: what adapts to a load, how well, at what cost.
 
-There are five loads: nothing; a program that computes, pinned to one core; one that streams memory; a video being
-decoded; a load that comes and goes. Five pipelines take turns under each load for several rounds: the best single
-device and the best plan of the idle machine; the pipeline that climbs (it starts from the idle machine's best chain of
-two stages, since it only moves a cut); the one that re-plans (it starts from the idle machine's plan); and the oracle,
-the best of all candidate plans measured under the load. Counting begins once the load has settled. A change of plan is
-timed from the onset, in seconds and in frames that came out before the first that took the new plan. Required:
-re-planning reaches 0.95 of the oracle, changes within a second of the onset and in fewer frames than the climb needs to
-its last move, and no frame is lost, repeated or out of order.
+The network is MobileNet with default kernels, as in the paper. The loads are those of loads.py, which says what each
+one stands for. The paper's devices are the GPU and the CPU of a Jetson TX2. Without a GPU they are two halves of the
+CPU here; the load of the GPU is then pinned to the first half, every other load to the second one.
 
-This is not Table 5 of Velasco-Montero et al. (IEEE Access 2023), although the question is the same. Table 5 runs
-MobileNet on the GPU and the CPU of a Jetson TX2 under a video player, glmark2, stress and glxgears. Here SqueezeNet
-runs on two halves of a CPU, and each load is pinned to one core. "nothing" has a counterpart in Table 5, and "video" a
-distant one: the video is decoded from memory and shown nowhere. The climb is not the paper's Algorithm 2, see
-`hill_climb.py`.
+Under each load these run in turns, for several rounds: either device alone; the cut of Algorithm 1 for the idle machine
+(static cut); the planner's candidates for the idle machine, whose best by prediction is the static plan; and three
+pipelines that adapt. `line-search` (the paper's Algorithm 2) and `balance` begin with the static cut, since they only
+move a cut; `replan` begins with the static plan. All run without the load until a search would have ended, then under
+it. The oracle is the best of what does not adapt, measured under the load.
 
-    python benchmarks/adaptation.py           # about eight minutes
+"settled" counts the last seconds, "all" everything from the onset, searches and trials included. A change of plan is
+timed from the onset, in seconds and in results. Trials are the changes; slow frames are those that ran on a cut that
+was more than 2 % slower than the plan at the onset had become, and had been left again at the end.
+
+    python benchmarks/adaptation.py           # about half an hour
     python benchmarks/adaptation.py --short
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
-import multiprocessing
 import os
 import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import repeat, takewhile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise, repeat, takewhile
+from pathlib import Path
 
-import numpy as np
+from loads import LOADS, Load
+from networks import load
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline import Problem, detect_platform, load, planning, profile_model, settle_platform
+from tvm_pipeline import Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel, Port
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.core.plan import describe
-from tvm_pipeline.planning.baselines.two_stage import two_stage
-from tvm_pipeline.runtime import Adaptation, HillClimb, LivePipeline, Pipeline
+from tvm_pipeline.core.plan import Plan, Prediction, Stage, describe
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
+from tvm_pipeline.runtime import Adaptation, Balance, LineSearch, LivePipeline, Pipeline
 from tvm_pipeline.runtime.frame_stream import FrameStream
+from tvm_pipeline.runtime.strategy import Strategy
 
-QUIET_S = 0.5  # before the load
-
-
-def compute(core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    while True:
-        sum(range(10_000))
-
-
-def stream_memory(core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    data = np.zeros(1 << 26, np.uint8)
-    while True:
-        data += 1
-
-
-def come_and_go(core: int) -> None:
-    os.sched_setaffinity(0, {core})
-    while True:
-        end = time.monotonic() + 2.0
-        while time.monotonic() < end:
-            sum(range(10_000))
-        time.sleep(2.0)
-
-
-def decode_video(core: int) -> None:
-    """Return a video of noise, encoded once and decoded again and again."""
-    import av
-
-    os.sched_setaffinity(0, {core})
-    encoder = av.CodecContext.create("mpeg4", "w")
-    encoder.width, encoder.height, encoder.pix_fmt, encoder.time_base = 1280, 720, "yuv420p", Fraction(1, 25)
-    rng = np.random.default_rng(0)
-    frames = [av.VideoFrame.from_ndarray(rng.integers(0, 255, (720, 1280, 3), np.uint8), "rgb24") for _ in range(12)]
-    packets = [packet for frame in frames for packet in encoder.encode(frame.reformat(format="yuv420p"))]
-    while True:
-        decoder = av.CodecContext.create("mpeg4", "r")
-        for packet in packets:
-            decoder.decode(packet)
-
-
-LOADS: dict[str, Callable[[int], None] | None] = {
-    "nothing": None,
-    "computing": compute,
-    "memory": stream_memory,
-    "video": decode_video,
-    "comes and goes": come_and_go,
+CONSOLE = Console(width=180)
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "line-search": LineSearch,
+    "balance": Balance,
+    "replan": Adaptation,
 }
+SLOWER = 1.02
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Frames a second under the load; seconds and frames from its onset to the first and the last change of plan."""
+    """One run under a load.
+
+    Attributes:
+        fps: of the last seconds.
+        all_fps: from the onset of the load to the end.
+        changes: of the plan since the onset: seconds and results since then.
+        slow_frames: on cuts that were slower than the plan at the onset, without the last plan.
+        last: the last plan: how many operators on which devices.
+    """
 
     fps: float
-    first: tuple[float, int] | None
-    last: tuple[float, int] | None
+    all_fps: float
+    changes: tuple[tuple[float, int], ...] = ()
+    slow_frames: int = 0
+    last: str = ""
 
 
-def run(pipeline: FrameStream, frame: dict, what: Callable[[int], None] | None, core: int, arguments) -> Run:
-    """Run a saturated pipeline for half a second without and then under the load; count once the load has settled."""
-    begin, seconds = time.perf_counter(), arguments.seconds
-    end = begin + QUIET_S + arguments.settling + seconds
-    process = multiprocessing.get_context("fork").Process(target=what, args=(core,), daemon=True) if what else None
+def run(
+    pipeline: FrameStream,
+    frame: dict,
+    what: Load,
+    cores: Sequence[int],
+    quiet_s: float,
+    settling_s: float,
+    end_s: float,
+) -> Run:
+    """Run a saturated pipeline for `quiet_s` without the load, then under it; count the last `end_s`."""
     done: list[float] = []
     onset_s = math.inf
-    with pipeline:
-        for result in pipeline.map(takewhile(lambda _: time.perf_counter() < end, repeat(frame))):
+    with what.prepared(cores) as load_, pipeline:
+        begin_s = time.perf_counter()
+        last_s = begin_s + quiet_s + settling_s + end_s
+        for result in pipeline.map(takewhile(lambda _: time.perf_counter() < last_s, repeat(frame))):
             if result.frame != len(done):
                 raise SystemExit(f"frame {result.frame} came out where frame {len(done)} was due")
             done.append(time.perf_counter())
-            if math.isinf(onset_s) and done[-1] > begin + QUIET_S:
+            if math.isinf(onset_s) and done[-1] > begin_s + quiet_s:
                 onset_s = done[-1]
-                if process:
-                    process.start()
-        if process:
-            if not process.is_alive():
-                raise SystemExit("the load has ended by itself; its error stands above")
-            process.kill()
-            process.join()
-    counted = [t for t in done if end - seconds <= t <= end]
-    switched = [
-        e for e in getattr(pipeline, "events", ()) if e.kind == "switch" and e.time_s + pipeline.began_s > onset_s
+                load_.start()
+    before = bisect_left(done, onset_s)
+    fps = sum(last_s - end_s <= t <= last_s for t in done) / end_s
+    all_fps = (bisect_left(done, last_s) - before) / (last_s - onset_s)
+    if not isinstance(pipeline, LivePipeline):
+        return Run(fps, all_fps)
+    switches = [e for e in pipeline.events if e.kind == "switch" and e.time_s + pipeline.began_s > onset_s]
+    changes = tuple((e.time_s + pipeline.began_s - onset_s, e.frame - before) for e in switches)
+    edges = [before, *(event.frame for event in switches)]
+    return Run(fps, all_fps, changes, slow_frames(done, edges), counted(pipeline.plan))
+
+
+def counted(plan: Plan) -> str:
+    return " | ".join(f"{len(stage.operators)} {'+'.join(stage.devices)}" for stage in plan.stages)
+
+
+def slow_frames(done: Sequence[float], edges: Sequence[int]) -> int:
+    """Return the frames on plans that were slower than the first, without those of the last plan.
+
+    Args:
+        done: when each result came.
+        edges: the first frame of each plan; of the first one, the first frame that counts.
+    """
+    taken = [(end - begin, done[end - 1] - done[begin - 1]) for begin, end in pairwise(edges) if 0 < begin < end]
+    if not taken:
+        return 0
+    usual_s = taken[0][1] / taken[0][0]
+    return sum(count for count, seconds in taken[1:] if seconds / count > SLOWER * usual_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What runs under the loads: the pair of devices, the plans that stay, and the plan each strategy begins with."""
+
+    compiled: CompiledModel
+    problem: Problem
+    pair: tuple[Device, Device]
+    kept: dict[str, Plan]
+    first: dict[str, Plan]
+
+    def cores(self, what: Load) -> tuple[int, ...]:
+        """Return where the load is pinned: to the half of the CPU that stands for its device; else nowhere."""
+        if any(not device.cores for device in self.problem.platform.devices):
+            return ()
+        return self.pair[0 if what.on_gpu else 1].cores
+
+    def make(self, name: str) -> FrameStream:
+        if name in self.kept:
+            return Pipeline(self.compiled, self.kept[name], self.problem.platform)
+        return LivePipeline(self.compiled, self.problem, self.first[name], adaptation=STRATEGIES[name]())
+
+
+def prepare(model: str) -> Subject:
+    backend, platform = settle_platform(detect_platform())
+    group = max(disjoint_sets(platform.devices), key=len)
+    if len(group) < 2:
+        raise SystemExit(f"platform {platform.name} has no two devices that share no cores")
+    # As in the paper, the accelerator is the first of the two.
+    first, second = sorted(group, key=lambda device: bool(device.cores))[:2]
+    compiled = backend.compile(load(model), platform.devices, lambda _: None)
+    profile = profile_model(backend, compiled, platform)
+    for warning in profile.warnings:
+        CONSOLE.print(f"warning: {warning}")
+    problem = Problem(compiled.graph, platform, profile)
+    two = replace(problem, platform=replace(platform, devices=(first, second)))
+    names = tuple(operator.name for operator in compiled.graph.operators)
+    alone = [
+        judged(problem, Plan(model, "single", "throughput", (Stage((d.name,), names),), Prediction())) for d in group
     ]
-    frames_before = bisect_left(done, onset_s)
-    after = [(e.time_s + pipeline.began_s - onset_s, e.frame - frames_before) for e in switched]
-    return Run(len(counted) / seconds, *((after[0], after[-1]) if after else (None, None)))
+    decision, static_cut = planning.plan(problem), algorithm_1(replace(two, stages=2))
+    kept = {f"{plan.devices[0]} only": plan for plan in alone if plan.devices[0] in (first.name, second.name)}
+    kept |= {"static cut": static_cut, "static plan": decision.plan}
+    known = {plan.stages for plan in kept.values()}
+    kept |= {describe(plan): plan for plan in decision.candidates if plan.stages not in known}
+    begin = {"line-search": static_cut, "balance": static_cut, "replan": decision.plan}
+    return Subject(compiled, problem, (first, second), kept, begin)
 
 
-def shown(changes: Iterable[tuple[float, int] | None]) -> str:
-    """Return median seconds and frames."""
-    known = [change for change in changes if change is not None]
-    if not known:
-        return "no change"
-    return f"{statistics.median(s for s, _ in known):.2f} s, {statistics.median(f for _, f in known):.0f} frames"
-
-
-def measured(compiled: CompiledModel, problem: Problem, frame: dict, core: int, what, arguments) -> list[str]:
-    """Return one row: every candidate of the idle machine, the climb and re-planning, measured in turns."""
-    decision, chain = planning.plan(problem), two_stage(problem)
-    plans = {plan.stages: plan for plan in decision.candidates}
-    makers: dict[object, Callable[[], FrameStream]] = {
-        stages: lambda plan=plan: Pipeline(compiled, plan, problem.platform) for stages, plan in plans.items()
-    }
-    makers["climb"] = lambda: LivePipeline(compiled, problem, chain, adaptation=HillClimb())
-    makers["replan"] = lambda: LivePipeline(compiled, problem, decision.plan, adaptation=Adaptation())
-    runs: dict[object, list[Run]] = {key: [] for key in makers}
+def measured(subject: Subject, what: Load, arguments: argparse.Namespace) -> dict[str, list[Run]]:
+    """Return the runs of everything under one load, in turns."""
+    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in subject.compiled.graph.inputs}
+    names = [*subject.kept, *subject.first]
+    runs: dict[str, list[Run]] = {name: [] for name in names}
     for round_ in range(arguments.rounds):
-        keys = list(makers)
-        for key in keys[round_ % len(keys) :] + keys[: round_ % len(keys)]:
-            runs[key].append(run(makers[key](), frame, what, core, arguments))
-    fps = {key: statistics.median(r.fps for r in rows) for key, rows in runs.items()}
-    single = max(fps[stages] for stages in plans if len(stages) == 1 and len(stages[0].devices) == 1)
-    oracle = max(plans, key=lambda stages: fps[stages])
-    ratios = [mine.fps / best.fps for mine, best in zip(runs["replan"], runs[oracle], strict=True)]
-    return [
-        f"{single:.1f}",
-        f"{fps[decision.plan.stages]:.1f}",
-        f"{fps['climb']:.1f}",
-        f"{fps['replan']:.1f}",
-        f"{fps[oracle]:.1f}",
-        f"{fps['climb'] / fps[oracle]:.3f}",
-        f"{statistics.median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})",
-        shown(r.last for r in runs["climb"]),
-        shown(r.first for r in runs["replan"]),
-        describe(plans[oracle]),
-    ]
+        turn = round_ % len(names)
+        for name in names[turn:] + names[:turn]:
+            adapts = name in subject.first
+            quiet_s = arguments.quiet if adapts else min(0.5, arguments.quiet)
+            settling_s = arguments.settling if adapts else min(1.0, arguments.settling)
+            runs[name].append(
+                run(subject.make(name), frame, what, subject.cores(what), quiet_s, settling_s, arguments.seconds)
+            )
+    return runs
+
+
+def rates(subject: Subject, runs: dict[str, list[Run]]) -> list[str]:
+    """Return a row: frames a second of everything, and of what adapts the part of the oracle's, round by round."""
+    fps = {name: statistics.median(r.fps for r in rows) for name, rows in runs.items()}
+    oracle = max(subject.kept, key=fps.__getitem__)
+    row = [f"{fps[name]:.1f}" for name in list(subject.kept)[:4]]
+    row.append(f"{fps[oracle]:.1f} {oracle}")
+    for name in subject.first:
+        pairs = list(zip(runs[name], runs[oracle], strict=True))
+        settled = [mine.fps / best.fps for mine, best in pairs]
+        since_onset = [mine.all_fps / best.fps for mine, best in pairs]
+        row.append(
+            f"{fps[name]:.1f}: {statistics.median(settled):.3f} ({min(settled):.2f}-{max(settled):.2f}), "
+            f"all {statistics.median(since_onset):.3f}"
+        )
+    return row
+
+
+def costs(runs: dict[str, list[Run]], name: str) -> list[str]:
+    """Return a row: medians of what the changes of plan took and cost, and the last plan of the last round."""
+    rows = runs[name]
+    changed = [r.changes for r in rows if r.changes]
+    if not changed:
+        return ["no change", "no change", "0", "0", rows[-1].last]
+
+    def shown(at: int) -> str:
+        seconds = statistics.median(changes[at][0] for changes in changed)
+        return f"{seconds:.2f} s, {statistics.median(changes[at][1] for changes in changed):.0f} frames"
+
+    changes, slow = statistics.median(len(r.changes) for r in rows), statistics.median(r.slow_frames for r in rows)
+    return [shown(0), shown(-1), f"{changes:g}", f"{slow:g}", rows[-1].last]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="squeezenet")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each plan in each round")
-    parser.add_argument("--settling", type=float, default=2.0, help="from the onset until throughput counts")
+    parser.add_argument("--model", default="mobilenet")
+    parser.add_argument("--seconds", type=float, default=4.0, help="that count at the end of a run")
+    parser.add_argument("--quiet", type=float, default=5.0, help="before the load, of what adapts")
+    parser.add_argument(
+        "--settling", type=float, default=12.0, help="from the onset until `seconds` count, of what adapts"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--short", action="store_true", help="one load, briefly: proves that it works")
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.loads, arguments.seconds, arguments.settling, arguments.rounds = ["computing"], 0.5, 0.3, 1
+        arguments.loads, arguments.rounds = ["stress"], 1
+        arguments.quiet, arguments.settling, arguments.seconds = 0.2, 0.5, 0.3
 
-    console = Console(width=180)
-    backend, platform = settle_platform(detect_platform())
-    compiled = backend.compile(load(arguments.model), platform.devices, lambda _: None)
-    profile = profile_model(backend, compiled, platform)
-    for warning in profile.warnings:
-        console.print(f"warning: {warning}")
-    problem = Problem(compiled.graph, platform, profile)
-    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
-    core = max(core for device in platform.devices for core in device.cores)
-    table = Table(
-        "load",
-        "best single",
-        "static plan",
-        "hill-climb",
-        "replan",
-        "oracle",
-        "climb / oracle",
-        "replan / oracle",
-        "climb's last move",
-        "replan's first change",
-        "oracle's plan",
-    )
+    subject = prepare(arguments.model)
+    rate_table = Table("load", *list(subject.kept)[:4], "oracle", *subject.first, title="frames a second; / oracle")
+    cost_table = Table("load", "strategy", "first change", "last change", "changes", "slow frames", "last plan")
+    found = {}
     for name in arguments.loads:
-        table.add_row(name, *measured(compiled, problem, frame, core, LOADS[name], arguments))
-        console.print(table)
-    console.print(f"load average {os.getloadavg()[0]:.1f}; frames a second, medians of {arguments.rounds} rounds")
+        what = LOADS[name]
+        if reason := what.available():
+            CONSOLE.print(f"{name} ({what.stands_for}) is left out: {reason}")
+            continue
+        where = subject.cores(what)
+        CONSOLE.print(f"{name}: {what.stands_for}. Here {what.here()}" + (f", on cores {where}" if where else ""))
+        found[name] = measured(subject, what, arguments)
+        rate_table.add_row(name, *rates(subject, found[name]))
+        for strategy in subject.first:
+            cost_table.add_row(name, strategy, *costs(found[name], strategy))
+        CONSOLE.print(rate_table, cost_table)
+    CONSOLE.print(
+        f"{arguments.model} on {' and '.join(device.name for device in subject.pair)}; medians of {arguments.rounds} "
+        f"rounds; load average {os.getloadavg()[0]:.1f}"
+    )
+    if arguments.json:
+        kept = {
+            load_: {name: [asdict(r) for r in rows] for name, rows in runs.items()} for load_, runs in found.items()
+        }
+        arguments.json.write_text(json.dumps(kept, indent=1))
 
 
 if __name__ == "__main__":

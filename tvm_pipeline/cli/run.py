@@ -138,8 +138,8 @@ def command(
         str,
         typer.Option(
             help="replan: change to another plan where devices become slower or faster, without stopping; line-search: "
-            "try one cut in two stages after another, see the page on services; balance: move one operator at a time "
-            "out of the slowest stage; or off."
+            "try one cut in two stages after another, see docs/service.md; balance: move one operator at a time out of "
+            "the slowest stage; or off."
         ),
     ] = "replan",
     objective: Annotated[

@@ -15,7 +15,7 @@ device and the others on the second. A stage takes the sum of its operators' sec
 - For latency and energy the value is the sum of both stages (equations 4 and 5), and energy has no transfers.
 
 Our `two_stage` values each cut as the judge does, so the judge finds this plan better only where it is a plan of one
-device, or where a bus counts. benchmarks/printed_cut.py shows how much it loses.
+device, or where a bus counts. benchmarks/algorithm_1.py shows how much it loses.
 """
 
 from __future__ import annotations
