@@ -22,8 +22,8 @@ from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.comparison import compare
 from tvm_pipeline.runtime.frame_stream import FrameStream
 
-QUIET_S = 0.5  # of a pipeline before the load comes
 SETTLED_S = 1.0  # until the load is as heavy as it will be
+WARM_S = 0.3  # of a plan that stays, before its frames are counted
 
 
 def line_search() -> Callable[[], Any] | None:
@@ -39,23 +39,26 @@ def under_load(found: Subject, load: Load, plans: dict[str, Plan], seconds: floa
     """Return what each plan, Algorithm 2 and re-planning do under the load, one after the other.
 
     Algorithm 2 begins with the best two stages of the unloaded machine, re-planning with its `best`. Both have
-    `adapted_s` seconds under the load before their frames are counted.
+    `adapted_s` seconds before their frames are counted.
     """
     row: Row = {"load": load.name, "stands_for": load.stands_for, "here": load.available() or load.here(), "fps": {}}
     if load.available():
         return row
     try:
-        return row | _rates(found, load, plans, seconds, adapted_s)
+        with load.prepared() as running:
+            running.start()
+            time.sleep(SETTLED_S)
+            return row | _rates(found, plans, seconds, adapted_s)
     except PipelineError as error:
         return row | {"here": f"failed: {error}"}
 
 
-def _rates(found: Subject, load: Load, plans: dict[str, Plan], seconds: float, adapted_s: float) -> Row:
-    """Return the frames a second under the load by what runs, and the plans that each strategy of adaptation had."""
+def _rates(found: Subject, plans: dict[str, Plan], seconds: float, adapted_s: float) -> Row:
+    """Return the frames a second by what runs, and the plans that each strategy of adaptation had."""
     platform = found.whole.platform
     distinct = {plan.stages: plan for plan in plans.values()}
     rates = {
-        stages: _rate(Pipeline(found.compiled, plan, platform), found, load, SETTLED_S, seconds)[0]
+        stages: _rate(Pipeline(found.compiled, plan, platform), found, WARM_S, seconds)[0]
         for stages, plan in distinct.items()
     }
     fps = {title: rates[plan.stages] for title, plan in plans.items()}
@@ -69,31 +72,23 @@ def _rates(found: Subject, load: Load, plans: dict[str, Plan], seconds: float, a
         )
     walks = {}
     for title, live in searches.items():
-        fps[title], walk = _rate(live, found, load, adapted_s, seconds)
+        fps[title], walk = _rate(live, found, adapted_s, seconds)
         walks[title] = [shown(plan) for plan in walk]
     return {"fps": fps, "walks": walks}
 
 
-def _rate(
-    pipeline: FrameStream, found: Subject, load: Load, settling_s: float, seconds: float
-) -> tuple[float, list[Plan]]:
-    """Return frames a second under a load that comes while the pipeline runs, and the plans that it then had."""
+def _rate(pipeline: FrameStream, found: Subject, warm_s: float, seconds: float) -> tuple[float, list[Plan]]:
+    """Return frames a second after the first `warm_s`, and the plans that the pipeline had, if it changes plans."""
     frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in found.compiled.graph.inputs}
     walk: list[Plan] = []
     counted = 0
-    with load.prepared() as running, pipeline:
-        onset_s = time.perf_counter() + QUIET_S
-        begin_s, end_s = onset_s + settling_s, onset_s + settling_s + seconds
-        is_loaded = False
+    with pipeline:
+        begin_s = time.perf_counter() + warm_s
+        end_s = begin_s + seconds
         for _ in pipeline.map(takewhile(lambda _: time.perf_counter() < end_s, repeat(frame))):
-            now_s = time.perf_counter()
-            if not is_loaded and now_s >= onset_s:
-                running.start()
-                is_loaded = True
-            counted += begin_s <= now_s <= end_s
-            plan = getattr(pipeline, "plan", None)
-            if is_loaded and plan is not None and (not walk or walk[-1].stages != plan.stages):
-                walk.append(plan)
+            counted += begin_s <= time.perf_counter() <= end_s
+            if isinstance(pipeline, LivePipeline) and (not walk or walk[-1].stages != pipeline.plan.stages):
+                walk.append(pipeline.plan)
     return counted / seconds, walk
 
 

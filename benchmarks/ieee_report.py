@@ -209,7 +209,7 @@ def _loads(found: Row) -> Iterable[str]:
         rows.append((row["load"], *cells, fps(best), *again))
     columns = ("load", *titles, "best fixed plan", "Algorithm 2 / best", "re-planning / best")
     yield f"## Table 5: {found['sweep']['network']} under loads, frames a second"
-    yield "Plans were chosen on the idle machine. `two stages` is the static cut, from which Algorithm 2 begins."
+    yield "Plans were chosen without load. `two stages` is the static cut, where Algorithm 2 begins. Each ran once."
     yield TextTable("", columns, tuple(rows)).markdown()
     yield "\n".join(f"- {row['load']}: stands for {row['stands_for']}. Here: {row['here']}" for row in found["loads"])
     walks = [(row["load"], *walk) for row in found["loads"] for walk in row.get("walks", {}).items()]
