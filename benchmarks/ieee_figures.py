@@ -132,6 +132,8 @@ def _costs(figure: Any, found: Row) -> None:
                 axes.plot([], [], "-", color=COLOURS[index % len(COLOURS)], label=network)
             for index, name in enumerate(titles):
                 axes.plot([], [], MARKERS[index % len(MARKERS)], color="#444444", label=name)
+            if any(row["kernels"] == "tuned" for row in rows):
+                axes.plot([], [], "o", color="#444444", fillstyle="none", label="hollow: tuned kernels")
             figure.legend(frameon=False, fontsize=8, loc="outside right")
 
 

@@ -28,6 +28,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.report import check_picture, comparison_table, cuts_table, draw_cuts
+from tvm_pipeline.report.drawing import new_figure
 from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
 from tvm_pipeline.runtime.measured_cuts import TURN_S, CutComparison, MeasuredCut, expected_s, measured_cuts
 from tvm_pipeline.runtime.metering import metered
@@ -94,6 +95,7 @@ def command(
     if draw:
         check_picture(draw)
         check_outputs(draw)
+        new_figure(1, 1)  # where matplotlib is missing, this tells it before anything runs
     for path in plan or ():
         read_plan(path)  # a mistake in it is told before anything is compiled
     devices = [name.strip() for name in all_cuts.split(",")] if all_cuts else []
