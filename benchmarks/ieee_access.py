@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import ieee_report
-from ieee_loads import line_search, loaded_sweep, under_load
+from ieee_loads import loaded_sweep, under_load
 from ieee_measure import (
     Machine,
     Subject,
@@ -156,8 +156,6 @@ def _missing(here: Machine) -> list[str]:
             f"no two kinds of processors: {first.name} and {second.name} are of backend {first.backend}, where the "
             "paper has a GPU and a CPU"
         )
-    if line_search() is None:
-        missing.append("Algorithm 2: there is no tvm_pipeline.runtime.line_search in this version")
     return missing
 
 

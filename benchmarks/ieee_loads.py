@@ -6,9 +6,8 @@ Read before: ieee_measure.py, which makes the subjects and the plans.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import repeat, takewhile
-from typing import Any
 
 from ieee_measure import Row, Subject, shown
 from loads import Load
@@ -21,18 +20,10 @@ from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.comparison import compare
 from tvm_pipeline.runtime.frame_stream import FrameStream
+from tvm_pipeline.runtime.line_search import LineSearch
 
 SETTLED_S = 1.0  # until the load is as heavy as it will be
 WARM_S = 0.3  # of a plan that stays, before its frames are counted
-
-
-def line_search() -> Callable[[], Any] | None:
-    """Return what makes the strategy of Algorithm 2; None where this version has none."""
-    try:
-        from tvm_pipeline.runtime.line_search import LineSearch
-    except ImportError:
-        return None
-    return LineSearch
 
 
 def under_load(found: Subject, load: Load, plans: dict[str, Plan], seconds: float, adapted_s: float) -> Row:
@@ -65,10 +56,9 @@ def _rates(found: Subject, plans: dict[str, Plan], seconds: float, adapted_s: fl
     searches: dict[str, LivePipeline] = {
         "re-planning": LivePipeline(found.compiled, found.whole, plans["best"], adaptation=Adaptation())
     }
-    algorithm_2 = line_search()
-    if algorithm_2 and "two stages" in plans:
+    if "two stages" in plans:
         searches["Algorithm 2"] = LivePipeline(
-            found.compiled, found.problem, plans["two stages"], adaptation=algorithm_2()
+            found.compiled, found.problem, plans["two stages"], adaptation=LineSearch()
         )
     walks = {}
     for title, live in searches.items():

@@ -7,11 +7,10 @@ which makes tables and figures of the rows; ieee_loads.py, what runs under loads
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 from networks import load_lively
@@ -24,9 +23,12 @@ from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import NoPlanError, PlatformError
 from tvm_pipeline.planning.every_cut import every_cut
+from tvm_pipeline.power.choice import chosen_sensor
 from tvm_pipeline.profiling.links import measure_link
-from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
+from tvm_pipeline.runtime.comparison import runner, side_by_side
 from tvm_pipeline.runtime.measured_cuts import MeasuredCut, measured_cuts
+from tvm_pipeline.runtime.metering import metered
+from tvm_pipeline.service.power_meter import opened_meter, with_joules
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]
@@ -126,26 +128,8 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -
 
 def _with_joules(compiled: CompiledModel, platform: Platform, profile: Profile, tell: Tell) -> Profile:
     """Return the profile with joules of operators, where a sensor of power is."""
-    try:
-        from tvm_pipeline.power.choice import chosen_sensor
-        from tvm_pipeline.service.power_meter import with_joules
-    except ImportError:  # this version measures no joules; the report says that nothing did
-        return profile
-    sensor = chosen_sensor("", Path("/"))
+    sensor = chosen_sensor()
     return with_joules(compiled, platform, profile, sensor, tell, tell) if sensor else profile
-
-
-@contextmanager
-def _metered(run: Run, problem: Problem, tell: Tell) -> Iterator[Run]:
-    """Yield what runs a plan and tells the joules of its frames, too, by a sensor or by the platform's watts."""
-    try:
-        from tvm_pipeline.runtime.metering import metered
-        from tvm_pipeline.service.power_meter import opened_meter
-    except ImportError:
-        yield run
-        return
-    with opened_meter("", tell) as meter:
-        yield metered(run, problem, meter, tell)
 
 
 def shown(plan: Plan) -> str:
@@ -220,7 +204,8 @@ def configurations(found: Subject) -> tuple[dict[str, Plan], list[str]]:
 def compared(found: Subject, plans: dict[str, Plan], seconds: float, rounds: int, tell: Tell) -> list[Row]:
     """Run the distinct plans in turns; return a row for each name of a plan."""
     distinct = {plan.stages: plan for plan in plans.values()}.values()
-    with _metered(runner(found.compiled, found.whole.platform), found.whole, tell) as run:
+    with opened_meter("", tell) as meter:
+        run = metered(runner(found.compiled, found.whole.platform), found.whole, meter, tell)
         results = side_by_side([(plan, run) for plan in distinct], seconds=seconds, rounds=rounds)
     by_stages = {result.plan.stages: result for result in results}
     return [
@@ -233,7 +218,7 @@ def compared(found: Subject, plans: dict[str, Plan], seconds: float, rounds: int
 def figures(plan: Plan, result: Measured | None) -> Row:
     """Return predicted and measured figures of one plan."""
     predicted = plan.predicted
-    energy = getattr(result, "energy", None)  # of versions that measure joules
+    energy = result.energy if result else None
     return {
         "plan": shown(plan),
         "stages": len(plan.stages),

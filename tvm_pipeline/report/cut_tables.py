@@ -24,6 +24,7 @@ def cuts_table(comparison: CutComparison) -> TextTable:
     """
     what = "period" if comparison.objective == "throughput" else "latency"
     has_energy = any(found.cut.plan and found.cut.plan.predicted.energy_j is not None for found in comparison.cuts)
+    by = next((found.result.energy.by for found in comparison.cuts if found.result and found.result.energy), "")
     rows, marked = [], set()
     for index, found in enumerate(comparison.cuts):
         note = _note(comparison, found)
@@ -34,9 +35,13 @@ def cuts_table(comparison: CutComparison) -> TextTable:
         row.append(percent(found.result.spread if found.result else None))
         if has_energy:
             row.append(joules(found.cut.plan.predicted.energy_j if found.cut.plan else None))
+        if by:
+            energy = found.result.energy if found.result else None
+            row.append(joules(energy.energy_j if energy else None))
         rows.append((*row, note))
     columns = ["operators", "crossing", "predicted", "measured", "error", "spread"]
     columns += ["J/frame predicted"] if has_energy else []
+    columns += [f"J/frame by {by}"] if by else []
     title = (
         f"The {what} of every cut. Predicted best: {comparison.chosen.cut}. Measured best: {comparison.best.cut}. "
         f"The first takes {comparison.ratio:.3f} times as long."
