@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from tests.service.test_supervisor import wait_for
-from tests.support.power_modes import FakeNvpmodel
+from tests.support.power_modes import NANO, FakeNvpmodel
 from tvm_pipeline import Bundle, open_bundle, write_bundle
 from tvm_pipeline.cli.run import WORKING
 from tvm_pipeline.core.in_mode import in_mode
@@ -22,7 +22,8 @@ from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.profile import read_profile
-from tvm_pipeline.testing import example_graph, example_problem
+from tvm_pipeline.service.machine_modes import this_machine
+from tvm_pipeline.testing import example_backend, example_graph, example_problem, installed
 
 MODES = PowerMode("MAXN", 0), PowerMode("5W", 1)
 
@@ -114,8 +115,9 @@ def test_profiles_of_each_mode_become_a_bundle_of_one(cli, model, nvpmodel, tmp_
     profiled = "profile", model, "--platform", board, "--power-modes", "--repeats", 2, "-o", tmp_path / "net.json"
     outcome = cli(*profiled)
     assert outcome.code == 2
-    assert "is for power mode 5W" in outcome.err
+    assert "this profile is for power mode 5W" in outcome.err
     assert nvpmodel.asked == []
+    assert not (tmp_path / "net-MAXN.json").exists()  # whose mode is set, but the user will want all or none
     outcome = cli(*profiled, "--allow-power-modes", "--graph", tmp_path / "graph.json")
     assert outcome.code == 0, outcome.err
     assert (nvpmodel.mode, nvpmodel.asked) == (0, [1, 0, 3])
@@ -140,6 +142,23 @@ def test_profiles_of_each_mode_become_a_bundle_of_one(cli, model, nvpmodel, tmp_
     refused = cli("compile", model, "-o", tmp_path / "x.tar", "--platform", board, *both, "--verify", 1)
     assert refused.code == 2
     assert "plans of several power modes are compared by their predictions" in refused.err
+
+
+def test_the_modes_of_a_jetson_are_those_of_this_machine(tmp_path):
+    """`devices -o` writes them; a file that cannot be read costs a warning."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nvpmodel.conf").write_text(NANO)
+    said: list[str] = []
+    with installed(example_backend()):
+        machine = this_machine(None, said.append, tmp_path)
+        (tmp_path / "board.toml").write_text(platform_toml(machine))
+        assert machine.power_modes == (PowerMode("MAXN", 0), PowerMode("5W", 1, offline_cores=(2, 3)))
+        assert read_platform(tmp_path / "board.toml") == machine
+        assert said == []
+        (tmp_path / "etc/nvpmodel.conf").write_text(NANO.replace("918000", "fast"))
+        assert this_machine(None, said.append, tmp_path).power_modes == ()
+    assert "power modes are left out: " in said[0]
+    assert "'fast' is no number" in said[0]
 
 
 def test_plans_over_modes_need_no_model(cli, nvpmodel, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -97,15 +98,17 @@ def command(
                 found = with_joules(made.compiled, made.platform, found, sensor, tell, warn)
             return found
 
-        if power_modes:
-            found = profile_modes(platform, made_in, measure, allow_power_modes, tell, warn)
-        else:
+        def once() -> Iterator[tuple[Compiled, Profile]]:
             made = made_in("")
-            found = [(made, measure(made))]
-    for _, measured in found:
-        if output:
-            content = msgspec.json.format(msgspec.json.encode(measured))
-            write_bytes(mode_file(output, measured.power_mode), content)
+            yield made, measure(made)
+
+        found: list[tuple[Compiled, Profile]] = []
+        each = profile_modes(platform, made_in, measure, allow_power_modes, tell, warn) if power_modes else once()
+        for made, measured in each:
+            found.append((made, measured))
+            if output:
+                content = msgspec.json.format(msgspec.json.encode(measured))
+                write_bytes(mode_file(output, measured.power_mode), content)
     if graph:
         write_bytes(graph, msgspec.json.format(msgspec.json.encode(found[0][0].compiled.graph)))
     if json:

@@ -23,14 +23,14 @@ from tvm_pipeline.errors import OptionError, PowerError
 Say = Callable[[str], None]
 
 
-def this_machine(model: Model | None, warn: Say) -> Platform:
+def this_machine(model: Model | None, warn: Say, root: Path = Path("/")) -> Platform:
     """Return the devices of this machine, as `detect_platform`, and the power modes of a Jetson.
 
     A file of modes that cannot be read costs a warning and the modes.
     """
     platform = detect_platform(model)
     try:
-        modes = tuple(mode.power_mode for mode in nvpmodel_modes())
+        modes = tuple(mode.power_mode for mode in nvpmodel_modes(root))
     except PowerError as error:
         warn(f"power modes are left out: {error}")
         return platform
@@ -48,17 +48,8 @@ def other_mode(platform: Platform, name: str) -> str:
     return f"the figures are of power mode {name}, and the machine is not in it"
 
 
-@contextmanager
-def with_mode(mode: PowerMode, what: str, allowed: bool, tell: Say, warn: Say) -> Iterator[None]:
-    """Have the machine in a power mode while the block lasts; it is set only where that is allowed.
-
-    Args:
-        what: what needs the mode, for the message.
-
-    Raises:
-        OptionError: the mode is not set, and it may not be.
-        PowerError: it cannot be set.
-    """
+def check_allowed(mode: PowerMode, what: str, allowed: bool) -> None:
+    """Raise OptionError where a mode is not set, and may not be; `what` needs it."""
     if not allowed and not is_set(mode):
         by_hand = "" if mode.nvpmodel is None else f"set it before (`sudo nvpmodel -m {mode.nvpmodel}`), or "
         raise OptionError(
@@ -66,8 +57,6 @@ def with_mode(mode: PowerMode, what: str, allowed: bool, tell: Say, warn: Say) -
             "and put back by `allow_power_modes`, which takes the rights of root",
             option="allow_power_modes",
         )
-    with mode_set(mode, tell, warn):
-        yield
 
 
 @contextmanager
@@ -75,7 +64,7 @@ def with_mode_of(bundles: Sequence[Path], allowed: bool, tell: Say, warn: Say) -
     """Have the machine in the power mode of the bundles' plans, where they are for one, while the block lasts.
 
     Raises:
-        OptionError: two bundles are for different modes; else as `with_mode`.
+        OptionError: two bundles are for different modes, or theirs is not set and may not be.
         PowerError: the mode cannot be set.
     """
     modes = {path: mode for path in bundles if (mode := bundle_power_mode(path))}
@@ -89,5 +78,6 @@ def with_mode_of(bundles: Sequence[Path], allowed: bool, tell: Say, warn: Say) -
                 f"{path} is for power mode {mode.name} and {other} for {its.name}; compile both with profiles of one "
                 "mode, or run them one after the other"
             )
-    with with_mode(mode, str(path), allowed, tell, warn):
+    check_allowed(mode, str(path), allowed)
+    with mode_set(mode, tell, warn):
         yield

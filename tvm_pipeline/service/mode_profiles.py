@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.backends.registry import settle_platform
-from tvm_pipeline.boards.mode_switch import put_back_left
+from tvm_pipeline.boards.mode_switch import mode_set, put_back_left
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.plan import Decision
 from tvm_pipeline.core.platform import Platform, read_platform
@@ -16,7 +16,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.planning import MEASURED, plan_modes
-from tvm_pipeline.service.machine_modes import this_machine, with_mode
+from tvm_pipeline.service.machine_modes import check_allowed, this_machine
 from tvm_pipeline.service.workflow import Compiled, Say
 
 
@@ -27,8 +27,8 @@ def profile_modes(
     allowed: bool,
     tell: Say,
     warn: Say,
-) -> list[tuple[Compiled, Profile]]:
-    """Measure a model once in each power mode of a platform; return its profiles, each with what was measured.
+) -> Iterator[tuple[Compiled, Profile]]:
+    """Measure a model once in each power mode of a platform; yield each profile, with what was measured, as it is done.
 
     It is compiled once, in the mode with most cores. A mode that cannot be set, such as one that takes a reboot, is
     left out with a warning.
@@ -50,23 +50,25 @@ def profile_modes(
             f"`power_modes`: platform {whole.name} has none; give a `platform` with [[power_mode]] tables",
             option="power_modes",
         )
-    found: list[tuple[Compiled, Profile]] = []
+    for mode in whole.power_modes:
+        check_allowed(mode, "this profile", allowed)
+    made: Compiled | None = None
     refused: list[str] = []
     for mode in sorted(whole.power_modes, key=lambda mode: len(mode.offline_cores)):
         with ExitStack() as stack:
             try:
-                stack.enter_context(with_mode(mode, "this profile", allowed, tell, warn))
+                stack.enter_context(mode_set(mode, tell, warn))
             except PowerError as error:
                 refused.append(str(error))
                 warn(f"power mode {mode.name} is left out: {error}")
                 continue
-            made = found[0][0] if found else compile_in(mode.name)
+            made = made or compile_in(mode.name)
             backend, settled = settle_platform(in_mode(whole, mode.name))
             here = replace(made, backend=backend, platform=settled)
-            found.append((here, replace(measure(here), power_mode=mode.name)))
-    if not found:
+            measured = replace(measure(here), power_mode=mode.name)
+        yield here, measured  # with the mode put back
+    if made is None:
         raise PowerError(f"no power mode of platform {whole.name} can be set: {'; '.join(refused)}")
-    return found
 
 
 def mode_file(output: Path, mode: str) -> Path:
