@@ -97,13 +97,13 @@ def test_a_search_is_that_of_the_listing(data: st.DataObject) -> None:
 
 
 @settings(max_examples=30)
-@given(data=st.data(), alpha=st.sampled_from([0.25, 0.5, 1.0]))
-def test_m_is_an_average_that_outlives_searches_and_begins_one_where_it_is_wrong(
-    data: st.DataObject, alpha: float
+@given(data=st.data(), alpha=st.sampled_from([0.25, 0.5, 1.0]), keeps_m=st.booleans())
+def test_m_is_an_average_and_a_search_begins_where_it_is_wrong(
+    data: st.DataObject, alpha: float, keeps_m: bool
 ) -> None:
     last = data.draw(st.integers(2, 5))
     problem = problem_of({"d0": [1e-3] * last, "d1": [1e-3] * last})
-    strategy = LineSearch(alpha)
+    strategy = LineSearch(alpha, keeps_m=keeps_m)
     curve = Curve(problem, plan_of(problem, ("d0", 1), ("d1", last - 1)), strategy)
     n, m = 1, dict[int, float]()
     for load in range(2):
@@ -120,6 +120,8 @@ def test_m_is_an_average_that_outlives_searches_and_begins_one_where_it_is_wrong
         while abs(now[n] / m[n] - 1) > 0.1 if n in m else not load:
             searches += 1
             assume(searches < 5)
+            if not keeps_m:
+                m.clear()
             n = listing(measure, n, last)
             measure(n)  # the first measurement at rest
         assume(abs(abs(now[n] / m[n] - 1) - 0.1) > 1e-3)

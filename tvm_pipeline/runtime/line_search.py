@@ -10,9 +10,11 @@ The printed listing has gaps and slips. This is what was decided:
 
 - The best period begins as that of n under the present load (in print it is an argument), and each trial that is taken
   updates it (in print it stays, so that the walk goes on to the last cut that beats the start).
-- m, a period for every cut, outlives a search, as in the listing. A measurement is averaged into it with weight alpha
-  (0.5 here; the paper has no value), forward and backward alike; the first one of a cut counts in full. In print the
-  forward walk adds alpha times the measurement, and the backward walk replaces m.
+- A measurement is averaged into m, a period for every cut, with weight alpha (0.5 here; the paper has no value) in both
+  walks; the first one of a cut counts in full. In print the forward walk adds alpha times the measurement, and the
+  backward walk replaces m.
+- m outlives a search, as in the listing, but not a change of load: averages with another load's periods end walks too
+  early. `keeps_m` keeps them.
 - A measurement is the mean period of at least 20 frames and half a second, after the first 4 frames of a cut.
 - A search begins with the run, and when the period of the running cut, averaged in the same way, differs by more than
   10 % from its m at three looks in a row; also where another plan was made, or a device comes or goes. So a load that
@@ -79,13 +81,15 @@ class LineSearch(Strategy):
 
     Args:
         alpha: the weight of a new measurement in the moving average of a cut's period.
+        keeps_m: whether periods are remembered over changes of the load, as a reader of the listing may take it.
 
     Attributes:
         m: the averaged period of each cut that was measured, in seconds.
     """
 
-    def __init__(self, alpha: float = ALPHA) -> None:
+    def __init__(self, alpha: float = ALPHA, *, keeps_m: bool = False) -> None:
         super().__init__()
+        self._keeps_m = keeps_m
         self.m: dict[int, float] = {}
         self._alpha = alpha
         self._devices: tuple[str, str] | None = None
@@ -151,6 +155,8 @@ class LineSearch(Strategy):
         if self._changed >= CHANGED_LOOKS:
             self._forget()
             self._skip = record.frames
+            if not self._keeps_m:
+                self.m.clear()
 
     def _go_on(self, problem: Problem, record: StageRecord) -> tuple[Plan, str] | None:
         """Take the measurement of the cut under trial, once there is one, and go to the next cut or the chosen one."""
