@@ -148,6 +148,19 @@ def test_both_ends_are_reached_and_left_again(stat: Path):
     assert set(steps) <= {1, 2}  # one operator, or back over the start to try the other side
 
 
+@pytest.mark.parametrize(("keeps_m", "found"), [(True, 9), (False, 11)])
+def test_averages_with_the_periods_of_another_load_end_the_walk_too_early(keeps_m: bool, found: int, stat: Path):
+    """Without a load cuts 8 and 9 take 16 and 18 ms; then 8 to 12 take 30.4, 26.6, 22.8, 22 and 24."""
+    problem = problem_of({name: [2e-3] * 16 for name in ("d0", "d1")})
+    load = dict[str, float]()
+    first, strategy = plan_of(problem, ("d0", 8), ("d1", 8)), LineSearch(keeps_m=keeps_m)
+    machine = Machine(problem, first, strategy, stat, loads=lambda _: load, noise=0.0)
+    machine.run(5)
+    load = {"d1": 1 - 1 / 1.9}
+    machine.run(15)
+    assert cut_of(machine.plan) == found
+
+
 def test_a_load_that_ends_where_the_running_cut_does_not_feel_it_begins_no_search(stat: Path):
     """The signal is the period alone: that of one device is the same whatever becomes of the other."""
     problem = problem_of({name: [4e-3] * 3 for name in ("d0", "d1")})
