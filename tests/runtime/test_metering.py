@@ -15,7 +15,8 @@ from tvm_pipeline.core.plan import Prediction
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import IdlePower
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
-from tvm_pipeline.cost.busy_energy import at_pace, energy_by_watts, known_idle_w
+from tvm_pipeline.cost.busy_energy import at_pace, energy_by_watts
+from tvm_pipeline.cost.device_costs import known_idle_w
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, simulate
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.planning import plan as planned

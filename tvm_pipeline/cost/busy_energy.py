@@ -14,19 +14,7 @@ from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Plan, Prediction
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import RunStatistics
-
-
-def known_idle_w(problem: Problem, covers: str | None = None) -> float | None:
-    """Return the power of the idle machine: as measured, else as the platform states it; None where neither tells.
-
-    Args:
-        covers: what a sensor covers that this is to be subtracted from. What the profile measured of something else
-            then tells nothing.
-    """
-    measured = problem.profile.idle
-    if measured is None:
-        return problem.platform.idle_w
-    return measured.power_w if covers in (None, measured.covers) else None
+from tvm_pipeline.cost.device_costs import idle_w
 
 
 def energy_by_watts(problem: Problem, plan: Plan, statistics: RunStatistics) -> FrameEnergy | None:
@@ -51,7 +39,7 @@ def energy_by_watts(problem: Problem, plan: Plan, statistics: RunStatistics) -> 
             return None
         parts_j.append(active_w * (found.compute_s + found.transfer_s) * found.frames / frames[index])
     active_j = math.fsum(parts_j)
-    return FrameEnergy(active_j + (known_idle_w(problem) or 0.0) / statistics.throughput_fps, active_j)
+    return FrameEnergy(active_j + idle_w(problem) / statistics.throughput_fps, active_j)
 
 
 def at_pace(problem: Problem, predicted: Prediction, pace_fps: float) -> Prediction:
@@ -59,6 +47,6 @@ def at_pace(problem: Problem, predicted: Prediction, pace_fps: float) -> Predict
     full_fps = predicted.throughput_fps
     if full_fps is None or full_fps <= pace_fps:
         return predicted
-    waited_j = (known_idle_w(problem) or 0.0) * (1 / pace_fps - 1 / full_fps)
+    waited_j = idle_w(problem) * (1 / pace_fps - 1 / full_fps)
     energy_j = None if predicted.energy_j is None else predicted.energy_j + waited_j
     return replace(predicted, throughput_fps=pace_fps, energy_j=energy_j)

@@ -225,8 +225,21 @@ def known_cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
     return costs
 
 
+def known_idle_w(problem: Problem, covers: str | None = None) -> float | None:
+    """Return the power of the idle machine: as measured, else as the platform states it; None where neither tells.
+
+    Args:
+        covers: what a sensor covers that this is to be subtracted from. What the profile measured of something else
+            then tells nothing.
+    """
+    measured = problem.profile.idle
+    if measured is None:
+        return problem.platform.idle_w
+    return measured.power_w if covers in (None, measured.covers) else None
+
+
 def idle_w(problem: Problem) -> float:
-    """Return the power of the idle machine: as measured, else as the platform states it, else 0, where it is not known.
+    """Return `known_idle_w`, or 0 where it is not known.
 
     Examples:
         >>> from tvm_pipeline.testing import example_problem
@@ -234,8 +247,7 @@ def idle_w(problem: Problem) -> float:
         >>> idle_w(problem), idle_w(replace(problem, platform=replace(problem.platform, idle_w=1.5)))
         (0.0, 1.5)
     """
-    idle = problem.profile.idle
-    return (problem.platform.idle_w or 0.0) if idle is None else idle.power_w
+    return known_idle_w(problem) or 0.0
 
 
 def counts_period(problem: Problem) -> bool:

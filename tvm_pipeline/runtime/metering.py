@@ -15,7 +15,8 @@ from dataclasses import replace
 from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.busy_energy import energy_by_watts, known_idle_w
+from tvm_pipeline.cost.busy_energy import energy_by_watts
+from tvm_pipeline.cost.device_costs import known_idle_w
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import Energy, Meter
 from tvm_pipeline.runtime.comparison import Run, Turn

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.state_loops import carry_of
-from tvm_pipeline.cost.busy_energy import energy_by_watts, known_idle_w
+from tvm_pipeline.cost.busy_energy import energy_by_watts
+from tvm_pipeline.cost.device_costs import known_idle_w
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError, PipelineError, RunError
 from tvm_pipeline.power import Meter
