@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,7 @@ from tests.support.power_modes import FakeNvpmodel, board
 @pytest.fixture
 def nvpmodel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvpmodel:
     """A program `nvpmodel` on the path, and an empty folder of records."""
-    fake = FakeNvpmodel(tmp_path / "nvpmodel")
-    monkeypatch.setenv("PATH", f"{fake.folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("TVM_PIPELINE_STATE", str(fake.state))
-    return fake
+    return FakeNvpmodel.on_the_path(tmp_path / "nvpmodel", monkeypatch)
 
 
 @pytest.fixture

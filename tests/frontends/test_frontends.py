@@ -78,7 +78,7 @@ def test_shapes_that_are_none_are_refused_with_an_example(text: str) -> None:
 
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"net\.onnx: no such file, and no built-in network \(squeezenet, squeezenet1\.1"):
+    with pytest.raises(ModelError, match=r"net\.onnx: no such file, and no built-in network \(squeezenet, "):
         load(tmp_path / "net.onnx")
     for name in ("empty.onnx", "empty.tflite", "empty.relay", "empty.bin"):
         (tmp_path / name).write_bytes(b"")

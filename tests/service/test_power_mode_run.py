@@ -30,10 +30,7 @@ MODES = PowerMode("MAXN", 0), PowerMode("5W", 1)
 
 @pytest.fixture
 def nvpmodel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvpmodel:
-    fake = FakeNvpmodel(tmp_path / "nvpmodel")
-    monkeypatch.setenv("PATH", f"{fake.folder}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("TVM_PIPELINE_STATE", str(fake.state))
-    return fake
+    return FakeNvpmodel.on_the_path(tmp_path / "nvpmodel", monkeypatch)
 
 
 @pytest.fixture

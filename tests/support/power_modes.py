@@ -6,7 +6,10 @@ those of the board, most lines that limit nothing here are left out. Nothing was
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+import pytest
 
 # Jetson TX2, L4T 32 (two Denver cores 1-2, four A57), after a copy of /etc/nvpmodel.conf that has no CORE_0.
 TX2 = """\
@@ -242,6 +245,14 @@ class FakeNvpmodel:
         program = folder / "nvpmodel"
         program.write_text(PROGRAM.format(here=folder))
         program.chmod(0o755)
+
+    @classmethod
+    def on_the_path(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvpmodel:
+        """Make one that commands find, with an empty folder of records."""
+        fake = cls(folder)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setenv("TVM_PIPELINE_STATE", str(fake.state))
+        return fake
 
     @property
     def mode(self) -> int:
