@@ -23,6 +23,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 
+CORES = os.sched_getaffinity(0)
+
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60, print_blob=False)
 settings.load_profile("repeatable")
 
@@ -30,6 +32,11 @@ settings.load_profile("repeatable")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # The longest first, so that at the end no core waits for another.
     items.sort(key=lambda item: item.path.name != "test_examples.py")
+
+
+def pytest_runtest_setup() -> None:
+    """Begin each test on all cores: one that leaves its thread bound to a device must not bind those after it."""
+    os.sched_setaffinity(0, CORES)
 
 
 @pytest.fixture(scope="session")
