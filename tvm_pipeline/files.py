@@ -89,6 +89,18 @@ def read_bytes(path: Path | str, error: type[PipelineError], most_bytes: int | N
         raise error(f"cannot read {path}: {cause.strerror or cause}") from cause
 
 
+def read_at_once(path: Path, most_bytes: int) -> bytes:
+    """Return the first bytes of a file of the kernel, by one call of the system; raise OSError where it gives none.
+
+    It does not wait at a pipe. A driver may answer EAGAIN, at which Python's own files raise TypeError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, most_bytes)
+    finally:
+        os.close(descriptor)
+
+
 def cache_folder() -> Path:
     """Where compiled models are kept: $TVM_PIPELINE_CACHE, else the user's cache folder."""
     override = os.environ.get("TVM_PIPELINE_CACHE")

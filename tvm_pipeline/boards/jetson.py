@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_pipeline.boards.modules import SOCS, Module, find_module
+from tvm_pipeline.boards.nvpmodel import CONFIGURATION, last_nvpmodel
 from tvm_pipeline.boards.system_files import file_text
 
 # https://developer.nvidia.com/embedded/jetpack-archive, by way of jetson_stats and jetson-containers.
@@ -38,7 +39,6 @@ _PART = re.compile(r"p(\d{4})-(\d{4})")
 _SOC = re.compile(r"nvidia,(tegra\d+x?)")
 _TNSPEC = re.compile(r"^TNSPEC\s+(\d{4})-\w*-(\d{4})-(\S*)", re.MULTILINE)
 _RELEASE = re.compile(r"R(\d+)\s*\(release\),\s*REVISION:\s*(\d+(?:\.\d+)*)")
-_MODE = re.compile(r"pmode:0*(\d+)")
 _MODE_NAME = re.compile(r"<\s*POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)\s*>")
 
 
@@ -149,8 +149,8 @@ def _package_versions(status: Path) -> Iterator[str]:
 
 
 def _power_mode(root: Path) -> str:
-    found = _MODE.search(file_text(root / "var/lib/nvpmodel/status"))
-    if not found:
+    number = last_nvpmodel(root)
+    if number is None:
         return ""
-    names = dict(_MODE_NAME.findall(file_text(root / "etc/nvpmodel.conf")))
-    return f"{found[1]} ({names[found[1]]})" if found[1] in names else found[1]
+    names = dict(_MODE_NAME.findall(file_text(root / CONFIGURATION)))
+    return f"{number} ({names[str(number)]})" if str(number) in names else str(number)

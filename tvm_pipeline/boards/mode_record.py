@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.boards.system_files import file_text
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import PlatformError, PowerError
@@ -62,10 +63,7 @@ class ModeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def boot_id(root: Path = Path("/")) -> str:
     """Return what tells this boot of the machine from others; empty where the system does not."""
-    try:
-        return (root / "proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return file_text(root / "proc/sys/kernel/random/boot_id")
 
 
 def state_folder() -> Path:

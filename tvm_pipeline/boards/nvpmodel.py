@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tvm_pipeline.boards.system_files import file_text
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.files import read_bytes
@@ -145,11 +146,12 @@ def current_nvpmodel(root: Path = Path("/")) -> int | None:
         # "NV Power Mode: 5W", and its number on the next line
         if answer and (found := re.search(r"^NV Power Mode:.*\n\s*(\d{1,9})\s*$", answer.stdout, re.MULTILINE)):
             return int(found[1])
-    try:
-        status = (root / STATUS).read_text()
-    except OSError:
-        return None
-    found = re.match(r"pmode:(\d{1,9})\b", status)
+    return last_nvpmodel(root)
+
+
+def last_nvpmodel(root: Path = Path("/")) -> int | None:
+    """Return the number of the mode that `nvpmodel` set last, by its file of status; None where there is none."""
+    found = re.match(r"pmode:(\d{1,9})\b", file_text(root / STATUS))
     return int(found[1]) if found else None
 
 

@@ -5,26 +5,19 @@ Read next: core_kinds.py, clocks.py and jetson.py, which say what stands where.
 
 from __future__ import annotations
 
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
+
+from tvm_pipeline.files import read_at_once
 
 MOST_BYTES = 65536
 
 
 def file_text(path: Path) -> str:
-    """Return the text of a small file without blanks around it; empty where it cannot be read.
-
-    A sensor that is switched off answers EAGAIN, which Python's own files do not expect (they raise TypeError), so this
-    reads by the system calls; and it does not wait at a pipe.
-    """
+    """Return the text of a small file without blanks around it; empty where it cannot be read."""
     with suppress(OSError, ValueError):  # ValueError: a NUL in the path
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, MOST_BYTES).decode(errors="replace").strip("\0 \t\r\n")
-        finally:
-            os.close(descriptor)
+        return read_at_once(path, MOST_BYTES).decode(errors="replace").strip("\0 \t\r\n")
     return ""
 
 

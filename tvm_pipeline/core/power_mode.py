@@ -14,8 +14,8 @@ A platform file lists those that may be planned with:
     clock_limits = { cpu0 = 1113600, gpu = 420750000 }
 
 A clock limit `cpuN` is the greatest frequency of core N and of the cores that share its clock, in kHz; `gpu` that of
-the GPU, in Hz; any other name is that of a devfreq device (/sys/class/devfreq), in Hz. Next: platform.py, whose
-`Platform.in_mode` is the machine in a mode; the room boards/ sets modes.
+the GPU, in Hz; any other name is that of a devfreq device (/sys/class/devfreq), in Hz. Next: in_mode.py, the
+platform in a mode; the room boards/ sets modes.
 """
 
 from __future__ import annotations

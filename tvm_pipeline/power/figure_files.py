@@ -7,10 +7,10 @@ answers EAGAIN, a counter that is for root alone EACCES, a bus that does not ans
 from __future__ import annotations
 
 import errno
-import os
 from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
+from tvm_pipeline.files import read_at_once
 
 MOST_BYTES = 4096  # a file of sysfs has one page
 
@@ -22,12 +22,7 @@ def text_of(path: Path) -> str:
         PowerError: it cannot be read; the message names it, the reason, and what would help.
     """
     try:
-        # By system calls: Python's own files raise TypeError at EAGAIN.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, MOST_BYTES).decode("ascii", errors="replace").strip()
-        finally:
-            os.close(descriptor)
+        return read_at_once(path, MOST_BYTES).decode("ascii", errors="replace").strip()
     except OSError as error:
         raise PowerError(f"{path}: {_reason(path, error)}") from error
 
