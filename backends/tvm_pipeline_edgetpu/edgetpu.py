@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, DeviceModel, Platform
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline_edgetpu.interpreter import CPU, ENGINE
 

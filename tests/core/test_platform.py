@@ -12,15 +12,8 @@ import pytest
 from hypothesis import given
 
 from tests.support.graphs import Traits, random_chain, random_platform, randoms
-from tvm_pipeline.core.platform import (
-    Device,
-    DeviceModel,
-    Link,
-    Platform,
-    disjoint_sets,
-    find_link,
-    read_platform,
-)
+from tvm_pipeline.core.device_model import DeviceModel
+from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets, find_link, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.errors import PlatformError
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 
 from tests.support.graphs import LEXICOGRAPHIC, Traits, random_chain, random_platform, random_profile, randoms
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.core.device_model import DeviceModel
+from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, read_profile, unmeasured
 from tvm_pipeline.errors import InfeasibleError, OptionError, PipelineError, ProfileError

@@ -17,9 +17,10 @@ from tests.cost.test_evaluate import random_stages
 from tests.support.brute_force import every_plan, verdict
 from tests.support.graphs import TIMED, Traits, lexicographic_problem, problems, random_chain, random_problem, randoms
 from tests.support.simulation import push_frames
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.device_costs import require_energy

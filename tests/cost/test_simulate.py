@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tests.cost.test_evaluate import CAPABLE, judged_or_skipped, random_stages
 from tests.support.graphs import Traits, random_chain, random_problem, randoms
 from tests.support.simulation import push_frames
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, read_platform
+from tvm_pipeline.core.platform import Device, Link, Platform, read_platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate

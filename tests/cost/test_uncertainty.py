@@ -10,11 +10,12 @@ from hypothesis import assume, given
 
 from tests.cost.test_shares import SHARED, application, shared_stages
 from tests.support.graphs import Traits, random_problem, randoms
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.platform import Device, DeviceModel, Platform
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import slowed
 from tvm_pipeline.cost.evaluate import evaluate, judged
+from tvm_pipeline.cost.scaling import slowed
 
 
 def uncertain(**by_device: tuple[float, float, float]) -> Problem:

@@ -19,8 +19,9 @@ from tvm_pipeline_edgetpu.edgetpu import MODELS
 from tests.edgetpu.networks import random_network
 from tvm_pipeline import read_platform
 from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device, DeviceModel, Platform
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError
 
 PLATFORMS = Path(__file__).parents[2] / "profiles" / "platforms"

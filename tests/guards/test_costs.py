@@ -33,6 +33,7 @@ SHARED = {
 # Files that define the figures, and that make them.
 OWNERS = (
     "cost/*",
+    "core/device_model.py",
     "core/platform.py",
     "core/profile.py",
     "profiling/*",

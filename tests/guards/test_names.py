@@ -47,6 +47,8 @@ UNITLESS = {
     *("stage", "stages", "frame", "frames", "bottleneck", "dropped", "cores", "shape"),
     *(
         "macs",
+        "lost_macs",
+        "factor",
         "r2",
         "busy_factor",
         "spread",

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.graphs import randoms
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.platform import Device, DeviceModel, Platform
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError

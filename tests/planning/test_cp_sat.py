@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least, serving_once, verdict
 from tests.support.graphs import BY_EDGES, LEXICOGRAPHIC, TIMED, Traits, lexicographic_problems, problems
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, disjoint_sets
+from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, verdict
 from tests.support.graphs import Traits, random_problem
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from tests.support.brute_force import every_chain, every_plan, figure, least, serving_once
 from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
 from tvm_pipeline import planning
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform
+from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.device_costs import counts_period

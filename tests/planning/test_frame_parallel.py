@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from tests.support.brute_force import every_sharing, figure, least
 from tests.support.graphs import Traits, problems
 from tvm_pipeline import planning
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage, describe
-from tvm_pipeline.core.platform import Device, DeviceModel, Platform
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem, most_bytes
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import evaluate

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph_files import Node, graph_of_nodes, read_graph
 from tvm_pipeline.core.graph_limits import MOST_OPERATORS
-from tvm_pipeline.core.platform import Device, DeviceModel, Platform, disjoint_sets
+from tvm_pipeline.core.platform import Device, Platform, disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import read_profile, unmeasured
 from tvm_pipeline.errors import GraphError, PlatformError, ProfileError

@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.fake_backend import FakeModel, busy, chain_model, fake_platform, numbers
 from tvm_pipeline import Pipeline, Problem, evaluate
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.platform import Device, DeviceModel, Platform
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile, unmeasured
 from tvm_pipeline.errors import InfeasibleError, OptionError
 from tvm_pipeline.planning import plan as decide

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.profile import DeviceProfile
+from tvm_pipeline.cost.shapes import OperatorWork, operator_work
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.profiling.layer_times import (
     UNSEEN,
@@ -21,7 +22,6 @@ from tvm_pipeline.profiling.layer_times import (
     read_layer_times,
     write_layer_times,
 )
-from tvm_pipeline.profiling.shapes import OperatorWork, operator_work
 
 SHIPPED = sorted((Path(__file__).parents[2] / "profiles/layer_times").glob("*.json"))
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.platform import Device, DeviceModel, Link, Platform, Transfer
+from tvm_pipeline.core.platform import Device, Link, Platform, Transfer
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, IdlePower, Profile, unmeasured
 

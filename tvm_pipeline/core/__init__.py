@@ -8,6 +8,7 @@ partition.py      the check that groups of operators are legal stages
 graph_files.py    graphs from files and from networkx
 tensor_layout.py  blocked layouts of tensors, such as NCHW16c, and copies between them
 platform.py       the devices and links of a machine
+device_model.py   a model of a device's speed
 platform_text.py  a platform as the text of a file
 power_mode.py     what a machine can be set to: clocks, cores, power
 in_mode.py        a platform in one of its power modes

@@ -22,9 +22,9 @@ A Platform is detected (`registry.detect_platform`) or read from a TOML file:
 Devices may share cores: `cpu` may have all cores, beside `cpu0` and `cpu1` with half of them each. A plan never uses
 two devices that share cores. Links that the file does not give are measured.
 
-A device that cannot be measured, because it is on another machine, may have a `[device.model]`, see DeviceModel; its
-figures are called modelled. `profiles/platforms/` has such files. A machine that can be set to several power modes may
-have a `[[power_mode]]` for each, see power_mode.py. Next: platform_text.py, which writes such a file.
+A device that cannot be measured, because it is on another machine, may have a `[device.model]`, see device_model.py;
+its figures are called modelled. `profiles/platforms/` has such files. A machine that can be set to several power
+modes may have a `[[power_mode]]` for each, see power_mode.py. Next: platform_text.py, which writes such a file.
 """
 
 from __future__ import annotations
@@ -38,67 +38,14 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.core.device_model import LONGEST_S, SLOWEST_PER_S, DeviceModel, KindFactor, per_unit
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.files import read_bytes
 
-LONGEST_S = 1e9  # that a figure may state, some thirty years; sums of such figures stay finite
 MOST_SETS = 200  # of devices that share no cores
 _MOST_STEPS = 20_000  # of the search for them
-SLOWEST_PER_S = 1e-9  # the least rate, for the same reason
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceModel:
-    """A model of a device that was not measured. A stage takes this many seconds:
-
-    `call_s + operators * operator_s + input/input_rate + output/output_rate + max(macs/rate, spilled/refill_rate)`,
-    where `spilled` are the bytes of parameters beyond `cached_bytes`, which are fetched for every frame. A rate of None
-    costs nothing.
-    """
-
-    macs_per_s: float | None = None
-    call_s: float = 0.0
-    operator_s: float = 0.0
-    input_bytes_per_s: float | None = None
-    output_bytes_per_s: float | None = None
-    cached_bytes: int | None = None
-    refill_bytes_per_s: float | None = None
-
-    @property
-    def is_possible(self) -> bool:
-        """Whether a device can have these figures: times up to LONGEST_S, rates from SLOWEST_PER_S, and no NaN."""
-        rates = (self.macs_per_s, self.input_bytes_per_s, self.output_bytes_per_s, self.refill_bytes_per_s)
-        possible = all(rate is None or SLOWEST_PER_S <= rate < math.inf for rate in rates)
-        return (
-            possible
-            and all(0 <= t <= LONGEST_S for t in (self.call_s, self.operator_s))
-            and (self.cached_bytes or 0) >= 0
-        )
-
-    @property
-    def spill_s_per_byte(self) -> float:
-        """Seconds for each byte of parameters beyond the cache; 0 where the cache holds all parameters."""
-        return 0.0 if self.cached_bytes is None else per_unit(self.refill_bytes_per_s)
-
-    def spill_s(self, param_bytes: int) -> float:
-        """Return the seconds of fetching the parameters that the cache does not hold, for every frame."""
-        return self.spill_s_per_byte * max(0, param_bytes - (self.cached_bytes or 0))
-
-    def seconds(self, operators: int, macs: int, param_bytes: int) -> float:
-        """Return the seconds of computing a stage of so many operators, without its inputs and outputs."""
-        work_s = max(macs * per_unit(self.macs_per_s), self.spill_s(param_bytes))
-        return self.call_s + operators * self.operator_s + work_s
-
-    def transfer_s(self, input_bytes: int, output_bytes: int) -> float:
-        """Return the seconds in which a stage receives its inputs from the host and sends its outputs back."""
-        return input_bytes * per_unit(self.input_bytes_per_s) + output_bytes * per_unit(self.output_bytes_per_s)
-
-
-def per_unit(rate: float | None) -> float:
-    """Return the seconds of one unit at so many units a second; a rate of None takes no time."""
-    return 0.0 if rate is None else 1 / rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,4 +348,8 @@ def _forbid_unknown(tables: dict[str, object]) -> None:
                     "a backend may have a target that asks for its stand-in"
                 )
             check(f"[[{table}]]", entry, tuple(key for key in kind.__slots__ if key != "stand_in"))
-            check("[device.model]", entry.get("model") if isinstance(entry, dict) else None, _MODEL_KEYS)
+            model = entry.get("model") if isinstance(entry, dict) else None
+            check("[device.model]", model, _MODEL_KEYS)
+            kinds = model.get("kind") if isinstance(model, dict) else None
+            for factor in kinds if isinstance(kinds, list) else ():
+                check("[[device.model.kind]]", factor, tuple(KindFactor.__slots__))

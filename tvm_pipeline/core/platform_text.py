@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from tvm_pipeline.core.platform import DeviceModel, Platform
+from tvm_pipeline.core.device_model import DeviceModel, KindFactor
+from tvm_pipeline.core.platform import Platform
 
 
 def platform_toml(platform: Platform) -> str:
@@ -28,8 +29,11 @@ def platform_toml(platform: Platform) -> str:
 
 
 def _toml(value: object) -> str:
-    if isinstance(value, DeviceModel):
-        return _toml({key: getattr(value, key) for key in DeviceModel.__slots__})
+    if isinstance(value, DeviceModel | KindFactor):
+        fields = {key: getattr(value, key) for key in value.__slots__}
+        return _toml({key: field for key, field in fields.items() if field != ()})
+    if isinstance(value, tuple) and any(isinstance(entry, KindFactor) for entry in value):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{_toml(key)} = {_toml(v)}" for key, v in value.items() if v is not None) + " }"
     if isinstance(value, float) and not math.isfinite(value):

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 import msgspec
 
+from tvm_pipeline.core.device_model import LONGEST_S
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES
-from tvm_pipeline.core.platform import LONGEST_S, Link, Platform, Transfer
+from tvm_pipeline.core.platform import Link, Platform, Transfer
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.files import read_bytes

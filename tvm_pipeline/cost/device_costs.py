@@ -6,7 +6,8 @@ In both cases a stage of operators S that runs alone takes
     receive_s + compute_s + send_s,   where
     compute_s = call_s + sum of added_s(o) + max(sum of work_s(o), spill_s_per_byte * max(0, parameters - cached_bytes))
 
-where o runs over S. For a measured device all but `added_s`, `receive_s` and `send_s` are zero. A stage that was
+where o runs over S. For a measured device all but `added_s`, `receive_s` and `send_s` are zero. For the model of a
+roofline `work_s` is zero. A stage that was
 measured as a whole takes its measured seconds, which include its transfers.
 
 `evaluate`, the simulator, the searches, the baselines and the explanation of conflicts all call `cost_of`. No other
@@ -20,14 +21,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.core.graph import Operator
-from tvm_pipeline.core.platform import Device, DeviceModel, Transfer, disjoint_sets, per_unit
+from tvm_pipeline.core.device_model import DeviceModel, per_unit
+from tvm_pipeline.core.graph import Operator, OperatorGraph
+from tvm_pipeline.core.platform import Device, Transfer, disjoint_sets
 from tvm_pipeline.core.problem import Problem, may_exceed
 from tvm_pipeline.core.profile import DeviceProfile
+from tvm_pipeline.cost.shapes import operator_work
 from tvm_pipeline.errors import OptionError, ProfileError
 
 Floats = npt.NDArray[np.float64]
@@ -133,7 +137,7 @@ class DeviceCosts:
         """Return the seconds of the stage apart from its work and its parameters."""
         if self._seconds is None:
             return self.call_s + len(operators) * self._operator_s
-        return sum(self._seconds[operator.name] or 0.0 for operator in operators)
+        return self.call_s + sum(self._seconds[operator.name] or 0.0 for operator in operators)
 
     def operators_s(self, operators: Sequence[Operator], spill_s: float | None = None) -> float:
         """Return the seconds of computing a stage, from those of its operators.
@@ -200,17 +204,33 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
     model = device.model
     if model is None:
         return replace(costs, is_known=False)
+    by_operator = _roofline_seconds(problem.graph, model) if model.is_roofline else None
     return replace(
         costs,
         is_modelled=True,
+        _seconds=by_operator,
         call_s=model.call_s,
         spill_s_per_byte=model.spill_s_per_byte,
         cached_bytes=math.inf if model.cached_bytes is None else model.cached_bytes,
         receive=Transfer(0.0, model.input_bytes_per_s),
         send=Transfer(0.0, model.output_bytes_per_s),
         _operator_s=model.operator_s,
-        _s_per_mac=per_unit(model.macs_per_s),
+        _s_per_mac=0.0 if model.is_roofline else per_unit(model.macs_per_s),
     )
+
+
+@lru_cache(maxsize=64)
+def _roofline_seconds(graph: OperatorGraph, model: DeviceModel) -> Mapping[str, float | None]:
+    """Return the seconds of each operator by a roofline, see DeviceModel; None for the host's operators."""
+    factors = {kind.name: kind.factor for kind in model.kind}
+    s_per_mac, s_per_byte = per_unit(model.macs_per_s), per_unit(model.bytes_per_s)
+
+    def seconds(operator: Operator) -> float:
+        work = operator_work(operator, graph.tensors)
+        roof_s = max((work.macs + work.lost_macs) * s_per_mac, work.moved_bytes * s_per_byte)
+        return model.operator_s + factors.get(work.key, 1.0) * roof_s
+
+    return {operator.name: None if operator.is_host else seconds(operator) for operator in graph.operators}
 
 
 def known_cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
@@ -288,44 +308,17 @@ def busy_factor(problem: Problem, device: Device | str, working: int) -> float:
 
 
 def can_time_operators(device: Device) -> bool:
-    """Return whether operators can be timed one by one; a device with a model computes whole stages only."""
-    return bool(device.stand_in) or device.model is None
+    """Return whether operators can be timed one by one.
+
+    A device with a model computes whole stages only, unless the model is a roofline.
+    """
+    return bool(device.stand_in) or device.model is None or device.model.is_roofline
 
 
 def buses_of_parameters(problem: Problem) -> list[str]:
     """Return the name of the bus of each device that fetches parameters over one."""
     found = [cost_of(problem, device).shared_bus for device in problem.platform.devices]
     return [bus for bus in found if bus]
-
-
-def slowed(problem: Problem, factors: Mapping[str, float]) -> Problem:
-    """Return the problem with devices that compute `factors` times as long; a device that is not named stays."""
-    profile, platform = problem.profile, problem.platform
-
-    def factor(name: str) -> float:
-        return factors.get(name, 1.0)
-
-    measured = {name: _slower_profile(device, factor(name)) for name, device in profile.devices.items()}
-    segments = tuple(replace(s, seconds=s.seconds * factor(s.device)) for s in profile.segments)
-    devices = tuple(replace(d, model=_slower_model(d.model, factor(d.name))) for d in platform.devices)
-    return replace(
-        problem,
-        platform=replace(platform, devices=devices),
-        profile=replace(profile, devices=measured, segments=segments),
-    )
-
-
-def with_slower_refill(problem: Problem, factor: float) -> Problem:
-    """Return the problem with parameters beyond the caches fetched `factor` times as slowly, and over no bus."""
-
-    def slower(device: Device) -> Device:
-        model = device.model
-        if model is None or model.refill_bytes_per_s is None:
-            return device
-        return replace(device, bus="", model=replace(model, refill_bytes_per_s=model.refill_bytes_per_s / factor))
-
-    devices = tuple(map(slower, problem.platform.devices))
-    return replace(problem, platform=replace(problem.platform, devices=devices))
 
 
 def require_caches(problem: Problem) -> None:
@@ -382,15 +375,3 @@ def _mean_power_w(measured: DeviceProfile) -> float | None:
 
 def _anonymous(device: Device) -> Device:
     return replace(device, name="any", cores=(), target="", stand_in="")
-
-
-def _slower_profile(device: DeviceProfile, factor: float) -> DeviceProfile:
-    seconds = {name: None if taken is None else taken * factor for name, taken in device.seconds.items()}
-    return replace(device, seconds=seconds)
-
-
-def _slower_model(model: DeviceModel | None, factor: float) -> DeviceModel | None:
-    if model is None:
-        return None
-    rate = None if model.macs_per_s is None else model.macs_per_s / factor
-    return replace(model, macs_per_s=rate, call_s=model.call_s * factor, operator_s=model.operator_s * factor)

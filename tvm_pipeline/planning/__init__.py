@@ -12,6 +12,8 @@ corrected.py     its search: a partitioner that a model guides and measurements 
 deployment.py    several models on one platform
 search/          exact searches by dynamic programming
 sat/             exact searches by CP-SAT
+local/           local search, and bounds, for graphs of any size
+learned/         schedulers that were trained
 baselines/       plans without a proof, to compare with
 """
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, describe
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.device_costs import buses_of_parameters, with_slower_refill
+from tvm_pipeline.cost.device_costs import buses_of_parameters
 from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.cost.scaling import with_slower_refill
 from tvm_pipeline.cost.simulate import simulate
 from tvm_pipeline.errors import OptionError, PlanError
 

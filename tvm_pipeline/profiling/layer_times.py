@@ -1,6 +1,6 @@
 """Seconds of operators that nobody measured: predicted from shapes, on a device that is known from other networks.
 
-A file of layer times holds what the operators of some networks are (`shapes.py`) and took on one device. For
+A file of layer times holds what the operators of some networks are (`cost/shapes.py`) and took on one device. For
 each kind of operator, this is fitted to them, with coefficients that are not negative:
 
     seconds = c0 + c1 * macs + c2 * lost_macs + c3 * input_bytes + c4 * output_bytes + c5 * param_bytes
@@ -27,14 +27,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tvm_pipeline.core.device_model import LONGEST_S
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES
-from tvm_pipeline.core.platform import LONGEST_S
 from tvm_pipeline.core.profile import DeviceProfile
+from tvm_pipeline.cost.shapes import OperatorWork, operator_work
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.files import read_bytes, write_bytes
-from tvm_pipeline.profiling.shapes import OperatorWork, operator_work
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,7 +123,7 @@ class LayerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=T
         for name, layers in self.networks.items():
             fits = _Fits(layer for other, others in self.networks.items() if other != name for layer in others)
             found[name] = [
-                (layer, fits.seconds(layer.work) if _key(layer.work) in fits.kinds else None) for layer in layers
+                (layer, fits.seconds(layer.work) if layer.work.key in fits.kinds else None) for layer in layers
             ]
         return found
 
@@ -155,7 +155,7 @@ class LayerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=T
     def unseen(self, graph: OperatorGraph) -> int:
         """Return how many operators of the graph, the host's left out, are of a kind that no network here has."""
         operators = (o for o in graph.operators if not o.is_host)
-        return sum(_key(operator_work(o, graph.tensors)) not in self._fits.kinds for o in operators)
+        return sum(operator_work(o, graph.tensors).key not in self._fits.kinds for o in operators)
 
     def without(self, network: str) -> LayerTimes:
         """Return the layer times without one network."""
@@ -168,7 +168,7 @@ class LayerTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=T
         return float(np.median(errors)) if errors else None
 
     def _half_width(self, work: OperatorWork) -> float:
-        known = self.errors.get(_key(work))
+        known = self.errors.get(work.key)
         return UNSEEN if known is None else known.half_width
 
 
@@ -201,7 +201,7 @@ def kind_errors(predicted: Mapping[str, Sequence[tuple[LayerTime, float | None]]
     for layers in predicted.values():
         for layer, seconds in layers:
             if seconds is not None:
-                by_kind[_key(layer.work)].append((layer, seconds))
+                by_kind[layer.work.key].append((layer, seconds))
     found = {}
     for kind, layers in sorted(by_kind.items()):
         errors = _errors(layers)
@@ -233,10 +233,6 @@ def _errors(layers: Iterable[tuple[LayerTime, float | None]]) -> list[float]:
     return [abs(seconds / layer.seconds - 1) for layer, seconds in layers if seconds is not None]
 
 
-def _key(work: OperatorWork) -> str:
-    return f"{work.kind} {work.dtype}"
-
-
 class _Fits:
     """The fitted coefficients of each kind, and of all operators that multiply and all that move."""
 
@@ -244,7 +240,7 @@ class _Fits:
         kinds: dict[str, list[LayerTime]] = defaultdict(list)
         classes: dict[bool, list[LayerTime]] = defaultdict(list)
         for layer in layers:
-            kinds[_key(layer.work)].append(layer)
+            kinds[layer.work.key].append(layer)
             classes[layer.work.multiplies].append(layer)
         self._classes = {multiplies: _fitted(members) for multiplies, members in classes.items()}
         self.kinds = {key: self._of_kind(members) for key, members in kinds.items()}
@@ -258,7 +254,7 @@ class _Fits:
 
     def seconds(self, work: OperatorWork) -> float:
         """Return the predicted seconds; where the kind was not seen, those of its class, and else of any class."""
-        found = self.kinds.get(_key(work), self._classes.get(work.multiplies))
+        found = self.kinds.get(work.key, self._classes.get(work.multiplies))
         if found is None:
             found = next(iter(self._classes.values()))
         return _predicted(work, found)

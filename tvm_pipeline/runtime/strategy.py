@@ -23,8 +23,8 @@ from tvm_pipeline.core.plan import Measured, Plan, Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord, median_interval
-from tvm_pipeline.cost.device_costs import slowed
 from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.cost.scaling import slowed
 from tvm_pipeline.runtime.replanning import unlimited
 
 TICK_S = 0.1  # between two looks at the devices

@@ -1,6 +1,6 @@
 """What the shapes of an operator tell of its work: its kind, multiply-accumulates and bytes.
 
-Next: `layer_times.py`, which predicts the operator's seconds from them.
+Next: `profiling/layer_times.py` and `device_costs.py`, which predict the operator's seconds from them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ class OperatorWork(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     input_bytes: int
     output_bytes: int
     param_bytes: int
+
+    @property
+    def key(self) -> str:
+        """The operators that are taken to run at one speed, such as `conv2d 1x1 float32`."""
+        return f"{self.kind} {self.dtype}"
 
     @property
     def moved_bytes(self) -> int:
