@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,7 +27,10 @@ MOST_WEIGHTS_BYTES = 64 << 20
 NOTE = "note"  # the entry of the file that is no weight
 
 # What numpy and msgspec raise where a file is not what `write_weights` wrote.
-_DAMAGED = (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, NotImplementedError, msgspec.MsgspecError)
+_DAMAGED = (
+    *(ValueError, KeyError, OSError, EOFError, RuntimeError, MemoryError, SyntaxError),
+    *(zipfile.BadZipFile, zlib.error, msgspec.MsgspecError),
+)
 
 
 class WeightsNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
