@@ -28,7 +28,7 @@ research/    algorithms that no command uses, to compare with
 tvm/         all that touches TVM
 frontends/   model files become Models
 profiling/   operators and links measured
-calibration/ the model of a device refitted to measured stages
+calibration/  the model of a device refitted to measured stages
 runtime/     the running pipeline
 report/      tables and pictures
 video/       frames in, results out
