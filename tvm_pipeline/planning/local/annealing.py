@@ -1,0 +1,577 @@
+"""The loops of local search: simulated annealing over the stage of each node and the device of each stage.
+
+Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983. A move takes a node from its
+stage to another one that its neighbours allow, or a node with all its descendants in the stage one stage on (or with
+its ancestors one stage back), or it exchanges the devices of two stages. The sums of the stages and the bytes at the
+boundaries follow each move, so a move costs as much as the nodes that it takes have edges, and one pass over the
+stages. Shapes use the letters of `graph_arrays.py` and `device_arrays.py`; there are K stages.
+
+Next: `local_search.py`, which chooses starts and calls `anneal`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_pipeline.planning.local.device_arrays import COUNT, MACS, PARAMS
+from tvm_pipeline.solvers.hot import hot
+
+# What is minimised. With BYTES the parts of the objective are in `Aim.parts`.
+PERIOD, LATENCY, ENERGY, BYTES = 0, 1, 2, 3
+MEMORY, OVERFLOW, COMMUNICATION, NOTHING = 0, 1, 2, 3
+
+# A limit counts as kept up to this, which is below the rounding that the judge allows.
+KEPT = 5e-10
+
+
+class Aim(NamedTuple):
+    """What is minimised, and under which limits.
+
+    Attributes:
+        objective: PERIOD, LATENCY, ENERGY or BYTES.
+        parts: 3; for BYTES, the parts of the objective in their order, filled up with NOTHING.
+        edges: whether communication counts edges.
+        lock_s, idle_w: as in `device_costs.py`.
+        most_s, most_latency_s: limits of the seconds between frames and of those of a frame; infinite for none.
+        level: for BYTES, the part that is minimised; the parts before it must keep `caps`.
+        caps: 3.
+        scale: 3; figures that parts are divided by.
+        smooth: the weight of the smooth part of the cost, beside the maximum.
+    """
+
+    objective: int
+    parts: Any
+    edges: bool
+    lock_s: float
+    idle_w: float
+    most_s: float
+    most_latency_s: float
+    level: int
+    caps: Any
+    scale: Any
+    smooth: float
+
+
+class State(NamedTuple):
+    """Where the nodes stand, what follows from that, and the best that was seen.
+
+    Attributes:
+        stage: N.
+        device: D; the device of each of the K stages, then the devices that are not used.
+        sums: K x C; sums of the weights.
+        crossing: K+1; bytes at each boundary (with `Aim.edges`, those that edges bring into each stage).
+        last: T; the last stage that reads a tensor.
+        same_after, same_before: N; how many nodes of the same stage read from a node, and how many it reads from.
+        free: 2 x N; the nodes that may move one stage on, and one stage back.
+        place: 2 x N; where a node stands in `free`, or -1.
+        free_count: 2.
+        busy, alone, joules, excess: K; the figures of each stage: seconds while all work, seconds alone, joules, and
+            how far it is beyond its device.
+        on_bus: K x B.
+        old: a copy of those five, for moves that are refused: K x (4 + B).
+        best_stage, best_device: as `stage` and `device`.
+        best: 5; the excess of the best, then its figures. best[4] is 1 while the best was not saved yet.
+        taken, mark: N; the nodes of a move.
+        random: 1; the state of the generator.
+    """
+
+    stage: Any
+    device: Any
+    sums: Any
+    crossing: Any
+    last: Any
+    same_after: Any
+    same_before: Any
+    free: Any
+    place: Any
+    free_count: Any
+    busy: Any
+    alone: Any
+    joules: Any
+    excess: Any
+    on_bus: Any
+    old: Any
+    best_stage: Any
+    best_device: Any
+    best: Any
+    taken: Any
+    mark: Any
+    random: Any
+
+
+@hot
+def draw(random: Any, count: Any) -> Any:
+    """Return a whole number below `count`. Marsaglia, "Xorshift RNGs", Journal of Statistical Software 8, 2003."""
+    x = random[0]
+    x ^= x << np.uint64(13)
+    x ^= x >> np.uint64(7)
+    x ^= x << np.uint64(17)
+    random[0] = x
+    return np.int64((x >> np.uint64(11)) * (1.0 / 9007199254740992.0) * count)
+
+
+@hot
+def place_all(graph: Any, devices: Any, aim: Any, state: Any) -> None:
+    """Compute all that follows from `state.stage` and `state.device`, and forget the best."""
+    stages = len(state.busy)
+    state.sums[:] = 0.0
+    state.crossing[:] = 0.0 if aim.edges else graph.always
+    state.free_count[:] = 0
+    state.place[:] = -1
+    for node in range(len(state.stage)):
+        s = state.stage[node]
+        state.sums[s] += graph.weights[node]
+        if not aim.edges:
+            # As if every tensor crossed all boundaries behind its writer; what is beyond its last reader goes below.
+            for boundary in range(s + 1, stages + 1):
+                state.crossing[boundary] += graph.written[node]
+        same = 0
+        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
+            same += state.stage[graph.after[edge]] == s
+        state.same_after[node] = same
+        same = 0
+        for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
+            other = state.stage[graph.before[edge]]
+            same += other == s
+            if aim.edges and other != s:
+                state.crossing[s] += graph.before_bytes[edge]
+        state.same_before[node] = same
+        list_free(state, node)
+    for tensor in range(len(state.last)):
+        last = 0
+        for entry in range(graph.readers_starts[tensor], graph.readers_starts[tensor + 1]):
+            last = max(last, state.stage[graph.readers[entry]])
+        state.last[tensor] = last
+        if not aim.edges:
+            first = state.stage[graph.writer[tensor]] + 1 if graph.writer[tensor] >= 0 else 0
+            if graph.writer[tensor] < 0:
+                for boundary in range(last + 1):
+                    state.crossing[boundary] += graph.tensor_bytes[tensor]
+            else:
+                for boundary in range(max(first, last + 1), stages + 1):
+                    state.crossing[boundary] -= graph.tensor_bytes[tensor]
+    for s in range(stages):
+        weigh(devices, aim, state, s)
+    state.best[0] = math.inf
+
+
+@hot
+def list_free(state: Any, node: Any) -> None:
+    """Keep the lists of the nodes that may move one stage on or back, after a change of `node`."""
+    for side in range(2):
+        same = state.same_after[node] if side == 0 else state.same_before[node]
+        end = len(state.busy) - 1 if side == 0 else 0
+        may = same == 0 and state.stage[node] != end
+        at = state.place[side, node]
+        if may and at < 0:
+            state.place[side, node] = state.free_count[side]
+            state.free[side, state.free_count[side]] = node
+            state.free_count[side] += 1
+        elif not may and at >= 0:
+            state.free_count[side] -= 1
+            moved = state.free[side, state.free_count[side]]
+            state.free[side, at] = moved
+            state.place[side, moved] = at
+            state.place[side, node] = -1
+
+
+@hot
+def weigh(devices: Any, aim: Any, state: Any, s: Any) -> None:
+    """Compute the figures of stage `s` from its sums and from the bytes at its boundaries."""
+    d = state.device[s]
+    sums = state.sums[s]
+    params = sums[PARAMS]
+    excess = max(0.0, params - devices.capacity[d]) / devices.capacity[d] if params > devices.capacity[d] else 0.0
+    if devices.blocked[d] >= 0:
+        excess += sums[devices.blocked[d]]
+    state.excess[s] = excess
+    if aim.objective == BYTES:
+        return
+    spill = devices.spill[d] * max(0.0, params - devices.cached[d]) if devices.spill[d] > 0.0 else 0.0
+    compute = devices.call[d] + max(sums[MACS] * devices.s_per_mac[d], spill)
+    if devices.added[d] >= 0:
+        compute += sums[devices.added[d]]
+    received, sent = state.crossing[s], state.crossing[s + 1]
+    moved = devices.receive_s[d] + received * devices.receive_s_per_byte[d]
+    moved += devices.send_s[d] + sent * devices.send_s_per_byte[d]
+    for bus in range(devices.buses):
+        state.on_bus[s, bus] = 0.0
+    if s:
+        p = state.device[s - 1]
+        link = devices.link_s[p, d] + received * devices.link_s_per_byte[p, d]
+        moved += link
+        if devices.link_bus[p, d] >= 0:
+            state.on_bus[s, devices.link_bus[p, d]] += link
+    if devices.bus[d] >= 0:
+        state.on_bus[s, devices.bus[d]] += spill
+    state.alone[s] = compute + moved
+    state.busy[s] = (compute + moved) * devices.slowdown[len(state.busy), d]
+    if aim.objective == ENERGY:
+        if devices.joules[d] == -2:
+            state.joules[s] = devices.watts[d] * (compute + moved)
+        else:
+            measured = sums[devices.joules[d]] if devices.joules[d] >= 0 else 0.0
+            state.joules[s] = measured + devices.watts[d] * moved
+
+
+@hot
+def part_of(part: Any, memory: Any, overflow: Any, communication: Any) -> Any:
+    """Return one part of an objective of bytes."""
+    return memory if part == MEMORY else overflow if part == OVERFLOW else communication if part != NOTHING else 0.0
+
+
+@hot
+def figures(devices: Any, aim: Any, state: Any) -> Any:
+    """Return the excess over limits, the three figures of the objective, and a smooth companion of the first."""
+    stages = len(state.busy)
+    excess = 0.0
+    if aim.objective == BYTES:
+        most, over, crossing, smooth, total = 0.0, 0.0, 0.0, 0.0, 0.0
+        for s in range(stages):
+            params = state.sums[s, PARAMS]
+            most = max(most, params)
+            over += max(0.0, params - devices.cache[state.device[s]])
+            excess += state.excess[s]
+            square = (params / aim.scale[0]) ** 2
+            smooth += square * square
+            if s:
+                crossing = max(crossing, state.crossing[s])
+                total += state.crossing[s]
+        first = part_of(aim.parts[0], most, over, crossing)
+        second = part_of(aim.parts[1], most, over, crossing)
+        third = part_of(aim.parts[2], most, over, crossing)
+        if aim.parts[aim.level] == COMMUNICATION:
+            smooth = total / aim.scale[aim.level] / stages
+        else:
+            smooth = math.sqrt(math.sqrt(smooth / stages))
+        return excess, first, second, third, smooth
+    period, latency, joules, smooth = aim.lock_s, 0.0, 0.0, 0.0
+    for s in range(stages):
+        period = max(period, state.busy[s])
+        latency += state.alone[s]
+        joules += state.joules[s]
+        excess += state.excess[s]
+        square = (state.busy[s] / aim.scale[0]) ** 2
+        smooth += square * square
+    for bus in range(devices.buses):
+        total = 0.0
+        for s in range(stages):
+            total += state.on_bus[s, bus]
+        period = max(period, total)
+    if period > aim.most_s * (1.0 + KEPT):
+        excess += period / aim.most_s - 1.0
+    if latency > aim.most_latency_s * (1.0 + KEPT):
+        excess += latency / aim.most_latency_s - 1.0
+    if aim.objective == PERIOD:
+        return excess, period, 0.0, 0.0, math.sqrt(math.sqrt(smooth / stages))
+    if aim.objective == LATENCY:
+        return excess, latency, 0.0, 0.0, latency / aim.scale[0]
+    energy = joules + aim.idle_w * period
+    return excess, energy, 0.0, 0.0, energy / aim.scale[0]
+
+
+@hot
+def cost_of_figures(aim: Any, excess: Any, a: Any, b: Any, c: Any, smooth: Any) -> Any:
+    """Return the cost that is annealed."""
+    cost = aim.smooth * smooth
+    if excess > 0.0:
+        cost += 0.1 + 4.0 * excess
+    if aim.objective != BYTES:
+        return cost + a / aim.scale[0]
+    weight = 1.0
+    for part in range(3):
+        figure = a if part == 0 else b if part == 1 else c
+        if part < aim.level:
+            if figure > aim.caps[part]:
+                cost += 4.0 * (figure - aim.caps[part]) / aim.scale[part]
+        else:
+            cost += weight * figure / aim.scale[part]
+            weight *= 0.01
+    return cost
+
+
+@hot
+def shift(graph: Any, aim: Any, state: Any, node: Any, b: Any) -> None:
+    """Move a node to stage b in `stage`, `sums`, `crossing` and `last`. The way back undoes it exactly."""
+    a = state.stage[node]
+    for column in range(state.sums.shape[1]):
+        weight = graph.weights[node, column]
+        state.sums[a, column] -= weight
+        state.sums[b, column] += weight
+    state.stage[node] = b
+    if aim.edges:
+        for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
+            other = state.stage[graph.before[edge]]
+            if other != a:
+                state.crossing[a] -= graph.before_bytes[edge]
+            if other != b:
+                state.crossing[b] += graph.before_bytes[edge]
+        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
+            other = state.stage[graph.after[edge]]
+            if other != a:
+                state.crossing[other] -= graph.after_bytes[edge]
+            if other != b:
+                state.crossing[other] += graph.after_bytes[edge]
+        return
+    written = graph.written[node]
+    if written > 0.0:
+        for boundary in range(a + 1, b + 1):
+            state.crossing[boundary] -= written
+        for boundary in range(b + 1, a + 1):
+            state.crossing[boundary] += written
+    for entry in range(graph.read_starts[node], graph.read_starts[node + 1]):
+        tensor = graph.read[entry]
+        old = state.last[tensor]
+        if b > old:
+            for boundary in range(old + 1, b + 1):
+                state.crossing[boundary] += graph.tensor_bytes[tensor]
+            state.last[tensor] = b
+        elif a == old and b < a:
+            last = b
+            for other in range(graph.readers_starts[tensor], graph.readers_starts[tensor + 1]):
+                last = max(last, state.stage[graph.readers[other]])
+                if last == old:
+                    break
+            for boundary in range(last + 1, old + 1):
+                state.crossing[boundary] -= graph.tensor_bytes[tensor]
+            state.last[tensor] = last
+
+
+@hot
+def shift_all(graph: Any, aim: Any, state: Any, count: Any, goal: Any) -> None:
+    """Move the first `count` nodes of `taken` to a stage."""
+    for index in range(count):
+        shift(graph, aim, state, state.taken[index], goal)
+
+
+@hot
+def relist(graph: Any, state: Any, count: Any, a: Any, b: Any) -> None:
+    """Bring the counts of neighbours and the lists of free nodes up to date after `taken` moved from stage a to b."""
+    for index in range(count):
+        state.mark[state.taken[index]] = 1
+    for index in range(count):
+        node = state.taken[index]
+        for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
+            other = graph.before[edge]
+            if state.mark[other]:
+                continue
+            if state.stage[other] == a:
+                state.same_after[other] -= 1
+                state.same_before[node] -= 1
+                list_free(state, other)
+            elif state.stage[other] == b:
+                state.same_after[other] += 1
+                state.same_before[node] += 1
+                list_free(state, other)
+        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
+            other = graph.after[edge]
+            if state.mark[other]:
+                continue
+            if state.stage[other] == a:
+                state.same_before[other] -= 1
+                state.same_after[node] -= 1
+                list_free(state, other)
+            elif state.stage[other] == b:
+                state.same_before[other] += 1
+                state.same_after[node] += 1
+                list_free(state, other)
+    for index in range(count):
+        state.mark[state.taken[index]] = 0
+        list_free(state, state.taken[index])
+
+
+@hot
+def keep_best(state: Any) -> None:
+    """Save where the nodes stand, which is the best so far."""
+    state.best_stage[:] = state.stage
+    state.best_device[:] = state.device
+    state.best[4] = 0.0
+
+
+@hot
+def is_better(state: Any, excess: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return whether figures are better than the best, which less excess always is."""
+    if excess != state.best[0]:
+        return excess < state.best[0]
+    if a != state.best[1]:
+        return a < state.best[1] * (1.0 - 1e-13)
+    if b != state.best[2]:
+        return b < state.best[2]
+    return c < state.best[3]
+
+
+@hot
+def note(state: Any, excess: Any, a: Any, b: Any, c: Any) -> None:
+    """Note figures that are the best so far; `keep_best` saves the state before a move makes it worse."""
+    state.best[0], state.best[1], state.best[2], state.best[3], state.best[4] = excess, a, b, c, 1.0
+
+
+@hot
+def closure(graph: Any, state: Any, node: Any, side: Any, most: Any) -> Any:
+    """Take a node with its descendants (side 0) or ancestors (side 1) in its stage; return how many, 0 for too many."""
+    s = state.stage[node]
+    state.taken[0], state.mark[node] = node, 1
+    count, done = 1, 0
+    starts = graph.after_starts if side == 0 else graph.before_starts
+    others = graph.after if side == 0 else graph.before
+    while done < count and count <= most:
+        here = state.taken[done]
+        done += 1
+        for edge in range(starts[here], starts[here + 1]):
+            other = others[edge]
+            if state.stage[other] == s and not state.mark[other] and count <= most:
+                state.mark[other] = 1
+                state.taken[count] = other
+                count += 1
+    for index in range(count):
+        state.mark[state.taken[index]] = 0
+    return count if count <= most else 0
+
+
+@hot
+def target(graph: Any, state: Any, node: Any, side: Any) -> Any:
+    """Return a stage that a free node may move to: the next one, or any that its neighbours allow."""
+    s = state.stage[node]
+    if draw(state.random, 4):
+        return s + 1 if side == 0 else s - 1
+    if side == 0:
+        far = len(state.busy) - 1
+        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
+            far = min(far, state.stage[graph.after[edge]])
+        return s + 1 + draw(state.random, far - s)
+    far = 0
+    for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
+        far = max(far, state.stage[graph.before[edge]])
+    return s - 1 - draw(state.random, s - far)
+
+
+@hot
+def walk(graph: Any, state: Any, node: Any, side: Any, steps: Any) -> Any:
+    """Return a node that some steps lead to inside of the stage: back for side 0, on for side 1."""
+    starts = graph.before_starts if side == 0 else graph.after_starts
+    others = graph.before if side == 0 else graph.after
+    for _ in range(steps):
+        degree = starts[node + 1] - starts[node]
+        if not degree:
+            break
+        other = others[starts[node] + draw(state.random, degree)]
+        if state.stage[other] != state.stage[node]:
+            break
+        node = other
+    return node
+
+
+@hot
+def exchange(state: Any, i: Any, j: Any) -> None:
+    """Exchange the devices of two stages, or of a stage and none."""
+    state.device[i], state.device[j] = state.device[j], state.device[i]
+
+
+@hot
+def weigh_between(devices: Any, aim: Any, state: Any, low: Any, high: Any) -> None:
+    """Compute the figures of stages `low` to `high`, and keep the old ones in `old`."""
+    for s in range(low, high + 1):
+        old = state.old[s]
+        old[0], old[1], old[2], old[3] = state.busy[s], state.alone[s], state.joules[s], state.excess[s]
+        for bus in range(devices.buses):
+            old[4 + bus] = state.on_bus[s, bus]
+        weigh(devices, aim, state, s)
+
+
+@hot
+def unweigh(devices: Any, state: Any, low: Any, high: Any) -> None:
+    """Put the old figures of stages `low` to `high` back."""
+    for s in range(low, high + 1):
+        old = state.old[s]
+        state.busy[s], state.alone[s], state.joules[s], state.excess[s] = old[0], old[1], old[2], old[3]
+        for bus in range(devices.buses):
+            state.on_bus[s, bus] = old[4 + bus]
+
+
+@hot
+def anneal(
+    graph: Any, devices: Any, aim: Any, state: Any, begin: Any, end: Any, total: Any, hot_t: Any, cold_t: Any,
+    swaps: Any, most: Any,
+) -> None:  # fmt: skip
+    """Try moves `begin` to `end` of `total`, while the temperature falls from `hot_t` to `cold_t`.
+
+    The result of all moves does not depend on how they are divided into calls.
+
+    Args:
+        swaps: of 1024 moves, the number that exchange devices.
+        most: the most nodes of a move.
+    """
+    stages, places = len(state.busy), len(state.device)
+    excess, a, b, c, smooth = figures(devices, aim, state)
+    if is_better(state, excess, a, b, c):
+        note(state, excess, a, b, c)
+    cost = cost_of_figures(aim, excess, a, b, c, smooth)
+    temperature = hot_t
+    for turn in range(begin, end):
+        if turn == begin or turn % 64 == 0:
+            temperature = hot_t * (cold_t / hot_t) ** (turn // 64 * 64 / total)
+        count, i, j, source, goal = 0, 0, 0, 0, 0
+        if swaps and draw(state.random, 1024) < swaps:
+            i, j = draw(state.random, stages), draw(state.random, places)
+            if i == j:
+                continue
+            exchange(state, i, j)
+            # A device also has the links to the stage behind it.
+            low, high = min(i, j), min(max(i, j) + 1, stages - 1)
+            if j >= stages:
+                low, high = i, min(i + 1, stages - 1)
+        else:
+            both = state.free_count[0] + state.free_count[1]
+            if not both:
+                continue
+            pick = draw(state.random, both)
+            side = 0 if pick < state.free_count[0] else 1
+            node = state.free[side, pick - side * state.free_count[0]]
+            source = state.stage[node]
+            steps = draw(state.random, 8)
+            if steps < 4:
+                state.taken[0] = node
+                count, goal = 1, target(graph, state, node, side)
+            else:
+                node = walk(graph, state, node, side, draw(state.random, 1 << (steps - 2)) + 1)
+                count = closure(graph, state, node, side, most)
+                goal = source + 1 if side == 0 else source - 1
+            operators = 0.0
+            for index in range(count):
+                operators += graph.weights[state.taken[index], COUNT]
+            if count == 0 or operators >= state.sums[source, COUNT]:
+                continue
+            shift_all(graph, aim, state, count, goal)
+            low, high = min(source, goal), max(source, goal)
+        weigh_between(devices, aim, state, low, high)
+        excess, a, b, c, smooth = figures(devices, aim, state)
+        new = cost_of_figures(aim, excess, a, b, c, smooth)
+        worse = new - cost
+        if worse <= 0.0 or draw(state.random, 1 << 30) < math.exp(-worse / temperature) * (1 << 30):
+            cost = new
+            better = is_better(state, excess, a, b, c)
+            if state.best[4] > 0.0 and not better:
+                # This move leaves the best, which is saved first.
+                if count:
+                    shift_all(graph, aim, state, count, source)
+                    keep_best(state)
+                    shift_all(graph, aim, state, count, goal)
+                else:
+                    exchange(state, i, j)
+                    keep_best(state)
+                    exchange(state, i, j)
+            if count:
+                relist(graph, state, count, source, goal)
+            if better:
+                note(state, excess, a, b, c)
+        else:
+            if count:
+                shift_all(graph, aim, state, count, source)
+            else:
+                exchange(state, i, j)
+            unweigh(devices, state, low, high)
+    if state.best[4] > 0.0:
+        keep_best(state)

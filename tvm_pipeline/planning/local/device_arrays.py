@@ -1,0 +1,138 @@
+"""The devices of a problem as arrays for the loops of local search, and the columns of the nodes' weights.
+
+Columns of the weights: MACs, bytes of parameters, the number of operators, then the seconds that an operator adds on
+each kind of device, its joules, and whether the device cannot run it. Devices with equal figures share columns.
+
+Next: `annealing.py`, which adds them up by stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
+from tvm_pipeline.planning.local.graph_arrays import Floats, Integers, whole_units
+
+MACS, PARAMS, COUNT = 0, 1, 2
+
+
+class DeviceArrays(NamedTuple):
+    """The figures of D devices, and of the links and the B buses between them.
+
+    Attributes:
+        added, joules, blocked: D; the columns of the weights, -1 where the device has none.
+        call, s_per_mac, spill, cached, capacity, cache, watts: D; see `DeviceCosts`; `cache` is that of overflow.
+        receive_s, receive_s_per_byte, send_s, send_s_per_byte: D.
+        slowdown: D+1 x D; the factor of each device while so many devices work.
+        link_s, link_s_per_byte, link_bus: D x D; from the device of the row; -1 for no bus.
+        bus: D; the bus over which parameters are fetched, -1 for none.
+        buses: B.
+    """
+
+    added: Any
+    joules: Any
+    blocked: Any
+    call: Any
+    s_per_mac: Any
+    spill: Any
+    cached: Any
+    capacity: Any
+    cache: Any
+    watts: Any
+    receive_s: Any
+    receive_s_per_byte: Any
+    send_s: Any
+    send_s_per_byte: Any
+    slowdown: Any
+    link_s: Any
+    link_s_per_byte: Any
+    link_bus: Any
+    bus: Any
+    buses: int
+
+    @property
+    def are_alike(self) -> bool:
+        """Whether all devices and links have equal figures, so that it does not matter which device has which stage."""
+        figures = [getattr(self, name) for name in self._fields if getattr(self, name).__class__ is np.ndarray]
+        links = [figure for figure in figures if figure.ndim == 2 and figure.shape[0] == figure.shape[1]]
+        apart = ~np.eye(len(self.call), dtype=bool)
+        alone = [figure for figure in figures if figure.ndim == 1]
+        rows = [row for row in self.slowdown]
+        return all(bool((figure == figure[0]).all()) for figure in (*alone, *rows)) and all(
+            bool((figure[apart] == figure[apart][0]).all()) for figure in links if apart.any()
+        )
+
+
+def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceArrays, Floats]:
+    """Return the arrays of these devices, and the N x C weights of the operators."""
+    operators = problem.graph.operators
+    costs = [cost_of(problem, device) for device in devices]
+    macs = np.array([operator.macs for operator in operators], np.float64)
+    params = np.array([operator.param_bytes for operator in operators], np.float64)
+    columns: list[Floats] = [macs, params, np.ones(len(operators))]
+    known: dict[bytes, int] = {}
+
+    def column(figures: Floats) -> int:
+        if not figures.any():
+            return -1
+        key = figures.tobytes()
+        if key not in known:
+            known[key] = len(columns)
+            columns.append(whole_units(figures))
+        return known[key]
+
+    added, joules, blocked = [], [], []
+    for cost in costs:
+        seconds = _added_s(problem, cost)
+        blocked.append(column(np.isnan(seconds).astype(np.float64)))
+        added.append(column(np.nan_to_num(seconds)))
+        measured_j = cost.added_j(operators[0]) is not None and problem.objective == "energy"
+        joules.append(column(np.array([cost.added_j(o) for o in operators], np.float64)) if measured_j else -2)
+    names = [device.name for device in devices]
+    links = [[problem.link(source, target) for target in names] for source in names]
+    buses = sorted(
+        {link.bus for row in links for link in row if link.bus} | {c.shared_bus for c in costs if c.shared_bus}
+    )
+    number = {"": -1, **{bus: index for index, bus in enumerate(buses)}}
+    arrays = DeviceArrays(
+        added=_whole(added),
+        joules=_whole(joules),
+        blocked=_whole(blocked),
+        call=_real([cost.call_s for cost in costs]),
+        s_per_mac=_real([float(cost.every_work_s(np.ones(1))[0]) for cost in costs]),
+        spill=_real([cost.spill_s_per_byte for cost in costs]),
+        cached=_real([cost.cached_bytes for cost in costs]),
+        capacity=_real([np.inf if device.memory_bytes is None else device.memory_bytes for device in devices]),
+        cache=_real([device.cache_bytes or np.inf for device in devices]),
+        watts=_real([cost.active_w or 0.0 for cost in costs]),
+        receive_s=_real([cost.receive.latency_s for cost in costs]),
+        receive_s_per_byte=_real([cost.receive.s_per_byte for cost in costs]),
+        send_s=_real([cost.send.latency_s for cost in costs]),
+        send_s_per_byte=_real([cost.send.s_per_byte for cost in costs]),
+        slowdown=_real([[busy_factor(problem, d, max(n, 1)) for d in devices] for n in range(len(devices) + 1)]),
+        link_s=_real([[link.latency_s for link in row] for row in links]),
+        link_s_per_byte=_real([[link.transfer.s_per_byte for link in row] for row in links]),
+        link_bus=_whole([[number[link.bus] for link in row] for row in links]),
+        bus=_whole([number[cost.shared_bus] for cost in costs]),
+        buses=len(buses),
+    )
+    return arrays, np.stack(columns, axis=1)
+
+
+def _added_s(problem: Problem, cost: DeviceCosts) -> Floats:
+    if problem.is_lexicographic and not cost.is_known:
+        return np.zeros(len(problem.graph))
+    return cost.every_added_s(problem.graph.operators)
+
+
+def _whole(figures: Any) -> Integers:
+    return np.array(figures, np.int64)
+
+
+def _real(figures: Any) -> Floats:
+    return np.array(figures, np.float64)

@@ -1,0 +1,345 @@
+"""Local search: plans for graphs of any size, by simulated annealing. The scheduler `local-search`.
+
+Dynamic programming over downsets is exact, but a graph like NASNet has too many of them to list. This search moves
+operators between stages, so it needs no list, and it takes 100 000 operators in seconds. It proves nothing.
+
+Every stage has a device of its own. Where the number of stages is open, short runs of each number decide which of them
+get the time. Next: `graph_arrays.py` and `device_arrays.py` (the problem as arrays), `starts.py` (first plans), then
+`annealing.py` (the loops).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tvm_pipeline.core.plan import Plan, Stage, cost_key
+from tvm_pipeline.core.platform import Device, disjoint_sets
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import idle_w, known_cost_of, lock_s
+from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, PlanError
+from tvm_pipeline.planning.local import annealing
+from tvm_pipeline.planning.local.annealing import Aim, State
+from tvm_pipeline.planning.local.device_arrays import DeviceArrays, device_arrays
+from tvm_pipeline.planning.local.graph_arrays import GraphArrays, Integers, graph_arrays, nodes_of
+from tvm_pipeline.planning.local.starts import cut_order, deep_order
+from tvm_pipeline.planning.stage_orders import fitting_orders
+
+NAME = "local-search"
+
+# Without a time limit a search tries this many moves, and more for each operator.
+MOVES, MOVES_OF_OPERATOR = 2_000_000, 100
+# The time is looked at after so many moves.
+CHUNK = 4096
+# Runs of different numbers of stages, or sets of devices, that get time at first.
+MOST_RUNS = 6
+# Temperatures, relative to the first plan's figure.
+HOT, COLD = 0.02, 1e-5
+SMOOTH = 0.3
+ROUNDS = 4
+MOST_NODES = 256
+
+
+def local_search(
+    problem: Problem, hint: tuple[Stage, ...] | None = None, *, moves: int | None = None, seed: int = 0
+) -> Plan:
+    """Return a good pipeline of single devices, each with one stage; nothing is proven of it.
+
+    Args:
+        hint: the stages of a plan to start from. The result is never worse, if the hint keeps the problem's limits and
+            has one device for each stage.
+        moves: how many moves to try, in all; without it as many as the time limit allows, or a number that grows with
+            the graph. `problem.time_limit_s` ends the search in any case.
+        seed: of the random numbers. The same seed and number of moves give the same plan, if no time limit ends them.
+
+    Raises:
+        InfeasibleError: there are more stages than devices that can work at the same time.
+        NoPlanError: no plan was found that keeps the limits; one may exist.
+        ProfileError: a device has neither measurements nor a model.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> [(stage.devices, stage.operators) for stage in local_search(example_problem(), moves=100).stages]
+        [(('d0',), ('double',)), (('d1',), ('increment',))]
+    """
+    begun = time.monotonic()
+    if not problem.is_lexicographic:
+        for device in problem.platform.devices:
+            known_cost_of(problem, device)
+    relaxed = replace(problem, profile=replace(problem.profile, segments=()), activations=False)
+    budget = _Budget(begun, problem.time_limit_s, moves, len(problem.graph))
+    runs = list(_runs(relaxed, hint, seed))
+    _share_out(runs, budget)
+    return _judged(problem, [*(run.stages() for run in runs if run.is_legal), *([hint] if hint else [])])
+
+
+class _Budget:
+    """The moves or the seconds of a search, of which each round gets a share."""
+
+    def __init__(self, begun: float, limit_s: float | None, moves: int | None, operators: int) -> None:
+        self.begun, self.limit_s = begun, math.inf if limit_s is None else limit_s
+        if moves is None and limit_s is None:
+            moves = MOVES + MOVES_OF_OPERATOR * operators
+        self.moves = moves
+        self.spent = 0.0  # the share that rounds were given so far
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() - self.begun >= self.limit_s
+
+    def round(self, run: _Run, share: float, hot: float) -> None:
+        """Anneal with a share of the budget, at first as hot as `hot`."""
+        self.spent += share
+        if self.moves is not None:
+            total = round(self.moves * share)
+            for done in range(0, total, CHUNK):
+                if self.is_over:
+                    break
+                run.anneal(done, min(done + CHUNK, total), total, hot)
+            return
+        started, end = time.monotonic(), self.begun + self.limit_s * min(self.spent, 1.0)
+        done, now = 0, started
+        while now < end:
+            # As many moves as the time that is left allows, by the speed so far.
+            total = max(done + CHUNK, int(done * (end - started) / max(now - started, 1e-9)))
+            run.anneal(done, done + CHUNK, total, hot)
+            done, now = done + CHUNK, time.monotonic()
+
+
+@dataclass
+class _Run:
+    """The search for one set of devices and one number of stages."""
+
+    problem: Problem
+    devices: tuple[Device, ...]
+    node: Integers
+    graph: GraphArrays
+    arrays: DeviceArrays
+    aim: Aim
+    state: State
+    starts: list[tuple[Integers, Integers]]
+
+    @property
+    def key(self) -> tuple[float, ...]:
+        """The excess of the best plan over limits, then its figures."""
+        return tuple(self.state.best[:4].tolist())
+
+    @property
+    def is_legal(self) -> bool:
+        return bool(self.state.best[0] <= 0.0)
+
+    def begin(self, start: tuple[Integers, Integers]) -> None:
+        """Place the nodes as in a start, and note it if it is the best so far."""
+        best = self.state.best.copy()
+        self.state.stage[:], self.state.device[:] = start
+        annealing.place_all(self.graph, self.arrays, self.aim, self.state)
+        self.state.best[:] = best
+        self.anneal(0, 0, 1, HOT)
+
+    def anneal(self, begin: int, end: int, total: int, hot: float) -> None:
+        swaps = 0 if self.arrays.are_alike or len(self.devices) < 2 else 30
+        annealing.anneal(self.graph, self.arrays, self.aim, self.state, begin, end, total, hot, COLD, swaps, MOST_NODES)
+
+    def stages(self) -> tuple[Stage, ...]:
+        """Return the best plan of this run."""
+        names: list[list[str]] = [[] for _ in self.state.busy]
+        stage_of = self.state.best_stage[self.node].tolist()
+        for operator, stage in zip(self.problem.graph.operators, stage_of, strict=True):
+            names[stage].append(operator.name)
+        chosen = self.state.best_device.tolist()
+        return tuple(Stage((self.devices[chosen[s]].name,), tuple(row)) for s, row in enumerate(names))
+
+
+def _share_out(runs: list[_Run], budget: _Budget) -> None:
+    """Spend the budget: the better half of the runs goes on to the next turn, until one is left."""
+    runs = sorted(runs, key=lambda run: run.key)[:MOST_RUNS]
+    turns = max(1, math.ceil(math.log2(len(runs))) + 1)
+    for turn in range(turns):
+        share = (0.5 if len(runs) > 1 else 1.0) * (1 - budget.spent)
+        for run in runs:
+            _rounds(run, budget, share / len(runs), ROUNDS if turn == turns - 1 else 1)
+        runs = sorted(runs, key=lambda run: run.key)[: max(1, len(runs) // 2)]
+
+
+def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
+    """Anneal several times: from each start, and from the best."""
+    parts = [part for part in run.aim.parts.tolist() if part != annealing.NOTHING] or [0]
+    levels = range(len(parts)) if run.problem.is_lexicographic else range(1)
+    for number in range(rounds):
+        if number < len(run.starts):
+            run.begin(run.starts[number])
+        else:
+            run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
+        for level in levels:
+            run.aim = run.aim._replace(level=level, caps=run.state.best[1:4].copy())
+            budget.round(run, share / rounds / len(levels), HOT if number < len(run.starts) else HOT / 4)
+            run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
+
+
+def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int) -> Iterator[_Run]:
+    """Yield a run for each set of devices that can work together and each number of stages."""
+    node = nodes_of(problem)
+    sets = list(disjoint_sets(problem.platform.devices))
+    most = min(max(map(len, sets)), int(node.max()) + 1)
+    if problem.stages is not None and problem.stages > most:
+        raise InfeasibleError(
+            f"{NAME} puts every stage on a device of its own: {problem.stages} stages are asked for, and at most "
+            f"{most} devices of platform {problem.platform.name} can work at the same time"
+            if most < int(node.max()) + 1
+            else f"{problem.stages} stages: with `children_together` {problem.graph.name} has at most {most}"
+        )
+    for devices in sets:
+        arrays, weights = device_arrays(problem, devices)
+        graph = graph_arrays(problem, node, weights)
+        orders = [np.arange(int(node.max()) + 1), deep_order(graph)]
+        for stages in range(1, min(len(devices), most) + 1) if problem.stages is None else [problem.stages]:
+            if stages > len(devices):
+                continue
+            yield _run(problem, devices, node, graph, arrays, orders, stages, hint, seed)
+
+
+def _run(
+    problem: Problem,
+    devices: tuple[Device, ...],
+    node: Integers,
+    graph: GraphArrays,
+    arrays: DeviceArrays,
+    orders: list[Integers],
+    stages: int,
+    hint: tuple[Stage, ...] | None,
+    seed: int,
+) -> _Run:
+    state = _state(graph, arrays, stages, seed)
+    aim = _aim(problem)
+    starts = []
+    hinted = _of_hint(problem, devices, node, hint) if hint is not None and len(hint) == stages else None
+    if hinted is not None:
+        starts.append(hinted)
+    fastest = np.argsort([arrays.s_per_mac[d] + _seconds(graph, arrays, d) for d in range(len(devices))], kind="stable")
+    for device in [np.arange(len(devices)), *([] if arrays.are_alike else [fastest])]:
+        for order in orders:
+            starts.append((cut_order(graph, arrays, aim, order, device[:stages].copy(), stages), device))
+    run = _Run(problem, devices, node, graph, arrays, aim, state, starts)
+    found = []
+    for start in starts:
+        state.best[0] = math.inf
+        run.begin(start)
+        found.append(run.key)
+    # The scale of the figures is that of the best start.
+    ranked = sorted(range(len(starts)), key=found.__getitem__)
+    run.starts = [starts[index] for index in ranked][: 3 if hinted is None else 4]
+    best = found[ranked[0]]
+    run.aim = aim._replace(scale=np.array([max(figure, 1e-12) for figure in best[1:]]))
+    state.best[0] = math.inf
+    for start in run.starts:
+        run.begin(start)
+    return run
+
+
+def _seconds(graph: GraphArrays, arrays: DeviceArrays, d: int) -> float:
+    return float(graph.weights[:, arrays.added[d]].sum()) if arrays.added[d] >= 0 else 0.0
+
+
+def _aim(problem: Problem) -> Aim:
+    """Return what the problem minimises."""
+    codes = {"throughput": annealing.PERIOD, "latency": annealing.LATENCY, "energy": annealing.ENERGY}
+    known = {"memory": annealing.MEMORY, "dram": annealing.OVERFLOW}
+    parts = [known.get(part, annealing.COMMUNICATION) for part in problem.objective.split(",")]
+    if not problem.is_lexicographic:
+        parts = []
+    return Aim(
+        objective=codes.get(problem.objective, annealing.BYTES),
+        parts=np.array((parts + [annealing.NOTHING] * 3)[:3]),
+        edges="edge_communication" in problem.objective,
+        lock_s=lock_s(problem),
+        idle_w=idle_w(problem),
+        most_s=math.inf if problem.min_throughput_fps is None else 1 / problem.min_throughput_fps,
+        most_latency_s=math.inf if problem.max_latency_s is None else problem.max_latency_s,
+        level=0,
+        caps=np.full(3, math.inf),
+        scale=np.ones(3),
+        smooth=SMOOTH,
+    )
+
+
+def _state(graph: GraphArrays, arrays: DeviceArrays, stages: int, seed: int) -> State:
+    """Return a state without a plan."""
+    nodes, columns = graph.weights.shape
+    devices, tensors = len(arrays.call), len(graph.tensor_bytes)
+    return State(
+        stage=np.zeros(nodes, np.int64),
+        device=np.arange(devices),
+        sums=np.zeros((stages, columns)),
+        crossing=np.zeros(stages + 1),
+        last=np.zeros(tensors, np.int64),
+        same_after=np.zeros(nodes, np.int64),
+        same_before=np.zeros(nodes, np.int64),
+        free=np.zeros((2, nodes), np.int64),
+        place=np.full((2, nodes), -1),
+        free_count=np.zeros(2, np.int64),
+        busy=np.zeros(stages),
+        alone=np.zeros(stages),
+        joules=np.zeros(stages),
+        excess=np.zeros(stages),
+        on_bus=np.zeros((stages, arrays.buses)),
+        old=np.zeros((stages, 4 + arrays.buses)),
+        best_stage=np.zeros(nodes, np.int64),
+        best_device=np.arange(devices),
+        best=np.array([math.inf, math.inf, math.inf, math.inf, 0.0]),
+        taken=np.zeros(nodes, np.int64),
+        mark=np.zeros(nodes, np.int64),
+        random=np.array([_scrambled(seed)], np.uint64),
+    )
+
+
+def _scrambled(seed: int) -> int:
+    """Return a state of the generator for a seed: not zero, and far apart for neighbouring seeds."""
+    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]) or 1
+
+
+def _of_hint(
+    problem: Problem, devices: tuple[Device, ...], node: Integers, hint: tuple[Stage, ...]
+) -> tuple[Integers, Integers] | None:
+    """Return the stage of each node and the devices of a hint; None where it is no plan of this run."""
+    numbers = {device.name: index for index, device in enumerate(devices)}
+    used = [numbers.get(stage.devices[0], -1) if len(stage.devices) == 1 else -1 for stage in hint]
+    if min(used) < 0 or len(set(used)) < len(used):
+        return None
+    try:
+        evaluate(problem, hint)
+    except PlanError:
+        return None
+    stage = np.zeros(int(node.max()) + 1, np.int64)
+    for index, found in enumerate(hint):
+        for name in found.operators:
+            stage[node[problem.graph.edges.index[name]]] = index
+    return stage, np.array([*used, *(index for index in range(len(devices)) if index not in used)])
+
+
+def _judged(problem: Problem, found: list[tuple[Stage, ...]]) -> Plan:
+    """Return the best of the plans by the judge."""
+    plans: list[Plan] = []
+    refused: list[str] = []
+    for stages in found:
+        if problem.stages not in (None, len(stages)) or any(len(stage.devices) > 1 for stage in stages):
+            continue
+        try:
+            fitting = fitting_orders(problem, stages)
+            plans.append(
+                Plan(problem.graph.name, NAME, problem.objective, fitting, evaluate(problem, fitting).predicted)
+            )
+        except PlanError as error:
+            refused.append(str(error))
+    if plans:
+        return min(plans, key=cost_key)
+    if refused:
+        raise LimitMissedError(f"{NAME} found no plan that keeps the limits: {refused[0]}")
+    raise NoPlanError(
+        f"{NAME} found no plan of {problem.graph.name} that keeps the limits of the problem; one may exist: use "
+        "`scheduler` best or cp-sat, give more `time_limit_s`, or loosen a limit"
+    )

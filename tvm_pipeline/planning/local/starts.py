@@ -1,0 +1,155 @@
+"""First plans for local search: an order of the nodes, cut so that the largest stage is about as small as possible.
+
+Next: `local_search.py`, which improves them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tvm_pipeline.planning.local.annealing import BYTES
+from tvm_pipeline.planning.local.device_arrays import MACS, PARAMS
+from tvm_pipeline.solvers.hot import hot
+
+# Each halves the distance between a cap that is too small and one that suffices.
+HALVINGS = 30
+
+
+@hot
+def cut_order(graph: Any, devices: Any, aim: Any, order: Any, device: Any, stages: Any) -> Any:
+    """Return the stage of each node after cutting `order` into `stages` segments.
+
+    The least cap is bisected for which the segments fit, if each takes as many nodes as it can. For objectives of bytes
+    a segment's cost is its parameters, else its seconds. Segments of equal length are the answer where none fit.
+    """
+    count = len(order)
+    sums = np.zeros((count + 1, graph.weights.shape[1]))
+    for index in range(count):
+        sums[index + 1] = sums[index] + graph.weights[order[index]]
+    crossing = order_crossing(graph, order)
+    ends, found = np.empty(stages, np.int64), np.empty(stages, np.int64)
+    for s in range(stages):
+        found[s] = count * (s + 1) // stages
+    low, high = 0.0, 0.0
+    for s in range(stages):
+        high = max(high, segment(devices, aim, sums, crossing, device, s, 0, count) * 2.0)
+    high = high + crossing.max() * high if high == 0.0 else high
+    for _ in range(HALVINGS):
+        cap = (low + high) / 2.0
+        if fill(devices, aim, sums, crossing, device, stages, cap, ends):
+            found[:] = ends
+            high = cap
+        else:
+            low = cap
+    stage = np.empty(count, np.int64)
+    start = 0
+    for s in range(stages):
+        for index in range(start, found[s]):
+            stage[order[index]] = s
+        start = found[s]
+    return stage
+
+
+@hot
+def order_crossing(graph: Any, order: Any) -> Any:
+    """Return the bytes that cross each of the N+1 boundaries of an order; zeros where edges are counted."""
+    count = len(order)
+    place, change = np.empty(count, np.int64), np.zeros(count + 2)
+    for index in range(count):
+        place[order[index]] = index
+        change[index + 1] += graph.written[order[index]]
+    for tensor in range(len(graph.tensor_bytes)):
+        last = 0
+        for entry in range(graph.readers_starts[tensor], graph.readers_starts[tensor + 1]):
+            last = max(last, place[graph.readers[entry]])
+        if graph.writer[tensor] < 0:
+            change[0] += graph.tensor_bytes[tensor]
+        change[last + 1] -= graph.tensor_bytes[tensor]
+    crossing = np.empty(count + 1)
+    total = graph.always
+    for index in range(count + 1):
+        total += change[index]
+        crossing[index] = total
+    return crossing
+
+
+@hot
+def segment(
+    devices: Any, aim: Any, sums: Any, crossing: Any, device: Any, s: Any, start: Any, end: Any
+) -> Any:  # fmt: skip
+    """Return the cost of a segment as stage s: its parameters, or its seconds with its transfers."""
+    d = device[s]
+    params = sums[end, PARAMS] - sums[start, PARAMS]
+    if aim.objective == BYTES:
+        return params
+    seconds = work(devices, sums, d, start, end)
+    seconds += devices.receive_s[d] + devices.send_s[d] + crossing[end] * devices.send_s_per_byte[d]
+    seconds += crossing[start] * devices.receive_s_per_byte[d]
+    if s:
+        p = device[s - 1]
+        seconds += devices.link_s[p, d] + crossing[start] * devices.link_s_per_byte[p, d]
+    return seconds * devices.slowdown[len(device), d]
+
+
+@hot
+def work(devices: Any, sums: Any, d: Any, start: Any, end: Any) -> Any:
+    """Return the seconds of computing a segment on device d."""
+    params = sums[end, PARAMS] - sums[start, PARAMS]
+    spill = devices.spill[d] * max(0.0, params - devices.cached[d]) if devices.spill[d] > 0.0 else 0.0
+    seconds = devices.call[d] + max((sums[end, MACS] - sums[start, MACS]) * devices.s_per_mac[d], spill)
+    if devices.added[d] >= 0:
+        seconds += sums[end, devices.added[d]] - sums[start, devices.added[d]]
+    return seconds
+
+
+@hot
+def fill(devices: Any, aim: Any, sums: Any, crossing: Any, device: Any, stages: Any, cap: Any, ends: Any) -> Any:
+    """Give each stage as many nodes as its cap and its device allow; return whether all nodes are placed."""
+    count, start = len(crossing) - 1, 0
+    for s in range(stages):
+        d = device[s]
+        furthest, most = -1, count - (stages - 1 - s)
+        for end in range(start + 1, most + 1):
+            params = sums[end, PARAMS] - sums[start, PARAMS]
+            if params > devices.capacity[d]:
+                break
+            if devices.blocked[d] >= 0 and sums[end, devices.blocked[d]] > sums[start, devices.blocked[d]]:
+                break
+            least = params if aim.objective == BYTES else work(devices, sums, d, start, end)
+            if least > cap:
+                break
+            if (s < stages - 1 or end == count) and segment(devices, aim, sums, crossing, device, s, start, end) <= cap:
+                furthest = end
+        if furthest < 0:
+            return False
+        ends[s] = furthest
+        start = furthest
+    return start == count
+
+
+@hot
+def deep_order(graph: Any) -> Any:
+    """Return a topological order that follows a branch to its end: of the ready nodes, the last that became ready."""
+    count = len(graph.written)
+    missing = np.empty(count, np.int64)
+    ready, order = np.empty(count, np.int64), np.empty(count, np.int64)
+    height, done = 0, 0
+    for node in range(count - 1, -1, -1):
+        missing[node] = graph.before_starts[node + 1] - graph.before_starts[node]
+        if missing[node] == 0:
+            ready[height] = node
+            height += 1
+    while height:
+        height -= 1
+        node = ready[height]
+        order[done] = node
+        done += 1
+        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
+            other = graph.after[edge]
+            missing[other] -= 1
+            if missing[other] == 0:
+                ready[height] = other
+                height += 1
+    return order
