@@ -1,10 +1,11 @@
 """The loops of local search: simulated annealing over the stage of each node and the device of each stage.
 
 Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 220, 1983. A move takes a node from its
-stage to another one that its neighbours allow, or a node with all its descendants in the stage one stage on (or with
-its ancestors one stage back), or it exchanges the devices of two stages. The sums of the stages and the bytes at the
-boundaries follow each move, so a move costs as much as the nodes that it takes have edges, and one pass over the
-stages. Shapes use the letters of `graph_arrays.py` and `device_arrays.py`; there are K stages.
+stage to another one that its neighbours allow; or a node with all its descendants in the stage one stage on, or with
+its ancestors one stage back; or it exchanges two nodes of neighbouring stages, or the devices of two stages. The sums
+of the stages and the bytes at the boundaries follow each move, so a move costs as much as the nodes that it takes have
+edges, and one pass over the stages. Shapes use the letters of `graph_arrays.py` and `device_arrays.py`; there are K
+stages.
 
 Next: `local_search.py`, which chooses starts and calls `anneal`.
 """
@@ -40,6 +41,7 @@ class Aim(NamedTuple):
         caps: 3.
         scale: 3; figures that parts are divided by.
         smooth: the weight of the smooth part of the cost, beside the maximum.
+        penalty: the weight of what is beyond limits.
     """
 
     objective: int
@@ -53,6 +55,7 @@ class Aim(NamedTuple):
     caps: Any
     scale: Any
     smooth: float
+    penalty: float
 
 
 class State(NamedTuple):
@@ -278,7 +281,7 @@ def cost_of_figures(aim: Any, excess: Any, a: Any, b: Any, c: Any, smooth: Any) 
     """Return the cost that is annealed."""
     cost = aim.smooth * smooth
     if excess > 0.0:
-        cost += 0.1 + 4.0 * excess
+        cost += aim.penalty * (0.1 + excess)
     if aim.objective != BYTES:
         return cost + a / aim.scale[0]
     weight = 1.0
@@ -449,6 +452,26 @@ def target(graph: Any, state: Any, node: Any, side: Any) -> Any:
 
 
 @hot
+def partner_of(graph: Any, state: Any, node: Any, side: Any) -> Any:
+    """Return a node of the next stage (side 0) or the stage before that may come in exchange for `node`, or -1."""
+    other = 1 - side
+    if not state.free_count[other]:
+        return -1
+    goal = state.stage[node] + 1 if side == 0 else state.stage[node] - 1
+    for _ in range(8):
+        found = state.free[other, draw(state.random, state.free_count[other])]
+        if state.stage[found] != goal:
+            continue
+        starts = graph.after_starts if side == 0 else graph.before_starts
+        others = graph.after if side == 0 else graph.before
+        for edge in range(starts[node], starts[node + 1]):
+            if others[edge] == found:
+                return -1
+        return found
+    return -1
+
+
+@hot
 def walk(graph: Any, state: Any, node: Any, side: Any, steps: Any) -> Any:
     """Return a node that some steps lead to inside of the stage: back for side 0, on for side 1."""
     starts = graph.before_starts if side == 0 else graph.after_starts
@@ -513,7 +536,7 @@ def anneal(
     for turn in range(begin, end):
         if turn == begin or turn % 64 == 0:
             temperature = hot_t * (cold_t / hot_t) ** (turn // 64 * 64 / total)
-        count, i, j, source, goal = 0, 0, 0, 0, 0
+        count, i, j, source, goal, partner = 0, 0, 0, 0, 0, -1
         if swaps and draw(state.random, 1024) < swaps:
             i, j = draw(state.random, stages), draw(state.random, places)
             if i == j:
@@ -531,20 +554,29 @@ def anneal(
             side = 0 if pick < state.free_count[0] else 1
             node = state.free[side, pick - side * state.free_count[0]]
             source = state.stage[node]
-            steps = draw(state.random, 8)
-            if steps < 4:
+            kind = draw(state.random, 10)
+            if kind < 4:
                 state.taken[0] = node
                 count, goal = 1, target(graph, state, node, side)
-            else:
-                node = walk(graph, state, node, side, draw(state.random, 1 << (steps - 2)) + 1)
+            elif kind < 8:
+                node = walk(graph, state, node, side, draw(state.random, 1 << (kind - 2)) + 1)
                 count = closure(graph, state, node, side, most)
                 goal = source + 1 if side == 0 else source - 1
-            operators = 0.0
-            for index in range(count):
-                operators += graph.weights[state.taken[index], COUNT]
-            if count == 0 or operators >= state.sums[source, COUNT]:
-                continue
+            else:
+                goal = source + 1 if side == 0 else source - 1
+                partner = partner_of(graph, state, node, side)
+                if partner < 0:
+                    continue
+                state.taken[0], count = node, 1
+            if partner < 0:
+                operators = 0.0
+                for index in range(count):
+                    operators += graph.weights[state.taken[index], COUNT]
+                if count == 0 or operators >= state.sums[source, COUNT]:
+                    continue
             shift_all(graph, aim, state, count, goal)
+            if partner >= 0:
+                shift(graph, aim, state, partner, source)
             low, high = min(source, goal), max(source, goal)
         weigh_between(devices, aim, state, low, high)
         excess, a, b, c, smooth = figures(devices, aim, state)
@@ -557,19 +589,28 @@ def anneal(
                 # This move leaves the best, which is saved first.
                 if count:
                     shift_all(graph, aim, state, count, source)
+                    if partner >= 0:
+                        shift(graph, aim, state, partner, goal)
                     keep_best(state)
                     shift_all(graph, aim, state, count, goal)
+                    if partner >= 0:
+                        shift(graph, aim, state, partner, source)
                 else:
                     exchange(state, i, j)
                     keep_best(state)
                     exchange(state, i, j)
             if count:
                 relist(graph, state, count, source, goal)
+            if partner >= 0:
+                state.taken[0] = partner
+                relist(graph, state, 1, goal, source)
             if better:
                 note(state, excess, a, b, c)
         else:
             if count:
                 shift_all(graph, aim, state, count, source)
+                if partner >= 0:
+                    shift(graph, aim, state, partner, goal)
             else:
                 exchange(state, i, j)
             unweigh(devices, state, low, high)

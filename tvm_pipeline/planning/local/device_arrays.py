@@ -62,7 +62,7 @@ class DeviceArrays(NamedTuple):
         links = [figure for figure in figures if figure.ndim == 2 and figure.shape[0] == figure.shape[1]]
         apart = ~np.eye(len(self.call), dtype=bool)
         alone = [figure for figure in figures if figure.ndim == 1]
-        rows = [row for row in self.slowdown]
+        rows = list(self.slowdown)
         return all(bool((figure == figure[0]).all()) for figure in (*alone, *rows)) and all(
             bool((figure[apart] == figure[apart][0]).all()) for figure in links if apart.any()
         )

@@ -65,7 +65,9 @@ def nodes_of(problem: Problem) -> Integers:
         return np.arange(len(graph))
     leader = np.array(_leaders(graph))
     edges = _edges(graph)
-    return _components(len(graph), *_rows(leader[edges[:, 0]], leader[edges[:, 1]], len(graph))[:2], leader)
+    after, starts, _ = _rows(leader[edges[:, 0]], leader[edges[:, 1]], len(graph))
+    component: Integers = _components(len(graph), after, starts, leader)
+    return component
 
 
 def graph_arrays(problem: Problem, node: Integers, weights: Floats) -> GraphArrays:
@@ -103,9 +105,9 @@ def graph_arrays(problem: Problem, node: Integers, weights: Floats) -> GraphArra
             tensor_bytes.append(tensor.bytes)
             writers.append(writer)
     lengths = np.array([len(found) for found in readers], np.int64)
-    tensor = np.repeat(np.arange(len(readers)), lengths)
+    tensors = np.repeat(np.arange(len(readers)), lengths)
     reader = np.fromiter(chain.from_iterable(readers), np.int64, int(lengths.sum()))
-    read, read_starts, _ = _rows(reader, tensor, count)
+    read, read_starts, _ = _rows(reader, tensors, count)
     summed = np.zeros((count, weights.shape[1]))
     np.add.at(summed, node, weights)
     before, before_starts, before_order = _rows(ends[:, 1], ends[:, 0], count)
@@ -147,7 +149,8 @@ def _node_edges(graph: OperatorGraph, node: Integers, count: int, *, with_bytes:
     ends = node[edges]
     apart = ends[:, 0] != ends[:, 1]
     keys, inverse = np.unique(ends[apart, 0] * count + ends[apart, 1], return_inverse=True)
-    return np.stack((keys // count, keys % count), axis=1), np.bincount(inverse, sizes[apart], len(keys))
+    summed: Floats = np.bincount(inverse, sizes[apart], len(keys)).astype(np.float64)
+    return np.stack((keys // count, keys % count), axis=1), summed
 
 
 def _rows(owner: Integers, item: Integers, count: int) -> tuple[Integers, Integers, Integers]:

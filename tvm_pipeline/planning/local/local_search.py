@@ -25,7 +25,7 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, PlanError
 from tvm_pipeline.planning.local import annealing
 from tvm_pipeline.planning.local.annealing import Aim, State
-from tvm_pipeline.planning.local.device_arrays import DeviceArrays, device_arrays
+from tvm_pipeline.planning.local.device_arrays import MACS, PARAMS, DeviceArrays, device_arrays
 from tvm_pipeline.planning.local.graph_arrays import GraphArrays, Integers, graph_arrays, nodes_of
 from tvm_pipeline.planning.local.starts import cut_order, deep_order
 from tvm_pipeline.planning.stage_orders import fitting_orders
@@ -37,10 +37,12 @@ MOVES, MOVES_OF_OPERATOR = 2_000_000, 100
 # The time is looked at after so many moves.
 CHUNK = 4096
 # Runs of different numbers of stages, or sets of devices, that get time at first.
-MOST_RUNS = 6
+MOST_RUNS = 12
 # Temperatures, relative to the first plan's figure.
-HOT, COLD = 0.02, 1e-5
+HOT, COLD = 1.0, 1e-5
 SMOOTH = 0.3
+# The weight of what is beyond limits: until a plan is found that keeps them, and then.
+ILLEGAL, LEGAL = 1000.0, 4.0
 ROUNDS = 4
 MOST_NODES = 256
 
@@ -139,11 +141,18 @@ class _Run:
         self.state.stage[:], self.state.device[:] = start
         annealing.place_all(self.graph, self.arrays, self.aim, self.state)
         self.state.best[:] = best
-        self.anneal(0, 0, 1, HOT)
+        self.anneal(0, 0, 1, 1.0)
 
     def anneal(self, begin: int, end: int, total: int, hot: float) -> None:
-        swaps = 0 if self.arrays.are_alike or len(self.devices) < 2 else 30
+        swaps = 0 if self.arrays.are_alike or len(self.devices) < 2 else 128
         annealing.anneal(self.graph, self.arrays, self.aim, self.state, begin, end, total, hot, COLD, swaps, MOST_NODES)
+
+    def set_level(self, level: int) -> None:
+        """Minimise this part of the objective from now on, in figures relative to those of the best plan."""
+        best = self.state.best[1:4].copy()
+        self.aim = self.aim._replace(level=level, caps=best, penalty=LEGAL if self.is_legal else ILLEGAL)
+        if self.is_legal:
+            self.aim = self.aim._replace(scale=np.maximum(best, 1e-12))
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the best plan of this run."""
@@ -176,8 +185,9 @@ def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
         else:
             run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
         for level in levels:
-            run.aim = run.aim._replace(level=level, caps=run.state.best[1:4].copy())
-            budget.round(run, share / rounds / len(levels), HOT if number < len(run.starts) else HOT / 4)
+            run.set_level(level)
+            hot = (HOT if number < len(run.starts) else HOT / 4) * len(run.state.busy) / len(run.state.stage)
+            budget.round(run, share / rounds / len(levels), hot)
             run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
 
 
@@ -234,7 +244,7 @@ def _run(
     ranked = sorted(range(len(starts)), key=found.__getitem__)
     run.starts = [starts[index] for index in ranked][: 3 if hinted is None else 4]
     best = found[ranked[0]]
-    run.aim = aim._replace(scale=np.array([max(figure, 1e-12) for figure in best[1:]]))
+    run.aim = aim._replace(scale=np.maximum(best[1:], _whole(problem, graph, arrays)))
     state.best[0] = math.inf
     for start in run.starts:
         run.begin(start)
@@ -243,6 +253,14 @@ def _run(
 
 def _seconds(graph: GraphArrays, arrays: DeviceArrays, d: int) -> float:
     return float(graph.weights[:, arrays.added[d]].sum()) if arrays.added[d] >= 0 else 0.0
+
+
+def _whole(problem: Problem, graph: GraphArrays, arrays: DeviceArrays) -> float:
+    """Return the seconds of the whole model on the slowest device, or its bytes: a scale for plans beyond limits."""
+    if problem.is_lexicographic:
+        return float(graph.weights[:, PARAMS].sum() + graph.tensor_bytes.sum()) + 1.0
+    macs = float(graph.weights[:, MACS].sum())
+    return max(macs * arrays.s_per_mac[d] + _seconds(graph, arrays, d) for d in range(len(arrays.call))) + 1e-9
 
 
 def _aim(problem: Problem) -> Aim:
@@ -264,6 +282,7 @@ def _aim(problem: Problem) -> Aim:
         caps=np.full(3, math.inf),
         scale=np.ones(3),
         smooth=SMOOTH,
+        penalty=ILLEGAL,
     )
 
 
