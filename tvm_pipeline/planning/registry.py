@@ -18,6 +18,7 @@ from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
+from tvm_pipeline.planning.learned.respect import respect
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 from tvm_pipeline.planning.search.revisits import revisits
@@ -94,4 +95,10 @@ SCHEDULERS: dict[str, Scheduler] = {
     "coral-parameters": Scheduler(coral_parameters, "libcoral's partitioner by parameters"),
     "coral-profiling": Scheduler(coral_profiling, "libcoral's partitioner by profile, mended"),
     "coral-profiling-original": Scheduler(coral_profiling_original, "libcoral's partitioner by profile, as published"),
+    "respect": Scheduler(
+        respect,
+        "the best pipeline along an order that a neural network chose (RESPECT)",
+        BY_CUTS,
+        frozenset({"min_throughput_fps", "max_latency_s"}),
+    ),
 }

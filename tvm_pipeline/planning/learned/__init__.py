@@ -3,4 +3,6 @@
 weights.py            files of weights: their purpose, version, origin and hash
 respect_embedding.py  how RESPECT's network sees a graph
 pointer_network.py    the network that picks operators one after another
+sequences.py          the repair of a sequence, and the best plan along it
+respect.py            the scheduler `respect`
 """
