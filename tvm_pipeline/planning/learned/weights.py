@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -26,10 +27,10 @@ Weights = Mapping[str, Floats32]
 MOST_WEIGHTS_BYTES = 64 << 20
 NOTE = "note"  # the entry of the file that is no weight
 
-# What numpy and msgspec raise where a file is not what `write_weights` wrote.
+# What zipfile, numpy and msgspec raise where a file is not what `write_weights` wrote.
 _DAMAGED = (
-    *(ValueError, KeyError, OSError, EOFError, RuntimeError, MemoryError, SyntaxError),
-    *(zipfile.BadZipFile, zlib.error, msgspec.MsgspecError),
+    *(ValueError, KeyError, OSError, EOFError, RuntimeError, MemoryError, SyntaxError, TypeError),
+    *(tokenize.TokenError, zipfile.BadZipFile, zlib.error, msgspec.MsgspecError),
 )
 
 
@@ -72,23 +73,20 @@ def read_weights(path: Path | str, purpose: str, version: int) -> tuple[dict[str
     """
     content = read_bytes(path, ModelError, MOST_WEIGHTS_BYTES)
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        loaded = np.load(io.BytesIO(content), allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("it is one array, and no file of several")
+        with loaded as file:
             # What an entry unpacks to is known before it is unpacked.
             if sum(entry.file_size for entry in file.zip.infolist()) > MOST_WEIGHTS_BYTES:
                 raise ValueError(f"it unpacks to more than {MOST_WEIGHTS_BYTES} bytes")
             stored = {name: file[name] for name in file.files}
+        if not all(isinstance(array, np.ndarray) for array in stored.values()):
+            raise ValueError("an entry is no array")
         note = msgspec.json.decode(stored.pop(NOTE).tobytes(), type=WeightsNote)
         if any(array.dtype != np.float16 or not np.isfinite(array).all() for array in stored.values()):
             raise ValueError("an array is not one of finite numbers of float16")
-    except (
-        ValueError,
-        KeyError,
-        OSError,
-        EOFError,
-        zipfile.BadZipFile,
-        NotImplementedError,
-        msgspec.MsgspecError,
-    ) as e:
+    except _DAMAGED as e:
         raise ModelError(f"{path}: no weights of a network ({e}); train them again, or install the package anew") from e
     if note.purpose != purpose or note.version != version:
         raise ModelError(
