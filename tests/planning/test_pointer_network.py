@@ -137,13 +137,14 @@ def test_each_pick_is_the_most_probable_one(seed: int, count: int, ready: bool) 
 
 
 def test_samples_are_drawn_by_the_network_s_probabilities() -> None:
-    weights = {name: 4 * array for name, array in untrained(4, 3, 1).items()}
+    weights = {name: 4 * array for name, array in untrained(4, 3, 6).items()}
     rows = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
     network, rng = PointerNetwork.read(weights, rows), np.random.default_rng(2)
     drawn = [tuple(network.sequence(rng=rng).tolist()) for _ in range(1000)]
     assert all(sorted(sequence) == [0, 1, 2, 3] for sequence in drawn)
     first = probabilities(weights, rows, [0], None)[0]
     assert max(first.values()) - min(first.values()) > 0.2
+    assert list(first.values()) != sorted(first.values())
     for row, share in first.items():
         assert sum(sequence[0] == row for sequence in drawn) / 1000 == pytest.approx(share, abs=0.04)
     # The second pick depends on the first.

@@ -82,6 +82,14 @@ def test_siblings_come_to_the_earliest_legal_stage_of_any(graph: OperatorGraph, 
         assert {moved[operator] for operator in family} == {max(earliest, latest)}
 
 
+def test_siblings_wait_for_their_other_parents() -> None:
+    """b and c read x, c also w of stage 2, and d reads b: b and c come together in stage 2, and d follows."""
+    reads = {"x": (), "b": ("x",), "d": ("b",), "w": (), "c": ("x", "w")}
+    operators = tuple(Operator(name, "kind", found, (Tensor(name, (1,)),)) for name, found in reads.items())
+    graph = OperatorGraph("net", (), operators, ("d", "c"))
+    assert siblings_together(graph, [0, 1, 1, 2, 3]) == [0, 2, 2, 2, 2]
+
+
 def along_any_order(problem: Problem, rng: random.Random) -> tuple[list[int], Problem]:
     """Return a topological order, and the problem whose graph has it for its own."""
     order = [problem.graph.edges.index[name] for name in random_order(rng, problem.graph)]
