@@ -17,10 +17,10 @@ from typing import Any
 from ai_edge_litert import schema_py_generated as schema
 
 from tvm_pipeline.backends.ports import Array, Port, noise
-from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
+from tvm_pipeline.backends.sliced import ModelSlice
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_partition, check_stage
+from tvm_pipeline.core.partition import check_partition, check_stage, slice_ends
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.frontends.tflite_resizing import packed
 from tvm_pipeline_edgetpu.interpreter import every_tensor

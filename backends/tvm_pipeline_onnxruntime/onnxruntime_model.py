@@ -15,10 +15,10 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
+from tvm_pipeline.backends.sliced import ModelSlice
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_stage
+from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, RunError

@@ -23,7 +23,7 @@ from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order,
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.backends.optional import computed_by, refusal_of_slice
 from tvm_pipeline.backends.tuning import TunedKernels, kernels_to_tune, tuned_kernels
-from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -52,27 +52,13 @@ class ModelSlice:
 
 
 class Slicer(Protocol):
-    """Cuts one model's file; `slice_ends` and `core.partition.check_stage` serve every format."""
+    """Cuts one model's file; `slice_ends` and `check_stage` of core/partition.py serve every format."""
 
     def cut(self, operators: Collection[str]) -> ModelSlice:
         """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
 
     def values(self) -> Mapping[str, Array]:
         """Return every tensor of one frame of noise, by name; single operators are timed on these."""
-
-
-def slice_ends(graph: OperatorGraph, operators: Collection[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return the tensors that a stage reads, and those that it gives out: the model's outputs first, in their order."""
-    edges = graph.edges
-    inside = {edges.index[name] for name in operators}
-    taken = (
-        tensor
-        for name, tensor in graph.tensors.items()
-        if edges.writer.get(name) not in inside and not inside.isdisjoint(edges.readers[name])
-    )
-    read_outside = (name for i, operator in enumerate(graph.operators) if i not in inside for name in operator.inputs)
-    given = (name for name in dict.fromkeys((*graph.outputs, *read_outside)) if edges.writer.get(name) in inside)
-    return tuple(taken), tuple(graph.tensors[name] for name in given)
 
 
 def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Backend]:

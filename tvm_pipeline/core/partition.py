@@ -118,3 +118,17 @@ def longest_stages(graph: OperatorGraph, operators: Collection[str]) -> list[lis
         elif not (behind.isdisjoint(sources) and inside.isdisjoint(sources)):
             behind.add(index)
     return stages
+
+
+def slice_ends(graph: OperatorGraph, operators: Collection[str]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return the tensors that a stage reads, and those that it gives out: the model's outputs first, in their order."""
+    edges = graph.edges
+    inside = {edges.index[name] for name in operators}
+    taken = (
+        tensor
+        for name, tensor in graph.tensors.items()
+        if edges.writer.get(name) not in inside and not inside.isdisjoint(edges.readers[name])
+    )
+    read_outside = (name for i, operator in enumerate(graph.operators) if i not in inside for name in operator.inputs)
+    given = (name for name in dict.fromkeys((*graph.outputs, *read_outside)) if edges.writer.get(name) in inside)
+    return tuple(taken), tuple(graph.tensors[name] for name in given)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
+from tvm_pipeline.backends.sliced import ModelSlice
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_stage
+from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.topology import find_cycle, successors, topological_order
 from tvm_pipeline.errors import GraphError, ModelError
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tvm_pipeline.backends.sliced import slice_ends
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.partition import slice_ends
 from tvm_pipeline.core.platform import Transfer
 from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.profiling.links import SIZES, fit_transfer

@@ -17,10 +17,10 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, Order, Port, Progress, Seconds
 from tvm_pipeline.backends.ports import ALIGNMENT, noise
-from tvm_pipeline.backends.sliced import ModelSlice, slice_ends
+from tvm_pipeline.backends.sliced import ModelSlice
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.partition import check_stage, longest_stages
+from tvm_pipeline.core.partition import check_stage, longest_stages, slice_ends
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, PlanError, PlatformError

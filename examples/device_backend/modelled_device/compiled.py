@@ -12,9 +12,8 @@ import numpy as np
 from modelled_device.device import ModelledDevice
 from modelled_device.onnx_file import OnnxFile
 from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
-from tvm_pipeline.backends.sliced import slice_ends
 from tvm_pipeline.core.graph import Operator
-from tvm_pipeline.core.partition import check_stage
+from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import RunError
