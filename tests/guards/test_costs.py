@@ -37,6 +37,7 @@ OWNERS = (
     "core/platform.py",
     "core/profile.py",
     "profiling/*",
+    "calibration/*",
     "video/host_profile.py",
     "backends/tvm_pipeline_edgetpu/edgetpu.py",
 )
@@ -74,7 +75,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
 # Objects whose attributes of these names are no figures of a device's model or of a profile.
 HARMLESS = {
     "devices": lambda receiver: receiver != "profile",
-    "model": lambda receiver: receiver == "",
+    "model": lambda receiver: receiver in ("", "calibration"),
     "seconds": lambda receiver: not _is_figure_owner(receiver),
     "spread": lambda receiver: not _is_figure_owner(receiver),
     "busy_factor": lambda receiver: receiver in ("cost", "costs"),

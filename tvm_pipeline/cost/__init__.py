@@ -1,13 +1,14 @@
 """The costs of plans: their seconds, bytes and joules.
 
-device_costs.py  the one source of costs: what a stage costs on a device
-evaluate.py      the one judge: the figures of a plan, from the graph, the platform and the profile alone
-stage_costs.py   the seconds of stages on their devices
-shares.py        how replicas share the frames of a stage
-uncertainty.py   how far a prediction may be off
-shapes.py        what the shapes of an operator tell of its work
-busy_energy.py   the joules of a frame by a platform's watts, where no sensor measures them
-frame_time.py    where the time of a frame goes on each device
-scaling.py       problems and profiles as they would be if devices or operators took other seconds
-simulate.py      a plan run as discrete events
+device_costs.py    the one source of costs: what a stage costs on a device
+modelled_stage.py  the seconds of stages by the model of a device alone
+evaluate.py        the one judge: the figures of a plan, from the graph, the platform and the profile alone
+stage_costs.py     the seconds of stages on their devices
+shares.py          how replicas share the frames of a stage
+uncertainty.py     how far a prediction may be off
+shapes.py          what the shapes of an operator tell of its work
+busy_energy.py     the joules of a frame by a platform's watts, where no sensor measures them
+frame_time.py      where the time of a frame goes on each device
+scaling.py         problems and profiles as they would be if devices or operators took other seconds
+simulate.py        a plan run as discrete events
 """

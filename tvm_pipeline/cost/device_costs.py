@@ -21,17 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.core.device_model import DeviceModel, per_unit
-from tvm_pipeline.core.graph import Operator, OperatorGraph
+from tvm_pipeline.core.device_model import per_unit
+from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.platform import Device, Transfer, disjoint_sets
 from tvm_pipeline.core.problem import Problem, may_exceed
 from tvm_pipeline.core.profile import DeviceProfile
-from tvm_pipeline.cost.shapes import operator_work
+from tvm_pipeline.cost.modelled_stage import roofline_seconds
 from tvm_pipeline.errors import OptionError, ProfileError
 
 Floats = npt.NDArray[np.float64]
@@ -204,7 +203,7 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
     model = device.model
     if model is None:
         return replace(costs, is_known=False)
-    by_operator = _roofline_seconds(problem.graph, model) if model.is_roofline else None
+    by_operator = roofline_seconds(problem.graph, model) if model.is_roofline else None
     return replace(
         costs,
         is_modelled=True,
@@ -217,20 +216,6 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
         _operator_s=model.operator_s,
         _s_per_mac=0.0 if model.is_roofline else per_unit(model.macs_per_s),
     )
-
-
-@lru_cache(maxsize=64)
-def _roofline_seconds(graph: OperatorGraph, model: DeviceModel) -> Mapping[str, float | None]:
-    """Return the seconds of each operator by a roofline, see DeviceModel; None for the host's operators."""
-    factors = {kind.name: kind.factor for kind in model.kind}
-    s_per_mac, s_per_byte = per_unit(model.macs_per_s), per_unit(model.bytes_per_s)
-
-    def seconds(operator: Operator) -> float:
-        work = operator_work(operator, graph.tensors)
-        roof_s = max((work.macs + work.lost_macs) * s_per_mac, work.moved_bytes * s_per_byte)
-        return model.operator_s + factors.get(work.key, 1.0) * roof_s
-
-    return {operator.name: None if operator.is_host else seconds(operator) for operator in graph.operators}
 
 
 def known_cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
