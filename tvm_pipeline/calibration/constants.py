@@ -23,6 +23,7 @@ WIDTHS = {
     "cached_bytes": 0.15,
 }
 KIND_WIDTH = 0.4  # of a kind's factor, beside the speed that all kinds have in common
+UNKNOWN_KIND_WIDTH = 1.5  # of a kind of which the shipped model says nothing
 _FACTOR = "factor of "
 
 
@@ -58,6 +59,9 @@ def with_constants(model: DeviceModel, values: Mapping[str, float]) -> DeviceMod
     return replace(model, **(fields | {"cached_bytes": cached, "kind": kinds}))  # type: ignore[arg-type]
 
 
-def width_of(name: str) -> float:
-    """Return the standard deviation of the logarithm of a constant around the shipped value."""
-    return WIDTHS.get(name, KIND_WIDTH)
+def width_of(model: DeviceModel, name: str) -> float:
+    """Return the standard deviation of the logarithm of a constant around the value in the shipped model."""
+    if name in WIDTHS:
+        return WIDTHS[name]
+    known = any(_FACTOR + kind.name == name for kind in model.kind)
+    return KIND_WIDTH if known else UNKNOWN_KIND_WIDTH

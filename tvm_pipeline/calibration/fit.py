@@ -1,7 +1,7 @@
 """The model of a device with its constants refitted to stages that were measured there.
 
 The error of the result is that on stages which the fit did not see: where three networks or more were measured, each is
-left out in turn, and else each of some folds of stages. Next: `posterior.py`, the fit itself; `stage_choice.py`, which stages
+left out in turn, and else each of some folds of stages. Next: `posterior.py`, the fit itself; `stage_choice.py`, what
 to measure.
 """
 
@@ -116,7 +116,7 @@ def calibrated(prior: DeviceModel, times: Sequence[StageTime]) -> Calibration:
     _check_fit(times, data, after, error)
     sds = np.sqrt(np.diag(after.covariance))
     constants = {
-        name: Constant(float(np.exp(old)), float(np.exp(new)), width_of(name), float(sd))
+        name: Constant(float(np.exp(old)), float(np.exp(new)), width_of(prior, name), float(sd))
         for name, old, new, sd in zip(before.names, before.centre, after.centre, sds, strict=True)
     }
     prior_error = _relative_error(data.table.seconds(prior), data.measured)

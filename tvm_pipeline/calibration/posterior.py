@@ -70,7 +70,7 @@ class Posterior:
 def prior_of(model: DeviceModel, kinds: Sequence[str]) -> Posterior:
     """Return what is known of a device before anything is measured on it."""
     constants = constants_of(model, kinds)
-    widths = np.array([width_of(name) for name in constants])
+    widths = np.array([width_of(model, name) for name in constants])
     centre = np.log(np.array([*constants.values()]))
     return Posterior(model, tuple(constants), centre, np.diag(widths**2), MODEL_ERROR)
 
