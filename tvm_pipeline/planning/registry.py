@@ -19,6 +19,7 @@ from tvm_pipeline.planning.baselines.greedy import greedy
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
 from tvm_pipeline.planning.learned.respect import respect
+from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 from tvm_pipeline.planning.search.revisits import revisits
@@ -78,6 +79,9 @@ SCHEDULERS: dict[str, Scheduler] = {
     "chain": Scheduler(chain, "the best pipeline along the graph's order", BY_CUTS, ALL_LIMITS | {"activations"}),
     "ideals": Scheduler(ideals, "the best pipeline of all cuts, by dynamic programming", BY_CUTS, ALL_LIMITS),
     "cp-sat": Scheduler(cp_sat, "the best pipeline of all cuts, by OR-tools", counts=ALL_LIMITS),
+    "local-search": Scheduler(
+        local_search, "a good pipeline of all cuts, by simulated annealing", counts=ALL_LIMITS, instead="cp-sat or best"
+    ),
     "hybrid": Scheduler(
         hybrid, "the best pipeline whose stages may be replicated", TIMED, ALL_LIMITS, instead="ideals or cp-sat"
     ),

@@ -156,12 +156,14 @@ class _Run:
 
     def stages(self) -> tuple[Stage, ...]:
         """Return the best plan of this run."""
+        return self.stages_of(self.state.best_stage, self.state.best_device)
+
+    def stages_of(self, stage: Integers, device: Integers) -> tuple[Stage, ...]:
+        """Return the stages where the nodes stand so."""
         names: list[list[str]] = [[] for _ in self.state.busy]
-        stage_of = self.state.best_stage[self.node].tolist()
-        for operator, stage in zip(self.problem.graph.operators, stage_of, strict=True):
-            names[stage].append(operator.name)
-        chosen = self.state.best_device.tolist()
-        return tuple(Stage((self.devices[chosen[s]].name,), tuple(row)) for s, row in enumerate(names))
+        for operator, number in zip(self.problem.graph.operators, stage[self.node].tolist(), strict=True):
+            names[number].append(operator.name)
+        return tuple(Stage((self.devices[device[s]].name,), tuple(row)) for s, row in enumerate(names))
 
 
 def _share_out(runs: list[_Run], budget: _Budget) -> None:
@@ -260,7 +262,8 @@ def _whole(problem: Problem, graph: GraphArrays, arrays: DeviceArrays) -> float:
     if problem.is_lexicographic:
         return float(graph.weights[:, PARAMS].sum() + graph.tensor_bytes.sum()) + 1.0
     macs = float(graph.weights[:, MACS].sum())
-    return max(macs * arrays.s_per_mac[d] + _seconds(graph, arrays, d) for d in range(len(arrays.call))) + 1e-9
+    seconds = [macs * float(arrays.s_per_mac[d]) + _seconds(graph, arrays, d) for d in range(len(arrays.call))]
+    return max(seconds) + 1e-9
 
 
 def _aim(problem: Problem) -> Aim:
