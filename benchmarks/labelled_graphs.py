@@ -18,11 +18,13 @@ from planner import of_bytes
 
 from tests.support.generators import random_dag
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.problem import Objective
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.learned.respect_embedding import Floats32, Integers, embedding
 from tvm_pipeline.planning.search.dynamic_programming import ideals
 from tvm_pipeline.solvers.hot import hot
 
+OBJECTIVE: Objective = "memory,communication"
 OPERATORS = 30
 DEGREES = range(2, 7)  # the greatest in-degree of a graph; there are as many graphs of each
 STAGES = range(2, 7)
@@ -108,7 +110,7 @@ def _labelled(graph: OperatorGraph, stages: int) -> tuple[Any, ...]:
         needs[place[index], place[list(parents)]] = True
     param_bytes = np.array([operator.param_bytes for operator in operators], np.int64)
     sent_bytes = np.array([operator.output_bytes for operator in operators], np.int64) * needs.any(axis=0)
-    plan = ideals(of_bytes(graph, stages, "memory,communication"))
+    plan = ideals(of_bytes(graph, stages, OBJECTIVE))
     stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.operators}
     label = np.argsort([stage_of[operator.name] for operator in operators], kind="stable")
     label_stages, least = _cut(label, needs, param_bytes, sent_bytes, stages)

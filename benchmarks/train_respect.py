@@ -31,17 +31,18 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from planner import show
+from planner import of_bytes, show
 from pointer_in_jax import Adam, Batch, Weights, attention_keys, greedy, sampled
 from scipy.stats import ttest_rel
 
 from tvm_pipeline.planning.learned.pointer_network import PURPOSE, VERSION, PointerNetwork, untrained
 from tvm_pipeline.planning.learned.respect_embedding import COLUMNS, Floats32, Integers
+from tvm_pipeline.planning.learned.sequences import repaired, rho, violated_edges
 from tvm_pipeline.planning.learned.weights import WeightsNote, write_weights
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from labelled_graphs import OPERATORS, Costs, Floats, LabelledGraphs, labelled_graphs
+from labelled_graphs import OBJECTIVE, OPERATORS, Costs, Floats, LabelledGraphs, labelled_graphs
 
 SUPERVISED_RATE, REINFORCE_RATE = 1e-3, 1e-4
 SIGNIFICANT = 0.05
@@ -140,19 +141,31 @@ def held_out(training: Training, before: Weights, graphs: LabelledGraphs) -> dic
 
 
 def check_agreement(training: Training, graphs: LabelledGraphs) -> None:
-    """Raise SystemExit unless the network in JAX is the one in numpy that users have, with either mask."""
+    """Raise SystemExit unless users have the network that is trained, with either mask, and the same costs."""
     keys = np.asarray(attention_keys(training.weights, graphs.rows))
     for mask in (False, True):
         training.options.ready_mask = mask
         picks = training.greedy_sequences(training.weights, graphs)
-        for index, rows in enumerate(graphs.rows):
-            network = PointerNetwork.read(training.weights, rows)
+        costs = graphs.costs(np.arange(len(graphs)), picks)
+        violated = 0
+        for index, graph in enumerate(graphs.graphs):
+            network = PointerNetwork.read(training.weights, graphs.rows[index])
             parents = [np.flatnonzero(row).tolist() for row in graphs.needs[index]] if mask else None
             if not np.allclose(keys[index], network.pointer_keys, atol=1e-5):
                 raise SystemExit(f"graph {index}: keys {keys[index]} in JAX, {network.pointer_keys} in numpy")
-            found = network.sequence(parents).tolist()
-            if found != picks[index].tolist():
+            found = network.sequence(parents)
+            if found.tolist() != picks[index].tolist():
                 raise SystemExit(f"graph {index}, ready mask {mask}: picks {picks[index]} in JAX, {found} in numpy")
+            order = graphs.rank[index][found].tolist()
+            violated += violated_edges(graph.edges.before, order)
+            problem = of_bytes(graph, int(graphs.stages[index]), OBJECTIVE)
+            peak = rho(problem, repaired(graph.edges.before, order), PURPOSE).value[0]
+            if not math.isclose(peak, (1 + costs.gap[index]) * graphs.least_bytes[index]):
+                raise SystemExit(
+                    f"graph {index}: a peak of {peak} bytes, {costs.gap[index]} above the optimum as trained"
+                )
+        if not math.isclose(violated, costs.violated * graphs.needs.sum(), abs_tol=0.5):
+            raise SystemExit(f"{violated} violated edges, as trained {costs.violated:.1%} of {graphs.needs.sum()}")
 
 
 def rounded(weights: Weights) -> dict[str, Floats32]:
