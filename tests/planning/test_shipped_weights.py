@@ -24,12 +24,11 @@ MOST_BYTES = 2_000_000
 def test_the_note_says_how_to_make_the_weights_again() -> None:
     weights, note = read_weights(SHIPPED, PURPOSE, VERSION)
     assert note.command.startswith("python benchmarks/train_respect.py ")
+    assert f"--seed {note.seed} " in note.command
     assert note.command.endswith("--write tvm_pipeline/planning/learned/respect.npz")
-    assert f"--seed {note.seed}" in note.command or note.seed == 0
     assert len(note.sha256) == 64
-    assert {name.split(":")[0] for name in note.figures} == {
-        *("trained", "only supervised", "untrained", "own order", "random order")
-    }
+    measured = {name.split(":")[0] for name in note.figures}
+    assert {"trained", "only supervised", "untrained", "own order", "random order"} <= measured
     assert weights["pointer/vector"].shape == (HIDDEN,)
     assert SHIPPED.stat().st_size < MOST_BYTES
 
