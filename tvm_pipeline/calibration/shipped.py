@@ -1,7 +1,7 @@
 """The models with which a calibration begins, for devices whose platform file has none.
 
-- CPUs: a roofline that was fitted to the layer times of two CPUs, one core each (`profiles/layer_times/`), by
-  `python benchmarks/calibration.py --cpu-prior`. The two differ by 2 in multiply-accumulates a second, and by 1.5 in
+- CPUs: a roofline that was fitted to the layer times of two CPUs, one core each (`profiles/layer_times/`), which
+  `benchmarks/calibration.py` repeats. The two differ by 2 in multiply-accumulates a second, and by 1.5 in
   bytes, and the factors of their kinds by 1.3. So the factors say more of a third CPU than the rates.
 - GPUs: the same kinds. Launching a kernel takes some microseconds. No GPU was ever measured here, so these are guesses,
   for a board with a small GPU.
