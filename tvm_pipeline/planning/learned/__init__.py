@@ -5,4 +5,6 @@ respect_embedding.py  how RESPECT's network sees a graph
 pointer_network.py    the network that picks operators one after another
 sequences.py          the repair of a sequence, and the best plan along it
 respect.py            the scheduler `respect`
+segment_features.py   what a predictor of seconds is told of a segment
+segment_predictor.py  PredPar's predictor of the seconds of segments
 """
