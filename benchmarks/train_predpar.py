@@ -1,0 +1,344 @@
+"""Train PredPar's predictor of segment latency, and say how far off it is, beside formulas fitted to the same data.
+
+    python benchmarks/train_predpar.py                  # both sets of features, a process each, 14 minutes
+    python benchmarks/train_predpar.py --write FOLDER   # and write predpar.npz and predpar_extended.npz there
+    python benchmarks/train_predpar.py --short          # a few steps and networks, for CI
+
+It needs `pip install 'tvm-pipeline[train]'` (JAX); what it writes is computed with numpy alone
+(`tvm_pipeline/planning/learned/segment_predictor.py`, which states the layers). Networks and labels: `predpar_data.py`.
+The paper states no loss, rate, batch or scaling. Here: AdamW, 1e-3, warmed up and then a cosine down to 0; the Huber
+loss of the logarithm of the seconds, since the paper's predictor underestimates long segments; up to 256 segments of
+about one length a batch. The steps are fixed, so that a seed makes one result on one kind of machine.
+
+Errors are the mean of |predicted / measured - 1|, of what is written (rounded to float16), on networks that were not
+learned: the test networks, by operators of the segment, and the 13 networks of Keras. Beside them, fitted to the same
+segments: non-negative least squares of operators, MACs and bytes by kind; and the shipped model of the device as it is.
+No predictor can know how much faster or slower than its kind an operator is on that board: `all but that` is the board
+itself without it.
+
+Required: JAX's network and numpy's agree, and the error is below the one before training; else the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Two processes train at a time, each with a thread of its own. JAX reads this as it is imported.
+os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from predpar_data import (
+    CHOSEN,
+    LEARNED,
+    TESTED,
+    Labelled,
+    board,
+    keras_networks,
+    labelled,
+    networks,
+    role,
+    shipped_model,
+)
+from predpar_errors import Predictor, by_board, by_least_squares, by_model, by_network, errors, tell
+
+from tvm_pipeline.planning.learned.segment_features import SegmentBatch, graph_features
+from tvm_pipeline.planning.learned.segment_predictor import (
+    EPSILON,
+    PURPOSE,
+    UNIT_S,
+    VERSION,
+    predicted_seconds,
+    read_predictor,
+    shapes,
+)
+from tvm_pipeline.planning.learned.weights import Weights, WeightsNote, write_weights
+
+LENGTHS = (8, 16, 32, 64, 128, 320)  # to which segments are padded
+BATCH, BATCH_NODES = 256, 4096  # segments of a batch, and their operators with padding, at most
+RATE, DECAY, WARM_UP = 1e-3, 1e-2, 50  # of AdamW; steps
+KERAS = 100_000  # the index of the first network of Keras
+HUBER = 0.1  # errors of the logarithm up to here count by their square
+FILES = {False: "predpar.npz", True: "predpar_extended.npz"}
+NAMES = {False: "the paper's features", True: "extended features"}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is learned from, and how long."""
+
+    networks: int = 600
+    segments: int = 80  # of each network
+    steps: int = 2800  # of each training
+    longest: int = LENGTHS[-1]  # in operators
+
+
+SHORT = Sizes(networks=10, steps=24, longest=LENGTHS[0])
+Params = dict[str, Any]  # of JAX's arrays; a pytree
+
+
+# The network, as `segment_predictor.predicted_seconds` computes it
+
+
+def seconds(params: Params, batch: SegmentBatch) -> jax.Array:
+    """Return the predicted seconds of the B segments."""
+    heads = params["pair_bias"].shape[-1]
+    h = params["kind"][batch.kind] + params["in_degree"][batch.in_degree]
+    h += batch.numbers @ params["node"] + params["node_bias"]
+    virtual = batch.segment @ params["virtual"] + params["virtual_bias"]
+    h = jnp.concatenate([virtual[:, None], h], axis=1)
+    size, nodes, width = h.shape
+    present = jnp.pad(batch.present, ((0, 0), (1, 0)), constant_values=True)
+    hidden = jnp.where(present, 0.0, -1e9)[:, None, None, :]
+    reads = jnp.pad(batch.reads, ((0, 0), (1, 0), (1, 0))).astype(jnp.float32)[:, None]
+    inner = jnp.arange(nodes) > 0
+    after = jnp.eye(nodes, k=-1) * inner
+    virtually = (inner[:, None] != inner).astype(jnp.float32)
+
+    def layer(h: jax.Array, own: Params) -> tuple[jax.Array, None]:
+        asked = normal(h, own["attention_norm"]) @ own["qkv"] + own["qkv_bias"]
+        q, k, v = asked.reshape(size, nodes, 3, heads, width // heads).transpose(2, 0, 3, 1, 4)
+        bias = own["pair_bias"][:, :, None, None]
+        score = q @ k.swapaxes(-1, -2) / np.sqrt(width // heads) + hidden
+        score += bias[0] * reads + bias[1] * reads.swapaxes(-1, -2)
+        score += bias[2] * after + bias[3] * after.T + bias[4] * virtually
+        told = (jax.nn.softmax(score) @ v).swapaxes(1, 2).reshape(h.shape)
+        h += told @ own["mixed"] + own["mixed_bias"]
+        wide = jax.nn.gelu(normal(h, own["mlp_norm"]) @ own["up"] + own["up_bias"])
+        return h + wide @ own["down"] + own["down_bias"], None
+
+    stacked = {name: array for name, array in params.items() if name in STACKED}
+    h, _ = jax.lax.scan(layer, h, stacked)
+    read = jax.nn.gelu(normal(h, params["last_norm"]) @ params["read"] + params["read_bias"])
+    units = jax.nn.softplus(read @ params["units"] + params["units_bias"])
+    return UNIT_S * jnp.sum(units * present, axis=1)
+
+
+STACKED = [name for name, shape in shapes(extended=False, layers=97).items() if shape[0] == 97]
+
+
+def normal(h: jax.Array, gain_and_shift: jax.Array) -> jax.Array:
+    centred = h - h.mean(axis=-1, keepdims=True)
+    deviation = jnp.sqrt(jnp.square(centred).mean(axis=-1, keepdims=True) + EPSILON)
+    return centred / deviation * gain_and_shift[0] + gain_and_shift[1]
+
+
+jax.tree_util.register_dataclass(SegmentBatch)
+
+
+def initial(extended: bool, chance: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return random weights: matrices by the number of their inputs, gains 1, all that is added 0."""
+    made = {}
+    for name, shape in shapes(extended=extended).items():
+        if name.endswith("_norm"):
+            made[name] = np.broadcast_to([[1.0], [0.0]], shape)
+        elif name.endswith("_bias"):
+            made[name] = np.zeros(shape)
+        else:
+            inputs = 1 if name in ("kind", "in_degree") else shape[0] if name == "units" else shape[-2]
+            made[name] = chance.normal(0.0, 0.3 if inputs == 1 else inputs**-0.5, shape)
+    return {name: np.array(array, np.float32) for name, array in made.items()}
+
+
+# Training
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Segments that are padded to one length, and the logarithms of their seconds."""
+
+    batch: SegmentBatch
+    log_s: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.log_s)
+
+    @property
+    def at_once(self) -> int:
+        return min(BATCH, BATCH_NODES // self.batch.present.shape[1])
+
+    def rows(self, chosen: np.ndarray) -> tuple[SegmentBatch, np.ndarray]:
+        return of_rows([self.batch], lambda arrays: arrays[0][chosen]), self.log_s[chosen]
+
+
+def of_rows(batches: Sequence[SegmentBatch], joined: Callable[[list[np.ndarray]], np.ndarray]) -> SegmentBatch:
+    """Return a batch, each array of which is made of those of other batches."""
+    names = SegmentBatch.__slots__
+    return SegmentBatch(**{name: joined([getattr(batch, name) for batch in batches]) for name in names})
+
+
+def buckets(data: Sequence[Labelled], *, extended: bool) -> list[Bucket]:
+    """Sort the segments of all networks by their length."""
+    sorted_in: dict[int, list[tuple[SegmentBatch, np.ndarray]]] = {length: [] for length in LENGTHS}
+    for one in data:
+        features = graph_features(one.graph, shipped_model().cached_bytes or 0, extended=extended)
+        length_of = np.searchsorted(LENGTHS, [end - start for start, end in one.segments])
+        for index, length in enumerate(LENGTHS):
+            mine = np.flatnonzero(length_of == index)
+            if len(mine):
+                batch = features.batch([one.segments[row] for row in mine], length)
+                sorted_in[length].append((batch, np.log(one.seconds[mine])))
+    return [
+        Bucket(of_rows([batch for batch, _ in found], np.concatenate), np.concatenate([log_s for _, log_s in found]))
+        for found in sorted_in.values()
+        if found
+    ]
+
+
+def batches(found: Sequence[Bucket], chance: np.random.Generator) -> Iterator[tuple[SegmentBatch, np.ndarray]]:
+    """Yield batches for ever; each segment comes once a turn, a few of a bucket twice, so that its batches are full."""
+    while True:
+        turn = []
+        for bucket in found:
+            order = chance.permutation(len(bucket))
+            order = np.resize(order, -(-len(bucket) // bucket.at_once) * bucket.at_once)
+            turn += [(bucket, chosen) for chosen in np.split(order, len(order) // bucket.at_once)]
+        for index in chance.permutation(len(turn)):
+            bucket, chosen = turn[index]
+            yield bucket.rows(chosen)
+
+
+def loss(params: Params, batch: SegmentBatch, log_s: np.ndarray) -> jax.Array:
+    error = jnp.abs(jnp.log(seconds(params, batch)) - log_s)
+    return jnp.where(error < HUBER, error**2 / (2 * HUBER), error - HUBER / 2).mean()
+
+
+@functools.partial(jax.jit, donate_argnums=(0, 1, 2))
+def step(
+    params: Params,
+    mean: Params,
+    square: Params,
+    count: jax.Array,
+    rate: jax.Array,
+    batch: SegmentBatch,
+    log_s: jax.Array,
+) -> tuple[Params, Params, Params, jax.Array]:
+    """Return what a step of AdamW makes of the weights and its two averages, and the loss before it."""
+    lost, slope = jax.value_and_grad(loss)(params, batch, log_s)
+    size = jnp.sqrt(sum(jnp.vdot(part, part) for part in jax.tree.leaves(slope)))
+    slope = jax.tree.map(lambda part: part * jnp.minimum(1.0, 1.0 / size), slope)
+    mean = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, mean, slope)
+    square = jax.tree.map(lambda old, new: 0.99 * old + 0.01 * new**2, square, slope)
+
+    def moved(name: str) -> jax.Array:
+        direction = mean[name] / (1 - 0.9**count) / (jnp.sqrt(square[name] / (1 - 0.99**count)) + 1e-8)
+        decay = 0.0 if name.endswith(("_bias", "_norm")) else DECAY
+        return params[name] - rate * (direction + decay * params[name])
+
+    return {name: moved(name) for name in params}, mean, square, lost
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Weights, the loss of each step, what numpy's loss is off JAX's with these weights, and the CPU time they took."""
+
+    weights: Weights
+    losses: list[float]
+    disagreement: float
+    cpu_s: float
+
+
+def trained(extended: bool, sizes: Sizes, seed: int) -> Trained:
+    """Train one predictor, in a process of its own."""
+    began = time.process_time()
+    chance = np.random.default_rng(seed)
+    params: Params = jax.tree.map(jnp.asarray, initial(extended, chance))
+    mean, square = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
+    drawn = batches(buckets(measured(sizes, LEARNED), extended=extended), chance)
+    losses: list[float] = []
+    for index in range(sizes.steps + 1):  # the last one has a rate of 0, and tells the loss of the result
+        rate = RATE * min(1.0, (index + 1) / WARM_UP) * (1 + np.cos(np.pi * index / sizes.steps)) / 2
+        batch, log_s = next(drawn)
+        now = jnp.float32(index + 1), jnp.float32(rate)
+        params, mean, square, lost = step(params, mean, square, *now, batch, log_s.astype(np.float32))
+        losses.append(float(lost))
+        if index % 100 == 99:
+            print(f"{NAMES[extended]}: step {index + 1}, loss {np.mean(losses[-100:]):.4f}", flush=True)
+    weights = {name: np.asarray(array) for name, array in params.items()}
+    error = np.abs(np.log(predicted_seconds(weights, batch)) - log_s)
+    in_numpy = np.where(error < HUBER, error**2 / (2 * HUBER), error - HUBER / 2).mean()
+    return Trained(weights, losses, abs(in_numpy / losses[-1] - 1), time.process_time() - began)
+
+
+def measured(sizes: Sizes, *roles: str) -> list[Labelled]:
+    """Return the measured segments of the networks that have one of these roles."""
+    device = board()
+    found = (
+        labelled(graph, device, index, sizes.segments)
+        for index, graph in enumerate(networks(sizes.networks))
+        if role(index) in roles
+    )
+    return [one.up_to(sizes.longest) for one in found]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="where the weights are written")
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and the order of the batches")
+    parser.add_argument("--steps", type=int, default=Sizes.steps, help="of each training")
+    parser.add_argument("--short", action="store_true", help="the extended features, short segments, 24 steps, for CI")
+    args = parser.parse_args()
+    sizes = SHORT if args.short else Sizes(steps=args.steps)
+    began = time.perf_counter()
+    if args.short:
+        found = {True: trained(True, sizes, args.seed)}
+    else:
+        spawned = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
+        with ProcessPoolExecutor(len(FILES), spawned) as pool:
+            run = functools.partial(trained, sizes=sizes, seed=args.seed)
+            found = dict(zip(FILES, pool.map(run, FILES), strict=True))
+    for extended, one in found.items():
+        first, last = np.mean(one.losses[:5]), np.mean(one.losses[-5:])
+        print(
+            f"{NAMES[extended]}: loss {first:.3f} -> {last:.4f} in {sizes.steps} steps, {one.cpu_s:.0f} s of CPU time; "
+            f"numpy is {one.disagreement:.1e} off JAX"
+        )
+        if not (last < first and one.disagreement < 1e-4):
+            raise SystemExit(f"{NAMES[extended]}: nothing was learned, or numpy computes another network than JAX")
+    report(found, sizes, args)
+    print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+def report(found: dict[bool, Trained], sizes: Sizes, args: argparse.Namespace) -> None:
+    """Show the errors, and write the weights where that is asked."""
+    device, cached_bytes = board(), shipped_model().cached_bytes or 0
+    chosen, tested = (measured(sizes, part) for part in (CHOSEN, TESTED))
+    keras = (
+        []
+        if args.short
+        else [labelled(graph, device, KERAS + i, sizes.segments) for i, graph in enumerate(keras_networks())]
+    )
+    predictors: dict[str, Predictor] = {
+        "the shipped model": by_model,
+        "least squares": by_least_squares(measured(sizes, LEARNED), cached_bytes),
+        "all but the residual": by_board(device),
+    }
+    for extended, one in found.items():
+        weights = {name: array.astype(np.float16).astype(np.float32) for name, array in one.weights.items()}
+        predictors[NAMES[extended]] = predictor = by_network(weights, cached_bytes)
+        if args.write:
+            figures = {
+                name: round(float(np.abs(errors(predictor, data)).mean()), 4)
+                for name, data in (("error, chosen", chosen), ("error, tested", tested), ("error, Keras", keras))
+            }
+            figures |= {"steps": sizes.steps, "CPU seconds": round(one.cpu_s)}
+            command = f"python benchmarks/train_predpar.py --write FOLDER --steps {sizes.steps} --seed {args.seed}"
+            path = args.write / FILES[extended]
+            write_weights(path, one.weights, WeightsNote(PURPOSE, VERSION, command, args.seed, figures=figures))
+            read_predictor(path)
+    tell(f"mean error, {len(tested)} test networks and {len(keras)} of Keras", predictors, tested, keras)
+
+
+if __name__ == "__main__":
+    main()
