@@ -11,7 +11,7 @@ import typer
 from tvm_pipeline.core.problem import OBJECTIVES
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.frontends import Shapes, Values, parse_shapes, parse_values
-from tvm_pipeline.planning import MEASURED, SCHEDULERS
+from tvm_pipeline.planning import MEASURED, PRED_PROFPAR, SCHEDULERS
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
 
 PlatformOption = Annotated[
@@ -64,7 +64,8 @@ SchedulerOption = Annotated[
     typer.Option(
         "--scheduler",
         help=f"best (of all exact ones), {MEASURED} (stages are compiled and measured until the plan stays, for "
-        f"Edge TPUs), or one of: {', '.join(SCHEDULERS)}.",
+        f"Edge TPUs), {PRED_PROFPAR} (the same by a trained predictor, Zou et al.), or one of: "
+        f"{', '.join(SCHEDULERS)}.",
     ),
 ]
 VerifyOption = Annotated[

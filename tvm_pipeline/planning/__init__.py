@@ -7,7 +7,7 @@ conflict.py      the reasons where there is no plan
 stage_orders.py  orders of operators whose activations fit into memory
 every_cut.py     every cut in two on two devices, to be measured
 rehearsal.py     plans for shared buses, chosen by simulation
-measured.py      the scheduler `measured`, whose stages are compiled and timed
+measured.py      the schedulers whose stages are compiled and timed
 corrected.py     its search: a partitioner that a model guides and measurements correct
 deployment.py    several models on one platform
 search/          exact searches by dynamic programming
@@ -17,9 +17,9 @@ learned/         schedulers that were trained
 baselines/       plans without a proof, to compare with
 """
 
-from tvm_pipeline.planning.measured import MEASURED
+from tvm_pipeline.planning.measured import MEASURED, MEASURING, PRED_PROFPAR
 from tvm_pipeline.planning.planner import BEST, plan
 from tvm_pipeline.planning.power_modes import plan_modes
 from tvm_pipeline.planning.registry import SCHEDULERS, Scheduler
 
-__all__ = ["BEST", "MEASURED", "SCHEDULERS", "Scheduler", "plan", "plan_modes"]
+__all__ = ["BEST", "MEASURED", "MEASURING", "PRED_PROFPAR", "SCHEDULERS", "Scheduler", "plan", "plan_modes"]

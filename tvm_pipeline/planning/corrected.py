@@ -88,7 +88,7 @@ def corrected_partition(
         for segment in sorted(unknown, key=lambda segment: -believed_s[segment]):
             if spent():
                 break
-            measured_s[segment] = _measured(measure, *segment, refusals)
+            measured_s[segment] = measured_or_refused(measure, *segment, refusals)
             if measured_s[segment] >= limit_s:
                 break
         else:
@@ -177,6 +177,25 @@ def model_seconds(problem: Problem, devices: Sequence[Device]) -> Floats:
     return np.where((starts < ends) & fits & (taken_s < costs.impossible), taken_s, math.inf)
 
 
+def measured_or_refused(measure: Callable[[int, int], float], start: int, end: int, refusals: list[Exception]) -> float:
+    """Return the measured seconds of a segment, infinite where the device refuses it.
+
+    Args:
+        refusals: takes the errors with which it refuses.
+
+    Raises:
+        ProfileError: the seconds are negative or NaN.
+    """
+    try:
+        seconds = float(measure(start, end))
+    except (ModelError, PlanError) as error:
+        refusals.append(error)
+        return math.inf
+    if not seconds >= 0:
+        raise ProfileError(f"operators {start} to {end - 1} took {seconds} s on the device; measure again")
+    return seconds
+
+
 def _proposed(believed_s: Floats, measured_s: Floats, segments: int, limit_s: float) -> list[tuple[int, int]]:
     """Return the segments of the next partition, each with an estimate below `limit_s`; [] where there is none."""
     target_s = math.nextafter(limit_s, -math.inf)
@@ -188,18 +207,6 @@ def _proposed(believed_s: Floats, measured_s: Floats, segments: int, limit_s: fl
     # target, where noise does not matter.
     share = np.where(fits, believed_s, 0.0) / max(target_s, sys.float_info.min)
     return cheapest_segments(np.where(fits, np.isnan(measured_s) + share**4, math.inf), segments, np.add)
-
-
-def _measured(measure: Callable[[int, int], float], start: int, end: int, refusals: list[Exception]) -> float:
-    """Return the measured seconds of a segment, infinite where the device refuses it."""
-    try:
-        seconds = float(measure(start, end))
-    except (ModelError, PlanError) as error:
-        refusals.append(error)
-        return math.inf
-    if not seconds >= 0:
-        raise ProfileError(f"operators {start} to {end - 1} took {seconds} s on the device; measure again")
-    return seconds
 
 
 def _count(measured_s: Floats) -> int:

@@ -31,7 +31,7 @@ from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, 
 from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
-from tvm_pipeline.planning.measured import MEASURED, SegmentTimer, measured_plan
+from tvm_pipeline.planning.measured import MEASURING, SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import LIMITS, SCHEDULERS
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
@@ -67,7 +67,7 @@ def plan(
     """Return the best plan of `problem` by the scheduler of that name, or of all schedulers (`best`), with the reason.
 
     Args:
-        measure: a function that times a stage on a device, for the scheduler `measured`; see `profiling.stage_timer`.
+        measure: a function that times a stage on a device, for schedulers of MEASURING; see `profiling.stage_timer`.
         progress: a function that is called with a few words about each long step, before the step.
 
     Raises:
@@ -85,8 +85,8 @@ def plan(
         ('d0',)
     """
     _check(problem, scheduler)
-    if scheduler == MEASURED:
-        return _of_mode(problem, measured_plan(problem, measure, progress))
+    if scheduler in MEASURING:
+        return _of_mode(problem, measured_plan(problem, measure, progress, scheduler))
     decision = proposed(problem, scheduler)
     if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
         progress("simulating the best plans, with turns on the bus")
@@ -123,7 +123,7 @@ def _check(problem: Problem, scheduler: str) -> None:
             f"platform {problem.platform.name} has {len(devices)} devices; plans are made for up to {MOST_DEVICES}: "
             "leave some out of the platform file"
         )
-    if scheduler not in (BEST, MEASURED):
+    if scheduler not in (BEST, *MEASURING):
         _check_declared(problem, scheduler)
     if problem.objective == "energy":
         require_energy(problem)
@@ -135,7 +135,7 @@ def _check_declared(problem: Problem, scheduler: str) -> None:
     """Raise OptionError where there is no such scheduler, or it does not declare the problem's objective and limits."""
     declared = SCHEDULERS.get(scheduler)
     if declared is None:
-        names = ", ".join((BEST, *SCHEDULERS, MEASURED))
+        names = ", ".join((BEST, *SCHEDULERS, *MEASURING))
         raise OptionError(f"no scheduler is called {scheduler}; there are {names}", option="scheduler", value=scheduler)
     if problem.objective not in declared.objectives:
         raise OptionError(

@@ -18,6 +18,7 @@ from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
+from tvm_pipeline.planning.learned.predpar import predpar
 from tvm_pipeline.planning.learned.respect import respect
 from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
@@ -104,5 +105,11 @@ SCHEDULERS: dict[str, Scheduler] = {
         "the best pipeline along an order that a neural network chose (RESPECT)",
         BY_CUTS,
         frozenset({"min_throughput_fps", "max_latency_s"}),
+    ),
+    "predpar": Scheduler(
+        predpar,
+        "segments of Edge TPUs by learned seconds, after Zou et al.",
+        frozenset[Objective]({"throughput"}),
+        instead="chain or best",
     ),
 }

@@ -120,7 +120,7 @@ def checked_objective(text: str) -> Objective:
 
 def checked_scheduler(text: str) -> str:
     """Return the name of a scheduler; raises OptionError where there is none."""
-    known = (planning.BEST, *planning.SCHEDULERS, planning.MEASURED)
+    known = (planning.BEST, *planning.SCHEDULERS, *planning.MEASURING)
     if text not in known:
         raise OptionError(
             f"no scheduler is called {text}; there are {', '.join(known)}", option="scheduler", value=text

@@ -7,4 +7,6 @@ sequences.py          the repair of a sequence, and the best plan along it
 respect.py            the scheduler `respect`
 segment_features.py   what a predictor of seconds is told of a segment
 segment_predictor.py  PredPar's predictor of the seconds of segments
+partition_search.py   PredPar's and Pred-ProfPar's search for cuts
+predpar.py            the scheduler `predpar`, and the shipped predictor
 """

@@ -83,7 +83,7 @@ class GraphFeatures:
         reads: n x n.
         bytes_across: n+1; bytes of the tensors that cross each position of the order.
         params_before, macs_before: n+1; sums over the operators before each position.
-        cached_bytes: of parameters that the device keeps.
+        kept_bytes: of parameters that the device keeps from frame to frame.
         extended: which set of features this is.
     """
 
@@ -94,7 +94,7 @@ class GraphFeatures:
     bytes_across: Integers
     params_before: Integers
     macs_before: Integers
-    cached_bytes: int
+    kept_bytes: int
     extended: bool
 
     def __len__(self) -> int:
@@ -132,7 +132,7 @@ class GraphFeatures:
 
     def _segment_numbers(self, starts: Integers, ends: Integers) -> Floats32:
         params = self.params_before[ends] - self.params_before[starts]
-        beyond = np.maximum(0, params - self.cached_bytes)
+        beyond = np.maximum(0, params - self.kept_bytes)
         told = [self.bytes_across[starts], self.bytes_across[ends], params, beyond]
         if self.extended:
             told += [self.macs_before[ends] - self.macs_before[starts], ends - starts]
@@ -168,7 +168,7 @@ def graph_features(graph: OperatorGraph, cached_bytes: int, *, extended: bool) -
         bytes_across=prefixes(graph).crossing_bytes,
         params_before=np.cumsum([0, *(operator.param_bytes for operator in operators)]),
         macs_before=np.cumsum([0, *(operator.macs for operator in operators)]),
-        cached_bytes=cached_bytes,
+        kept_bytes=cached_bytes,
         extended=extended,
     )
 
