@@ -134,7 +134,7 @@ def pred_profpar_partition(
         slowest_s = 0.0
         for _, segment in sorted(zip(predicted_s, found, strict=True), reverse=True):
             slowest_s = max(slowest_s, one_s(segment))
-            if slowest_s >= best_s or math.isinf(slowest_s):
+            if slowest_s >= best_s:  # also where both are infinite
                 return math.inf
         best_s = slowest_s
         return slowest_s

@@ -219,7 +219,8 @@ def read_predictor(path: Path | str) -> tuple[Weights, WeightsNote]:
     width = found.get("units", (0,))[-1]
     fitting = [shapes(extended=extended, layers=layers, width=width, heads=heads) for extended in (False, True)]
     if found not in fitting or not layers or not heads or not width or width % heads:
-        wrong = sorted(name for name, shape in {**fitting[1], **found}.items() if fitting[1].get(name) != shape)
+        wanted = fitting[len(weights["node"]) == EXTENDED_NUMBERS if "node" in weights else 0]
+        wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
         raise ModelError(
             f"{path}: the weights are not those of a predictor of {layers} layers, {heads} heads and width {width}: "
             f"look at {', '.join(wrong) or 'the width'}; train them again"
