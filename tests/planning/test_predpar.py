@@ -201,6 +201,19 @@ def test_each_segment_is_asked_once_and_alone_as_in_company():
     assert predictor.known == known
 
 
+def test_a_table_with_a_limit_leaves_out_what_is_long():
+    graph = chain_model(60).graph
+    weights = random_weights(extended=True)
+    whole_s = segment_predictor(graph, CACHE, weights).table()
+    limit_s = float(np.median(whole_s[np.isfinite(whole_s)]))
+    predictor = segment_predictor(graph, CACHE, weights)
+    table_s = predictor.table(limit_s)
+    asked = np.isfinite(table_s)
+    assert asked.sum() == len(predictor.known) < np.isfinite(whole_s).sum()
+    assert table_s[asked] == pytest.approx(whole_s[asked], rel=1e-4)
+    assert asked[whole_s <= limit_s].all()
+
+
 # The weights
 
 

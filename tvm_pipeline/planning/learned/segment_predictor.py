@@ -77,6 +77,7 @@ EPSILON = 1e-5
 
 # Scores of one call: what is computed at once fits the caches of a processor, and never takes much memory.
 _MOST_SCORES = 1 << 20
+_BLOCK = 16  # lengths that `table` asks together
 
 
 def shapes(
@@ -183,16 +184,25 @@ class SegmentPredictor:
             found = predicted_seconds(self.weights, self.features.batch(some))
             self.known.update(zip(some, found.tolist(), strict=True))
 
-    def table(self) -> Floats:
+    def table(self, limit_s: float = math.inf) -> Floats:
         """Return the predicted seconds of all segments [start, end], as n+1 x n+1, infinite where they are empty.
 
-        This takes a while: a graph of 100 operators has 5050 segments.
+        This takes a while: a graph of 100 operators has 5050 segments. With a limit, a segment is not asked, and
+        infinite, where a block of shorter ones from the same start all take more than that.
         """
         count = len(self.features)
-        self.ask((start, end) for start in range(count) for end in range(start + 1, count + 1))
         table_s = np.full((count + 1, count + 1), math.inf)
-        for (start, end), seconds in self.known.items():
-            table_s[start, end] = seconds
+        starts = list(range(count))
+        for length in range(1, count + 1, _BLOCK):
+            ends = [range(start + length, min(start + length + _BLOCK, count + 1)) for start in starts]
+            self.ask((start, end) for start, block in zip(starts, ends, strict=True) for end in block)
+            for start, block in zip(starts, ends, strict=True):
+                table_s[start, block.start : block.stop] = [self.known[start, end] for end in block]
+            starts = [
+                start
+                for start, block in zip(starts, ends, strict=True)
+                if block and table_s[start, block.start : block.stop].min() <= limit_s
+            ]
         return table_s
 
 
