@@ -28,7 +28,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,7 @@ from predpar_errors import Predictor, by_board, by_least_squares, by_model, by_n
 from tvm_pipeline.planning.learned.segment_features import SegmentBatch, graph_features
 from tvm_pipeline.planning.learned.segment_predictor import (
     EPSILON,
+    LARGEST,
     PURPOSE,
     UNIT_S,
     VERSION,
@@ -66,8 +67,9 @@ from tvm_pipeline.planning.learned.segment_predictor import (
 from tvm_pipeline.planning.learned.weights import Weights, WeightsNote, write_weights
 
 LENGTHS = (8, 16, 32, 64, 128, 320)  # to which segments are padded
-BATCH, BATCH_NODES = 256, 4096  # segments of a batch, and their operators with padding, at most
-RATE, DECAY, WARM_UP = 1e-3, 1e-2, 50  # of AdamW; steps
+LAYERS = 3
+BATCH, BATCH_NODES = 256, 2048  # segments of a batch, and their operators with padding, at most
+RATE, DECAY, WARM_UP = 2e-3, 1e-2, 50  # of AdamW; steps
 KERAS = 100_000  # the index of the first network of Keras
 HUBER = 0.1  # errors of the logarithm up to here count by their square
 FILES = {False: "predpar.npz", True: "predpar_extended.npz"}
@@ -80,7 +82,7 @@ class Sizes:
 
     networks: int = 600
     segments: int = 80  # of each network
-    steps: int = 2800  # of each training
+    steps: int = 6000  # of each training
     longest: int = LENGTHS[-1]  # in operators
 
 
@@ -121,7 +123,7 @@ def seconds(params: Params, batch: SegmentBatch) -> jax.Array:
     stacked = {name: array for name, array in params.items() if name in STACKED}
     h, _ = jax.lax.scan(layer, h, stacked)
     read = jax.nn.gelu(normal(h, params["last_norm"]) @ params["read"] + params["read_bias"])
-    units = jax.nn.softplus(read @ params["units"] + params["units_bias"])
+    units = jnp.exp(jnp.minimum(read @ params["units"] + params["units_bias"], LARGEST))
     return UNIT_S * jnp.sum(units * present, axis=1)
 
 
@@ -137,17 +139,21 @@ def normal(h: jax.Array, gain_and_shift: jax.Array) -> jax.Array:
 jax.tree_util.register_dataclass(SegmentBatch)
 
 
-def initial(extended: bool, chance: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return random weights: matrices by the number of their inputs, gains 1, all that is added 0."""
-    made = {}
-    for name, shape in shapes(extended=extended).items():
+def initial(extended: bool, units_bias: float, chance: np.random.Generator) -> dict[str, np.ndarray]:
+    """Return random weights: matrices by the number of their inputs, gains 1, all that is added 0.
+
+    What layers add to a node begins small, and the read-out at about the right seconds.
+    """
+    made: dict[str, np.ndarray] = {}
+    for name, shape in shapes(extended=extended, layers=LAYERS).items():
         if name.endswith("_norm"):
             made[name] = np.broadcast_to([[1.0], [0.0]], shape)
         elif name.endswith("_bias"):
             made[name] = np.zeros(shape)
         else:
             inputs = 1 if name in ("kind", "in_degree") else shape[0] if name == "units" else shape[-2]
-            made[name] = chance.normal(0.0, 0.3 if inputs == 1 else inputs**-0.5, shape)
+            made[name] = chance.normal(0.0, 0.5 if inputs == 1 else inputs**-0.5, shape)
+    made["mixed"], made["down"], made["units_bias"] = 0.3 * made["mixed"], 0.3 * made["down"], np.array([units_bias])
     return {name: np.array(array, np.float32) for name, array in made.items()}
 
 
@@ -176,6 +182,31 @@ def of_rows(batches: Sequence[SegmentBatch], joined: Callable[[list[np.ndarray]]
     """Return a batch, each array of which is made of those of other batches."""
     names = SegmentBatch.__slots__
     return SegmentBatch(**{name: joined([getattr(batch, name) for batch in batches]) for name in names})
+
+
+class Scales:
+    """The mean and the deviation of each number that enters; the network learns with standardised ones."""
+
+    def __init__(self, found: Sequence[Bucket]) -> None:
+        numbers = np.concatenate([bucket.batch.numbers[bucket.batch.present] for bucket in found])
+        segment = np.concatenate([bucket.batch.segment for bucket in found])
+        self.of = {
+            "node": (numbers.mean(axis=0), numbers.std(axis=0)),
+            "virtual": (segment.mean(axis=0), segment.std(axis=0)),
+        }
+
+    def standardised(self, batch: SegmentBatch) -> SegmentBatch:
+        (mean, deviation), (segment_mean, segment_deviation) = self.of["node"], self.of["virtual"]
+        numbers, segment = (batch.numbers - mean) / deviation, (batch.segment - segment_mean) / segment_deviation
+        return replace(batch, numbers=numbers, segment=segment)
+
+    def unscaled(self, params: Params) -> Weights:
+        """Return the weights for numbers as they come."""
+        weights = {name: np.asarray(array) for name, array in params.items()}
+        for name, (mean, deviation) in self.of.items():
+            weights[name] = weights[name] / deviation[:, None]
+            weights[f"{name}_bias"] = weights[f"{name}_bias"] - mean @ weights[name]
+        return weights
 
 
 def buckets(data: Sequence[Labelled], *, extended: bool) -> list[Bucket]:
@@ -253,19 +284,25 @@ def trained(extended: bool, sizes: Sizes, seed: int) -> Trained:
     """Train one predictor, in a process of its own."""
     began = time.process_time()
     chance = np.random.default_rng(seed)
-    params: Params = jax.tree.map(jnp.asarray, initial(extended, chance))
+    found = buckets(measured(sizes, LEARNED), extended=extended)
+    scales = Scales(found)
+    # Of the mean segment, if all its nodes took the same time.
+    share = np.concatenate([bucket.log_s - np.log(UNIT_S * (1 + bucket.batch.present.sum(axis=1))) for bucket in found])
+    params: Params = jax.tree.map(jnp.asarray, initial(extended, float(share.mean()), chance))
     mean, square = jax.tree.map(jnp.zeros_like, params), jax.tree.map(jnp.zeros_like, params)
-    drawn = batches(buckets(measured(sizes, LEARNED), extended=extended), chance)
+    drawn = batches(found, chance)
     losses: list[float] = []
     for index in range(sizes.steps + 1):  # the last one has a rate of 0, and tells the loss of the result
         rate = RATE * min(1.0, (index + 1) / WARM_UP) * (1 + np.cos(np.pi * index / sizes.steps)) / 2
         batch, log_s = next(drawn)
         now = jnp.float32(index + 1), jnp.float32(rate)
-        params, mean, square, lost = step(params, mean, square, *now, batch, log_s.astype(np.float32))
+        params, mean, square, lost = step(
+            params, mean, square, *now, scales.standardised(batch), log_s.astype(np.float32)
+        )
         losses.append(float(lost))
         if index % 100 == 99:
             print(f"{NAMES[extended]}: step {index + 1}, loss {np.mean(losses[-100:]):.4f}", flush=True)
-    weights = {name: np.asarray(array) for name, array in params.items()}
+    weights = scales.unscaled(params)
     error = np.abs(np.log(predicted_seconds(weights, batch)) - log_s)
     in_numpy = np.where(error < HUBER, error**2 / (2 * HUBER), error - HUBER / 2).mean()
     return Trained(weights, losses, abs(in_numpy / losses[-1] - 1), time.process_time() - began)

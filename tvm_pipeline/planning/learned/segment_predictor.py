@@ -13,7 +13,7 @@ With S = L + 1 nodes, the virtual node first, W the width and H the heads, of W 
         score   = q . k / sqrt(W / H) + pair_bias[...]        of every two nodes, and the softmax over k's nodes
         h      += concat(softmax(score) @ v) @ mixed + mixed_bias
         h      += gelu(norm(h) @ up + up_bias) @ down + down_bias
-    seconds = UNIT_S * sum over nodes of softplus(gelu(norm(h) @ read + read_bias) @ units + units_bias)
+    seconds = UNIT_S * sum over nodes of exp(min(gelu(norm(h) @ read + read_bias) @ units + units_bias, LARGEST))
 
 So a longer segment takes more by construction, up to what nodes tell each other. `norm` is layer normalisation with
 EPSILON, then times gain, plus shift; gelu is its tanh form. A pair of nodes (i, j), where i asks and j is asked, has
@@ -74,6 +74,7 @@ PAIRS = 5
 READS, READ, AFTER, BEFORE, VIRTUAL = range(PAIRS)
 UNIT_S = 1e-4
 EPSILON = 1e-5
+LARGEST = 14.0  # logarithm of a node's units: two minutes, so that nothing overflows
 
 # Scores of one call: what is computed at once fits the caches of a processor, and never takes much memory.
 _MOST_SCORES = 1 << 20
@@ -133,7 +134,7 @@ def predicted_seconds(weights: Weights, batch: SegmentBatch) -> Floats:
         wide = _gelu(_normal(h, weights["mlp_norm"][layer]) @ weights["up"][layer] + weights["up_bias"][layer])
         h = h + wide @ weights["down"][layer] + weights["down_bias"][layer]
     read = _gelu(_normal(h, weights["last_norm"]) @ weights["read"] + weights["read_bias"])
-    units = np.logaddexp(0, read @ weights["units"] + weights["units_bias"])
+    units = np.exp(np.minimum(read @ weights["units"] + weights["units_bias"], np.float32(LARGEST)))
     seconds: Floats = UNIT_S * np.where(present, units, 0).astype(np.float64).sum(axis=1)
     return seconds
 
