@@ -1,6 +1,7 @@
 """Planning: from a Problem to a Plan with its bound. Nothing here imports TVM.
 
 planner.py       the entry `plan`, a sequence of named steps
+contenders.py    the plans that compete in the default, and the bound of them all
 power_modes.py   the best plan over the power modes of a machine
 registry.py      the schedulers, with the objectives and limits that they declare
 conflict.py      the reasons where there is no plan

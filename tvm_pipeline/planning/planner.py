@@ -19,27 +19,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
-from tvm_pipeline.core.platform import disjoint_sets
-from tvm_pipeline.core.problem import OBJECTIVES, Problem, by_tensors, counts_edges
-from tvm_pipeline.cost.device_costs import counts_period, idle_w, require_caches, require_energy
-from tvm_pipeline.cost.evaluate import idle_share, judged
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, PlatformError
+from tvm_pipeline.core.problem import OBJECTIVES, Problem, counts_edges
+from tvm_pipeline.cost.device_costs import idle_w, require_caches, require_energy
+from tvm_pipeline.cost.evaluate import idle_share
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError, PlatformError
 from tvm_pipeline.planning import rehearsal
-from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
+from tvm_pipeline.planning.contenders import Found, Maker, bound_within, chain_of, contenders, made, with_time_left
 from tvm_pipeline.planning.measured import MEASURING, SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import LIMITS, SCHEDULERS
-from tvm_pipeline.planning.sat.cp_sat import cp_sat
-from tvm_pipeline.planning.search.cuts import Cuts, prefixes
-from tvm_pipeline.planning.search.cuts import ideals as listed_ideals
-from tvm_pipeline.planning.search.dynamic_programming import chain, least_period, plan_over
-from tvm_pipeline.planning.search.revisits import revisits
-from tvm_pipeline.planning.search.space import replica_units, single_units
-from tvm_pipeline.planning.search.work_bound import bound_of_all, shares_replicas
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
 BEST = "best"
@@ -47,14 +39,6 @@ MOST_DEVICES = 64
 
 # The schedulers to use where communication is counted by edges.
 BY_EDGES = "cp-sat or best"
-
-# `best` gives CP-SAT this time where the downsets are too many to list and the problem has no time limit.
-CP_SAT_S = 60.0
-# `best` searches for replicated stages over all downsets up to this number, else over the graph's own order.
-MOST_HYBRID_CUTS = 10_000
-
-# A maker gets the plans of the makers before it, and returns plans of its own.
-_Maker = Callable[[list[Plan]], list[Plan]]
 
 
 def plan(
@@ -86,12 +70,19 @@ def plan(
     """
     _check(problem, scheduler)
     if scheduler in MEASURING:
-        return _of_mode(problem, measured_plan(problem, measure, progress, scheduler))
+        return _of_mode(problem, _bounded(problem, measured_plan(problem, measure, progress, scheduler)))
     decision = proposed(problem, scheduler)
     if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
         progress("simulating the best plans, with turns on the bus")
         decision = rehearsal.rehearsed(problem, decision, proposed)
     return _of_mode(problem, decision)
+
+
+def _bounded(problem: Problem, decision: Decision) -> Decision:
+    """Return the decision of the scheduler `measured`, whose plan has a bound of all plans by the measured stages."""
+    problem = replace(problem, profile=replace(problem.profile, segments=decision.segments))
+    plan = _with_bound(decision.plan, bound_within(problem))
+    return replace(decision, plan=plan, candidates=(plan,))
 
 
 def _of_mode(problem: Problem, decision: Decision) -> Decision:
@@ -112,7 +103,7 @@ def proposed(problem: Problem, scheduler: str = BEST) -> Decision:
         kept += _recut(problem, deadline)
     if not kept:
         raise _refusal(problem, scheduler, refused)
-    return _decided(problem, scheduler, found, kept, refused)
+    return _decided(problem, scheduler, found, kept, refused, deadline)
 
 
 def _check(problem: Problem, scheduler: str) -> None:
@@ -163,22 +154,7 @@ def _check_declared(problem: Problem, scheduler: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The result of the searches.
-
-    Attributes:
-        plans: distinct plans, best first, by the relaxation that was searched.
-        bound: no plan of any of the schedulers is better than this; None where that is not known.
-        error: the reason where there are no plans.
-    """
-
-    plans: list[Plan]
-    bound: tuple[float, ...] | None
-    error: NoPlanError | None = None
-
-
-def _searched(problem: Problem, scheduler: str, deadline: float | None) -> _Found:
+def _searched(problem: Problem, scheduler: str, deadline: float | None) -> Found:
     """Search without activations and without the stages that were measured as a whole, which searches do not count.
 
     The bound of this relaxation is one of the problem, unless stages were measured as a whole.
@@ -186,14 +162,14 @@ def _searched(problem: Problem, scheduler: str, deadline: float | None) -> _Foun
     operators_alone = replace(problem, profile=replace(problem.profile, segments=()))
     relaxed = replace(operators_alone, activations=False)
     if scheduler == BEST:
-        found = _candidates(relaxed, deadline)
+        found = contenders(relaxed, deadline)
         if not found.plans:
             raise found.error or InfeasibleError(f"no plan of {problem.graph.name} is possible")
         found.plans.sort(key=_preference)
         return found
     declared = SCHEDULERS[scheduler]
     plan = declared.run(operators_alone if "activations" in declared.counts else relaxed)
-    return _Found([plan], plan.bound)
+    return Found([plan], plan.bound)
 
 
 def _kept(problem: Problem, plans: list[Plan]) -> tuple[list[Plan], dict[Plan, PlanError]]:
@@ -215,14 +191,14 @@ def _recut(problem: Problem, deadline: float | None) -> list[Plan]:
     Raises:
         InfeasibleError: an operator fits on no device.
     """
-    limited = _with_time_left(problem, deadline)
-    # The simple plans are made again, because `_candidates` drops those that differ in their memory alone.
-    makers: dict[str, _Maker] = {
-        "chain": lambda _: [_chain(limited)],
+    limited = with_time_left(problem, deadline)
+    # The simple plans are made again, because `contenders` drops those that differ in their memory alone.
+    makers: dict[str, Maker] = {
+        "chain": lambda _: [chain_of(limited)],
         "single": lambda _: singles(limited),
         "replicas": lambda _: [replicas_of_any_count(limited)],
     }
-    plans, errors = _made(makers)
+    plans, errors = made(makers)
     plans = [plan for plan in plans if problem.stages in (None, len(plan.stages))]
     if not plans and errors:
         raise next(iter(errors.values()))
@@ -244,15 +220,24 @@ def _first(refused: dict[Plan, PlanError]) -> str:
 
 
 def _decided(
-    problem: Problem, scheduler: str, found: _Found, kept: list[Plan], refused: dict[Plan, PlanError]
+    problem: Problem,
+    scheduler: str,
+    found: Found,
+    kept: list[Plan],
+    refused: dict[Plan, PlanError],
+    deadline: float | None,
 ) -> Decision:
     """Return the best of the plans, with its bound and with the reason for the choice."""
     plans = sorted({plan.stages: plan for plan in reversed(kept)}.values(), key=_preference)
     if problem.profile.segments:
-        # The searches' bound counts times of operators. It is no bound of the times of whole stages.
+        # The searches' bound counts times of operators. It is no bound of the times of whole stages; that follows.
         plans = [replace(plan, status="feasible", bound=None) for plan in plans]
     elif scheduler == BEST or refused:
         plans[0] = _with_bound(plans[0], found.bound)
+    if any(plan.bound is None for plan in plans):
+        known = found.bound if scheduler == BEST and not problem.profile.segments else None
+        bound = known if known is not None else bound_within(problem, deadline)
+        plans = [_with_bound(plan, bound) if plan.bound is None else plan for plan in plans]
     if scheduler != BEST:
         why = f"it was asked for with `scheduler` {scheduler}"
     else:
@@ -280,133 +265,6 @@ def _with_bound(best: Plan, bound: tuple[float, ...] | None) -> Plan:
     if all(math.isclose(value, limit, rel_tol=1e-9) for value, limit in zip(best.value, bound, strict=True)):
         return replace(best, status="optimal", bound=best.value)
     return replace(best, status="feasible", bound=bound)
-
-
-def _candidates(problem: Problem, deadline: float | None) -> _Found:
-    """Return the distinct plans of all schedulers that compete, and the bound that all their searches prove."""
-    plans, errors = _made(_makers(problem, deadline))
-    if problem.stages is not None:
-        plans = [plan for plan in plans if len(plan.stages) == problem.stages]
-    # Two algorithms that agree are one candidate, named after the simpler one.
-    distinct = list({plan.stages: plan for plan in reversed(plans)}.values())
-    # Of the errors, that of the search for pipelines tells most: it is the widest search that always runs.
-    return _Found(distinct, _common_bound(problem, plans, errors, deadline), errors.get("pipeline"))
-
-
-def _makers(problem: Problem, deadline: float | None) -> dict[str, _Maker]:
-    """Return the schedulers that compete for the objective of the problem, by name, the simplest first."""
-    # The downsets are listed once for all schedulers that cut the graph anywhere.
-    cuts = listed_ideals(problem.graph)
-
-    def left() -> Problem:
-        return _with_time_left(problem, deadline)
-
-    pipeline: dict[str, _Maker] = {"pipeline": lambda _: [_pipeline(left(), cuts)]}
-    if counts_edges(problem.objective):
-        return pipeline
-    if problem.is_lexicographic:
-        return {"chain": lambda _: [chain(left())], **pipeline}
-    makers: dict[str, _Maker] = {
-        "single": lambda _: _distinct(singles(problem)),
-        "replicas": lambda _: [replicas_of_any_count(problem)],
-        "two-stage": lambda _: [two_stage(problem)],
-        **pipeline,
-    }
-    # Replicated stages and devices that serve twice raise the throughput, and never shorten the latency of a frame.
-    if counts_period(problem):
-        makers["hybrid"] = lambda known: [_with_replicas(left(), cuts, known)]
-    unlimited = problem.max_latency_s is None and problem.min_throughput_fps is None
-    if problem.objective != "latency" and counts_period(problem) and unlimited and _has_few_sequences(problem):
-        makers["revisits"] = lambda _: [revisits(left())]
-    return makers
-
-
-def _made(makers: Mapping[str, _Maker]) -> tuple[list[Plan], dict[str, NoPlanError]]:
-    """Return the plans of all makers, and the errors of those that make none."""
-    plans: list[Plan] = []
-    errors: dict[str, NoPlanError] = {}
-    for name, make in makers.items():
-        try:
-            plans += make(plans)
-        except NoPlanError as error:
-            errors[name] = error
-    return plans, errors
-
-
-def _common_bound(
-    problem: Problem, plans: list[Plan], errors: Mapping[str, NoPlanError], deadline: float | None
-) -> tuple[float, ...] | None:
-    """Return the bound that holds for the plans of every scheduler; None where a search proved nothing."""
-    # A search that ended before it had a plan, or whose plan misses a limit, has no bound either. The search of
-    # two-stage need not prove anything, because plans of two stages are pipelines, too.
-    unproven = any(not isinstance(error, InfeasibleError) for name, error in errors.items() if name != "two-stage")
-    bounds = [plan.bound for plan in plans if plan.bound is not None]
-    if not bounds or len(bounds) < len(plans) or unproven or (errors and deadline is not None):
-        return None
-    # Beside ordered operators, replicas may serve other stages, which the searches leave out.
-    if shares_replicas(problem):
-        bounds.append((bound_of_all(problem),))
-    return max(bounds) if problem.objective == "throughput" else min(bounds)
-
-
-def _with_time_left(problem: Problem, deadline: float | None) -> Problem:
-    """Return the problem with the time that is left until the deadline."""
-    return problem if deadline is None else replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
-
-
-def _distinct(plans: list[Plan]) -> list[Plan]:
-    """Return one plan for each prediction, since plans for equal devices have equal predictions."""
-    return list({plan.predicted: plan for plan in reversed(plans)}.values())
-
-
-def _with_replicas(problem: Problem, cuts: Cuts | None, known: list[Plan]) -> Plan:
-    """Return the best plan with replicated stages, or the best known plan where replicas are no better.
-
-    Where there are too many downsets, only the graph's own order is searched. The bound is then that of a relaxation
-    over all downsets.
-    """
-    of_count = [plan for plan in known if problem.stages in (None, len(plan.stages))]
-    best = min(of_count, key=cost_key, default=None)
-    searched = cuts if cuts is not None and len(cuts) <= MOST_HYBRID_CUTS else prefixes(problem.graph)
-    try:
-        plan = plan_over(problem, searched, replica_units, "hybrid", best)
-    except OptionError as error:
-        if best is None:
-            raise NoPlanError(str(error)) from error
-        return replace(best, status="feasible", bound=None)  # there are too many sets of replicas: nothing is proven
-    if searched is cuts:
-        return plan
-    if cuts is None or problem.objective != "throughput":
-        return replace(plan, status="feasible", bound=None)
-    bound = 1 / max(least_period(problem, cuts, replica_units), 1e-12)
-    return replace(plan, status="feasible", bound=(bound,))
-
-
-def _has_few_sequences(problem: Problem) -> bool:
-    """Return whether it takes about a second at most to try all sequences of devices."""
-    count = max(map(len, disjoint_sets(problem.platform.devices)))
-    return count <= 3 and len(problem.graph) * count**3 <= 8000
-
-
-def _pipeline(problem: Problem, cuts: Cuts | None) -> Plan:
-    """Return the best pipeline over all cuts of the graph, by the method that fits the graph and the objective."""
-    if cuts is not None and not counts_edges(problem.objective):
-        return plan_over(problem, cuts, single_units, "ideals")
-    started = time.monotonic()
-    guess = _chain(problem) if cuts is None else _by_edges(problem, lambda other: _pipeline(other, cuts))
-    most_s = CP_SAT_S if problem.time_limit_s is None else problem.time_limit_s - (time.monotonic() - started)
-    return cp_sat(replace(problem, time_limit_s=max(0.0, most_s)), guess.stages)
-
-
-def _chain(problem: Problem) -> Plan:
-    """The best pipeline along the graph's order, or a good one where communication is counted by edges."""
-    return _by_edges(problem, chain) if counts_edges(problem.objective) else chain(problem)
-
-
-def _by_edges(problem: Problem, plan_by_tensors: Callable[[Problem], Plan]) -> Plan:
-    """Return the plan that is best with communication counted by tensors; nothing is proven of it by edges."""
-    plan = plan_by_tensors(replace(problem, objective=by_tensors(problem.objective)))
-    return replace(judged(problem, plan), objective=problem.objective, status="feasible", bound=None)
 
 
 def _why(candidates: list[Plan]) -> str:

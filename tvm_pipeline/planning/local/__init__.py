@@ -5,4 +5,9 @@ graph_arrays.py   the graph as arrays
 device_arrays.py  the devices as arrays
 starts.py         first plans: orders, cut
 annealing.py      the loops that improve them
+bounds.py         the bound of all plans
+least_load.py     what every plan costs at least: operators, calls, first inputs, last outputs, fetches
+whole_stages.py   stages that were measured as a whole, in a bound that counts operators
+chain_bound.py    pipelines whose cuts do not contain one another: a bound with transfers
+least_crossing.py the least bytes that cross a cut, by minimum cuts in windows of work
 """

@@ -95,7 +95,7 @@ def dag_of(graph: OperatorGraph, children_together: bool) -> Dag:
         upstream, downstream = ancestors @ weights, ancestors.T @ weights
     else:
         upstream, downstream = _heaviest_paths(sources, param_bytes)
-    leader = _leaders(sources) if children_together else list(range(len(graph)))
+    leader = leaders_of(sources) if children_together else list(range(len(graph)))
     return Dag(graph, sources, leader, _flows(graph, ancestors), param_bytes, upstream, downstream)
 
 
@@ -119,7 +119,7 @@ def _heaviest_paths(sources: Neighbours, param_bytes: list[int]) -> tuple[npt.ND
     return up, down
 
 
-def _leaders(sources: Neighbours) -> list[int]:
+def leaders_of(sources: Neighbours) -> list[int]:
     """Return the leader of each operator, by union-find over the readers of each operator."""
     leader = list(range(len(sources)))
 

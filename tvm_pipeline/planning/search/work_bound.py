@@ -18,6 +18,9 @@ from tvm_pipeline.planning.search.cuts import Floats, prefixes
 
 # The weights of unequal devices settle to about a per cent within so many rounds.
 ROUNDS = 200
+# Graphs of many operators get fewer rounds: so many figures are weighed in a second or two.
+MOST_WEIGHED = 50_000_000
+FEWEST_ROUNDS = 10
 
 
 def shares_replicas(problem: Problem) -> bool:
@@ -54,13 +57,17 @@ def least_period_of_all(problem: Problem) -> float:
     """
     operators, platform = problem.graph.operators, problem.platform
     ordered = np.array([operator.ordered for operator in operators])
+    macs = np.array([operator.macs for operator in operators], np.float64)
     bounds = []
     for devices in disjoint_sets(platform.devices):
         # A device may be faster while others work; then the bound is that of its fastest.
         factors = [min(busy_factor(problem, d, n) for n in (1, len(devices))) for d in devices]
         costs = [cost_of(problem, device) for device in devices]
         seconds = np.array(
-            [[cost.alone_s(operator) * f for operator in operators] for cost, f in zip(costs, factors, strict=True)]
+            [
+                np.nan_to_num((cost.every_added_s(operators) + cost.every_work_s(macs)) * f, nan=np.inf)
+                for cost, f in zip(costs, factors, strict=True)
+            ]
         )
         least = seconds.min(axis=0)
         if np.isinf(least).any():
@@ -85,9 +92,11 @@ def spread_s(seconds: Floats) -> float:
             can.
     """
     count = len(seconds)
+    if (seconds == seconds[0]).all():
+        return float(seconds[0].sum()) / count
     weights, best = np.full(count, 1 / count), 0.0
     finite = np.where(np.isinf(seconds), 0.0, seconds)
-    for turn in range(ROUNDS):
+    for turn in range(max(FEWEST_ROUNDS, min(ROUNDS, MOST_WEIGHED // seconds.size))):
         weighted = weights[:, None] * seconds
         chosen = weighted.argmin(axis=0)
         best = max(best, float(weighted.min(axis=0).sum()))

@@ -1,0 +1,152 @@
+"""What every plan costs at least, whatever its cuts: its operators, calls, first inputs, last outputs and fetches.
+
+The figures are those of an imagined device that is as good as the best device in each. Next: `chain_bound.py`, which
+adds the transfers between stages, and `bounds.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_pipeline.core.platform import Device, Link, disjoint_sets
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.cost.device_costs import busy_factor, cost_of, counts_period
+from tvm_pipeline.planning.sat.staging import leaders_of
+from tvm_pipeline.planning.search.cuts import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Least:
+    """The least figures over all devices of a platform, for N operators, in seconds or joules.
+
+    Attributes:
+        devices: how many devices a plan can use.
+        replicates: whether stages may have replicas.
+        added, work: N; see `device_costs.py`.
+        param_bytes: N.
+        call: of a stage.
+        receive, link, send: the fixed cost and the cost of a byte, of what a stage receives, of a hop from another
+            device, and of what a stage sends.
+        spill: for a byte of parameters beyond a cache; 0 where a device has none.
+        caches: the caches of the devices, the largest first.
+        first_bytes, last_bytes: what the first stage receives, and what the last one sends.
+        leaders: operators with the same leader share a stage.
+    """
+
+    devices: int
+    replicates: bool
+    added: Floats
+    work: Floats
+    param_bytes: Floats
+    call: float
+    receive: tuple[float, float]
+    link: tuple[float, float]
+    send: tuple[float, float]
+    spill: float
+    caches: Floats
+    first_bytes: int
+    last_bytes: int
+    leaders: list[int]
+
+    @property
+    def most_cached(self) -> float:
+        """The largest cache, where every device has one."""
+        return float(self.caches[0]) if self.spill else 0.0
+
+    def total(self, stages: int | None, boundary_bytes: float = 0.0) -> float:
+        """Return the least sum over the stages of a plan.
+
+        Args:
+            stages: the number of stages, where it is known.
+            boundary_bytes: the least bytes that cross a boundary between two stages.
+        """
+        fixed = self.receive[0] + self.send[0]
+        moved = self.first_bytes * self.receive[1] + self.last_bytes * self.send[1]
+        hop = self.link[0] + fixed + boundary_bytes * (self.receive[1] + self.link[1] + self.send[1])
+        count = stages or 1
+        cached = float(self.caches[: stages or self.devices].sum()) if self.spill else 0.0
+        fetched = self.spill * max(0.0, float(self.param_bytes.sum()) - cached)
+        computed = float(self.added.sum()) + max(float(self.work.sum()), fetched)
+        return computed + count * self.call + fixed + moved + (count - 1) * hop
+
+    def largest(self) -> float:
+        """Return the least cost of a stage that holds the operators that cost most of those that stand together."""
+        alone = self.added + self.work
+        return float(np.bincount(self.leaders, alone).max()) + self.call
+
+
+def least_of(problem: Problem, scale: Sequence[float], *, joules: bool = False, shared: bool = False) -> Least:
+    """Return the least figures of a problem's devices.
+
+    Args:
+        scale: a factor for the seconds of each device: how much slower it is beside others, or its watts.
+        joules: whether measured joules of operators replace their scaled seconds.
+        shared: whether a replica may serve other stages.
+    """
+    graph, devices = problem.graph, problem.platform.devices
+    operators = graph.operators
+    added, work, spill = [], [], []
+    receive, send, calls, caches = [], [], [], []
+    macs = np.array([operator.macs for operator in operators], np.float64)
+    for device, factor in zip(devices, scale, strict=True):
+        costs = cost_of(problem, device)
+        seconds = costs.every_added_s(operators)
+        measured_j = [costs.added_j(operator) for operator in operators] if joules else [None]
+        figures = seconds * factor if None in measured_j else np.array(measured_j, np.float64)
+        added.append(np.where(np.isnan(seconds), np.inf, figures))
+        work.append(np.where(np.isnan(seconds), np.inf, costs.every_work_s(macs) * factor))
+        calls.append(costs.call_s * factor)
+        spill.append(costs.spill_s_per_byte * factor)
+        caches.append(costs.cached_bytes)
+        receive.append((costs.receive.latency_s * factor, costs.receive.s_per_byte * factor))
+        send.append((costs.send.latency_s * factor, costs.send.s_per_byte * factor))
+    widest = max(map(len, disjoint_sets(devices)))
+    stages = problem.stages or 1
+    inputs, outputs = {tensor.name for tensor in graph.inputs}, set(graph.outputs)
+    sizes, readers = graph.tensors, graph.edges.readers
+    return Least(
+        devices=widest,
+        replicates=shared or (counts_period(problem) and widest > stages),
+        added=np.min(added, axis=0),
+        work=np.min(work, axis=0),
+        param_bytes=np.array([operator.param_bytes for operator in operators], np.float64),
+        call=min(calls),
+        receive=_least_pair(receive),
+        link=_least_link(problem, devices, scale),
+        send=_least_pair(send),
+        spill=min(spill) if all(map(math.isfinite, caches)) else 0.0,
+        caches=np.sort(caches)[::-1],
+        first_bytes=sum(sizes[name].bytes for name in inputs if readers[name] or name in outputs),
+        last_bytes=sum(sizes[name].bytes for name in outputs),
+        leaders=leaders_of(graph.edges.before) if problem.children_together else list(range(len(graph))),
+    )
+
+
+def busy_scale(problem: Problem, working: int) -> list[float]:
+    """Return how many times slower each device is at least in a plan of `working` devices or more."""
+    devices = problem.platform.devices
+    return [min(busy_factor(problem, device, n) for n in {working, len(devices)}) for device in devices]
+
+
+def _least_pair(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return min(fixed for fixed, _ in pairs), min(per_byte for _, per_byte in pairs)
+
+
+def _least_link(problem: Problem, devices: Sequence[Device], scale: Sequence[float]) -> tuple[float, float]:
+    """Return the least fixed cost and cost of a byte over the links between two of the devices."""
+    links: dict[tuple[str, str], Link] = {}
+    for link in (*problem.platform.links, *problem.profile.links):
+        links.setdefault((link.source, link.destination), link)
+    names = [device.name for device in devices]
+    pairs = []
+    for index, destination in enumerate(names):
+        for source in names[:index] + names[index + 1 :]:
+            found = links.get((source, destination))
+            if found is None:
+                return 0.0, 0.0
+            pairs.append((found.latency_s * scale[index], found.transfer.s_per_byte * scale[index]))
+    return _least_pair(pairs) if pairs else (0.0, 0.0)
