@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from tests.support.graphs import Traits, random_chain, random_platform, randoms
-from tvm_pipeline.core.device_model import DeviceModel
+from tvm_pipeline.core.device_model import DeviceModel, KindFactor
 from tvm_pipeline.core.platform import Device, Link, Platform, disjoint_sets, find_link, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.errors import PlatformError
@@ -135,6 +135,22 @@ def test_a_file_says_models_and_buses(tmp_path: Path) -> None:
         (Link("cpu", "tpu0", 0.0, 4e9, bus="usb"),),
     )
     assert read_platform(write(tmp_path, platform_toml(platform))) == platform
+
+
+def test_a_calibrated_roofline_is_written_with_its_error(tmp_path: Path) -> None:
+    kinds = (KindFactor("conv2d 1x1 float32", 1.25), KindFactor('a "kind"', 0.5))
+    model = DeviceModel(2e9, 1e-6, bytes_per_s=8e9, kind=kinds, error=0.08)
+    platform = Platform("box", (Device("cpu0", model=model, cores=(0,)), Device("cpu1")), (Link("cpu0", "cpu1"),))
+    text = platform_toml(platform, ["fitted\nto stages", "", "by hand"])
+    assert text.splitlines()[:5] == ["# fitted", "# to stages", "#", "# by hand", ""]
+    assert read_platform(write(tmp_path, text)) == platform
+
+
+@pytest.mark.parametrize("error", ["-0.1", "inf", "nan"])
+def test_a_model_s_error_is_a_share(tmp_path: Path, error: str) -> None:
+    text = f'name = "box"\n[[device]]\nname = "cpu0"\n[device.model]\nerror = {error}\n'
+    with pytest.raises(PlatformError, match="platform box, device cpu0: in its model"):
+        read_platform(write(tmp_path, text))
 
 
 @given(randoms())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -51,6 +52,17 @@ def test_a_bottleneck_that_serves_several_stages_counts_all_of_them() -> None:
     fast = replace(problem.profile.devices["b"], seconds={"read": 0.001, "compute": 0.004, "write": 0.004})
     problem = replace(problem, profile=replace(problem.profile, devices={**problem.profile.devices, "b": fast}))
     assert evaluate(problem, stages).predicted.uncertainty == pytest.approx(0.9 / 5)
+
+
+def test_a_calibrated_model_is_as_uncertain_as_its_error() -> None:
+    """Normal errors of 10 % in the mean are within 24.6 % in 95 of 100 cases; work and overhead count alike."""
+    problem = application()
+    for figures in (DeviceModel(1e3, operator_s=0.001, error=0.1), DeviceModel(1e3, bytes_per_s=1e3, error=0.1)):
+        devices = tuple(Device(name, model=figures) for name in ("a", "b"))
+        profile = replace(problem.profile, devices={})
+        modelled = replace(problem, platform=Platform("box", devices), profile=profile)
+        predicted = evaluate(modelled, split(2)).predicted
+        assert predicted.uncertainty == pytest.approx(0.1 * 1.96 * (math.pi / 2) ** 0.5)
 
 
 def test_an_unknown_device_makes_the_plan_unknown() -> None:

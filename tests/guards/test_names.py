@@ -49,6 +49,7 @@ UNITLESS = {
         "macs",
         "lost_macs",
         "factor",
+        "error",
         "r2",
         "busy_factor",
         "spread",

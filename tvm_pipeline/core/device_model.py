@@ -36,6 +36,9 @@ class DeviceModel:
     where `moved` are the bytes that the operator reads and writes, and `factor` is that of its kind in `kind`, else 1.
     These seconds take the place of `operator_s` and of `macs/rate` above.
 
+    `error` is stated where the model was calibrated: the mean of |predicted - measured| / measured over stages that were
+    left out of the fit (`tvm-pipeline calibrate`).
+
     Roofline: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009.
     """
 
@@ -48,6 +51,7 @@ class DeviceModel:
     refill_bytes_per_s: float | None = None
     bytes_per_s: float | None = None
     kind: tuple[KindFactor, ...] = ()
+    error: float | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -61,6 +65,7 @@ class DeviceModel:
             and all(0 <= t <= LONGEST_S for t in (self.call_s, self.operator_s))
             and (self.cached_bytes or 0) >= 0
             and all(0 < kind.factor < math.inf for kind in self.kind)
+            and (self.error is None or 0 <= self.error < math.inf)
         )
 
     @property

@@ -38,6 +38,8 @@ Floats = npt.NDArray[np.float64]
 # The lock of the Python interpreter, as a bus that all devices share.
 INTERPRETER = "interpreter"
 
+WIDTH_OF_ERROR = 1.96 * math.sqrt(math.pi / 2)  # half of a 95 % interval, over the mean absolute error
+
 _FREE = Transfer()
 
 
@@ -77,6 +79,7 @@ class DeviceCosts:
     _operator_s: float = 0.0
     _s_per_mac: float = 0.0
     _stages_s: Mapping[frozenset[str], float] | None = None
+    _error: float | None = None
 
     @property
     def serves_once(self) -> bool:
@@ -125,7 +128,12 @@ class DeviceCosts:
         return None if self._joules is None else self._joules[operator.name]
 
     def uncertain_s(self, operator: Operator) -> float | None:
-        """Return the half-width of the 95 % confidence interval of the operator's seconds; None where not known."""
+        """Return the half-width of the 95 % confidence interval of the operator's seconds; None where not known.
+
+        That of a calibrated model follows from its mean absolute error, as if errors were normal.
+        """
+        if self._error is not None:
+            return WIDTH_OF_ERROR * self._error * (self.added_s(operator) + self.work_s(operator))
         return None if self._uncertainty is None else self._uncertainty[operator.name] * self.added_s(operator)
 
     def spill_s(self, param_bytes: int) -> float:
@@ -214,6 +222,7 @@ def cost_of(problem: Problem, device: Device | str) -> DeviceCosts:
         receive=Transfer(0.0, model.input_bytes_per_s),
         send=Transfer(0.0, model.output_bytes_per_s),
         _operator_s=model.operator_s,
+        _error=model.error,
         _s_per_mac=0.0 if model.is_roofline else per_unit(model.macs_per_s),
     )
 
@@ -298,6 +307,11 @@ def can_time_operators(device: Device) -> bool:
     A device with a model computes whole stages only, unless the model is a roofline.
     """
     return bool(device.stand_in) or device.model is None or device.model.is_roofline
+
+
+def calibrated_error(device: Device) -> float | None:
+    """Return the error that the device's model states of itself; None where it has no calibrated model."""
+    return None if device.model is None else device.model.error
 
 
 def buses_of_parameters(problem: Problem) -> list[str]:

@@ -1,4 +1,4 @@
-"""How far a prediction may be off, from the confidence intervals of the profile.
+"""How far a prediction may be off, from the confidence intervals of the profile, or the errors of calibrated models.
 
 What disturbs a measurement, such as the temperature or another program, disturbs all operators of a device alike. So
 their errors are taken to add up, which is the cautious reading: of independent errors most would cancel out.
@@ -28,7 +28,7 @@ def uncertainty(
             them while it does nothing else: by so much a second that it saves shortens the time between frames.
 
     Returns:
-        None where the profile does not say it for a device of the plan.
+        None where neither the profile nor a calibrated model says it for a device of the plan.
     """
     taken_s: dict[str, float] = defaultdict(float)
     uncertain_s: dict[str, float] = defaultdict(float)
@@ -37,7 +37,7 @@ def uncertainty(
             half_width_s = costs.uncertain_s(operator)
             if half_width_s is None:
                 return None
-            taken_s[costs.device.name] += costs.added_s(operator) * share
+            taken_s[costs.device.name] += (costs.added_s(operator) + costs.work_s(operator)) * share
             uncertain_s[costs.device.name] += half_width_s * share
     slowest = {
         name: rate * _ratio(uncertain_s[name], taken_s[name]) for name, rate in bottleneck.items() if taken_s[name]
