@@ -36,8 +36,8 @@ class DeviceModel:
     where `moved` are the bytes that the operator reads and writes, and `factor` is that of its kind in `kind`, else 1.
     These seconds take the place of `operator_s` and of `macs/rate` above.
 
-    `error` is stated where the model was calibrated: the mean of |predicted - measured| / measured over stages that were
-    left out of the fit (`tvm-pipeline calibrate`).
+    `error` is stated where the model was calibrated (`tvm-pipeline calibrate`): the mean of
+    |predicted - measured| / measured over stages that were left out of the fit.
 
     Roofline: Williams, Waterman and Patterson, Communications of the ACM 52(4), 2009.
     """
