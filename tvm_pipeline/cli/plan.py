@@ -36,6 +36,7 @@ from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_
 from tvm_pipeline.report.tables import percent
 from tvm_pipeline.service.machine_modes import other_mode
 from tvm_pipeline.service.mode_profiles import decide_modes
+from tvm_pipeline.service.modelled import how_good, modelled
 from tvm_pipeline.service.predicted import FROM_SHAPES, from_shapes
 from tvm_pipeline.service.workflow import checked_objective, checked_scheduler, decide, planned
 
@@ -73,6 +74,8 @@ def command(
 ) -> None:
     """Plan a model: which device runs which operators.
 
+    Devices whose models were calibrated (`calibrate`) are not measured, unless --profile has figures of them.
+
     Example: tvm-pipeline plan model.onnx --objective latency -o plan.txt
     """
     chosen = checked_objective(objective)
@@ -87,7 +90,10 @@ def command(
     verify_seconds(verify, "--pareto lists plans and compares none" if front else several)
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     first = profiles[0] if profiles else None
-    with spinner() as tell, planned(model, shapes, platform, first, tell, warn, values=values) as subject:
+    with (
+        spinner() as tell,
+        planned(model, shapes, platform, first, tell, warn, values=values, from_models=True) as subject,
+    ):
         problem = subject.problem(
             chosen,
             stages,
@@ -107,16 +113,19 @@ def command(
             )
             decision, _ = decide(problem, scheduler, subject.compiled, tell, verify_s=seconds)
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
+    errors = modelled(problem.platform, problem.profile)
+    if errors:
+        warn(how_good(errors))
     if output:
         write_bytes(output, str(decision.plan).encode())
     if json:
         predicted = {FROM_SHAPES.replace(" ", "_"): from_shapes(subject.profile)}
-        print_json({**decision_json(decision, problem.platform), "memory": memories, **predicted})
+        print_json({**decision_json(decision, problem.platform), "memory": memories, **predicted, "modelled": errors})
     else:
         show(candidates_table(decision), json)
         for name, file in from_shapes(subject.profile).items():
             show(f"{name}: {FROM_SHAPES} by {file}, not measured", json)
-        if from_shapes(subject.profile) and decision.plan.predicted.uncertainty is not None:
+        if (errors or from_shapes(subject.profile)) and decision.plan.predicted.uncertainty is not None:
             doubt = percent(decision.plan.predicted.uncertainty)
             show(f"the chosen plan's figures may be off by {doubt}, if the errors of all operators add up", json)
         show(stages_memory_table(memories), json)

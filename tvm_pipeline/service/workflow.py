@@ -44,6 +44,7 @@ from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 from tvm_pipeline.service.doubts import elsewhere_warnings, known_devices, stand_in_warnings
 from tvm_pipeline.service.engine_fallback import compiled_by_engine
 from tvm_pipeline.service.machine_modes import other_mode, this_machine
+from tvm_pipeline.service.modelled import absence, to_measure
 from tvm_pipeline.service.power_meter import NONE, opened_meter
 from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
 
@@ -281,6 +282,7 @@ def planned(
     warn: Say = _log.warning,
     *,
     values: Values | None = None,
+    from_models: bool = False,
 ) -> Iterator[Planned]:
     """Open what a plan is to be made for.
 
@@ -288,6 +290,8 @@ def planned(
         source: a bundle (.tar), an operator graph (.json, for which nothing is run), or a model, which is compiled and
             measured. Where a device of the platform file has layer times, the model is compiled on this machine for its
             operators alone, and their seconds are predicted; see `predicted.py`.
+        from_models: without a profile, do not measure devices that have a calibrated model; see `modelled.py`. If all
+            have one, and one is not here, the model is compiled for its operators alone.
     """
     with ExitStack() as stack:
         is_model = not source.endswith(".tar") and (not source.endswith(".json") or is_relay(source))
@@ -313,15 +317,27 @@ def planned(
             machine = read_platform(platform) if platform else this_machine(None, warn)
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
             yield Planned(graph, machine, known, not_here=nothing_runs)
-        elif platform and names_layer_times(machine := read_platform(platform)):
-            tell(f"compiling {source} here for its operators: the seconds of {platform} are {FROM_SHAPES}")
+        elif platform and (absent := _absence(platform, from_models)):
+            tell(f"compiling {source} here for its operators alone: {absent}")
             graph = compile_source(source, shapes, None, tell, warn, values=values).compiled.graph
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform, warn)
-            yield Planned(graph, machine, known, not_here=f"{platform} has devices that are {FROM_SHAPES}")
+            yield Planned(graph, read_platform(platform), known, not_here=absent)
         else:
             made = compile_source(source, shapes, platform, tell, warn, values=values)
-            measured = measured_profile(made, profile, tell, warn)
-            yield Planned(made.compiled.graph, made.platform, measured, made.compiled)
+            machine = to_measure(made.platform) if from_models and not profile else made.platform
+            if machine:
+                known = measured_profile(replace(made, platform=machine), profile, tell, warn)
+            else:
+                known = unmeasured(made.compiled.graph)
+            yield Planned(made.compiled.graph, made.platform, known, made.compiled)
+
+
+def _absence(platform: Path, from_models: bool) -> str:
+    """Return why nothing can be compiled for a platform, where its figures need no measurement; empty else."""
+    machine = read_platform(platform)
+    if names_layer_times(machine):
+        return f"{platform} has devices that are {FROM_SHAPES}"
+    return absence(machine) if from_models else ""
 
 
 def decide(
