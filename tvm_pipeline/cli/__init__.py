@@ -19,6 +19,7 @@ import typer
 from tvm_pipeline import __version__
 from tvm_pipeline.cli import (
     bench,
+    calibrate,
     compile,
     deploy,
     devices,
@@ -51,6 +52,7 @@ for command in (
     tune,
     profile,
     layer_times,
+    calibrate,
     plan,
     simulate,
     deploy,

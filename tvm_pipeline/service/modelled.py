@@ -32,8 +32,8 @@ def how_good(errors: dict[str, float]) -> str:
         alike.setdefault(error, []).append(name)
     listed = "; ".join(f"{', '.join(names)}: calibrated with error {error:.0%}" for error, names in alike.items())
     return (
-        f"figures are modelled, not measured ({listed}, the mean over stages that were left out of the fit). Devices are "
-        "taken not to slow one another down; `tvm-pipeline profile` measures"
+        f"figures are modelled, not measured ({listed}, the mean over stages that were left out of the fit). Devices "
+        "are taken not to slow one another down; `tvm-pipeline profile` measures"
     )
 
 

@@ -65,6 +65,7 @@ SAME_NAMES = frozenset(
         "seconds",
         "source",
         "stages",
+        "stages_to_measure",
         "stall",
         "supervise",
         "threshold",

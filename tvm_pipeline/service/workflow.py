@@ -324,9 +324,9 @@ def planned(
             yield Planned(graph, read_platform(platform), known, not_here=absent)
         else:
             made = compile_source(source, shapes, platform, tell, warn, values=values)
-            machine = to_measure(made.platform) if from_models and not profile else made.platform
-            if machine:
-                known = measured_profile(replace(made, platform=machine), profile, tell, warn)
+            measured_on = to_measure(made.platform) if from_models and not profile else made.platform
+            if measured_on:
+                known = measured_profile(replace(made, platform=measured_on), profile, tell, warn)
             else:
                 known = unmeasured(made.compiled.graph)
             yield Planned(made.compiled.graph, made.platform, known, made.compiled)

@@ -1,0 +1,130 @@
+"""The command `calibrate`: from devices whose times follow a model to the platform file that `plan` reads."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.profiling.test_layer_times import network, several
+from tvm_pipeline import Device, Operator, OperatorGraph, Platform, read_platform
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.core.device_model import DeviceModel
+from tvm_pipeline.core.platform_text import platform_toml
+from tvm_pipeline.cost.modelled_stage import stage_table
+from tvm_pipeline.testing import FakeBackend, FakeModel, Hook, installed
+
+LAW = DeviceModel(macs_per_s=8e10, operator_s=1e-4, bytes_per_s=4e10)
+
+
+def working(seconds: float) -> Hook:
+    """Return a hook that takes so many seconds of the processor, whatever else runs there."""
+
+    def hook(_: int) -> None:
+        end_s = time.thread_time() + seconds
+        while time.thread_time() < end_s:
+            pass
+
+    return hook
+
+
+def zeros(operator: Operator, *_: Array) -> list[Array]:
+    return [np.zeros(tensor.shape, tensor.dtype) for tensor in operator.outputs]
+
+
+def paced(graph: OperatorGraph) -> FakeModel:
+    """Return the graph as a model that really takes the seconds of the law."""
+    functions = {operator.name: partial(zeros, operator) for operator in graph.operators}
+    hooks = {
+        (operator.name, "d0"): working(float(stage_table([(graph, [operator.name])]).seconds(LAW)[0]))
+        for operator in graph.operators
+    }
+    return FakeModel(graph, functions, hooks=hooks)
+
+
+@pytest.fixture
+def box(tmp_path, monkeypatch) -> Path:
+    """A platform file of two equal devices, in a folder with the files of two networks."""
+    monkeypatch.chdir(tmp_path)
+    for graph in several(2):
+        Path(f"{graph.name}.relay").write_text("its graph is known")
+    path = tmp_path / "box.toml"
+    path.write_text("# by hand\n" + platform_toml(Platform("box", (Device("d0", "fake"), Device("d1", "fake")))))
+    return path
+
+
+def test_the_file_that_it_writes_is_what_plan_reads(cli, box, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    out, graph = tmp_path / "calibrated.toml", tmp_path / "asked.json"
+    graph.write_bytes(msgspec.json.encode(network("asked", np.random.default_rng(9))))
+    with installed(FakeBackend(read_platform(box).devices, [paced(graph) for graph in several(2)])):
+        outcome = cli("calibrate", "net0.relay", "net1.relay", "--platform", box, "-o", out, "--stages-to-measure", 8)
+        assert outcome.code == 0, outcome.err
+        written = read_platform(out)
+        assert [device.model.error is not None for device in written.devices] == [True, True]
+        assert out.read_text().startswith("# Written by `tvm-pipeline calibrate`")
+        assert "d0, d1: error" in outcome.out
+        assert all(name in outcome.out for name in ("macs_per_s", "operator_s", "factor of conv2d 1x1 float32"))
+        planned = cli("plan", graph, "--platform", out, "--json")
+        assert planned.code == 0, planned.err
+        assert set(planned.json["modelled"]) == {"d0", "d1"}
+        again = cli("calibrate", "net0.relay", "--platform", out, "-o", out, "--stages-to-measure", 8, "--json")
+    assert again.code == 0, again.err
+    [group] = again.json["calibrated"]
+    assert group["devices"] == ["d0", "d1"]
+    assert len(group["stages"]) == 8
+    assert all(stage["seconds"] > 0 for stage in group["stages"])
+    assert group["constants"].keys() > {"macs_per_s", "operator_s"}
+    assert again.json["platform"] == str(out)
+
+
+def test_an_edge_tpu_that_is_missing_is_not_calibrated(cli, tmp_path, model):
+    (tmp_path / "coral.toml").write_text(
+        'name = "coral"\n[[device]]\nname = "tpu0"\nbackend = "edgetpu"\ntarget = "usb:0"\n'
+    )
+    outcome = cli("calibrate", model, "--platform", tmp_path / "coral.toml", "-o", tmp_path / "out.toml")
+    assert outcome.code == 1
+    assert "not calibrated: tpu0 is missing; its stages would run on" in outcome.err
+    assert not (tmp_path / "out.toml").exists()
+
+
+def test_where_it_cannot_write_it_measures_nothing(cli, box, tmp_path):
+    outcome = cli("calibrate", "net0.relay", "--platform", box, "-o", tmp_path / "none/out.toml")
+    assert outcome.code == 1
+    assert "cannot write" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 2, "Missing argument"),
+        (["absent.onnx"], 1, "absent.onnx: no such file"),
+        (["net0.relay", "net0.relay"], 2, "net0.relay is given twice"),
+        (
+            ["net0.relay", "--stages-to-measure", 3],
+            2,
+            "--stages-to-measure 3: the constants of a device need at least 5",
+        ),
+    ],
+)
+def test_wrong_use_is_one_line(cli, box, tmp_path, arguments, code, message):
+    outcome = cli("calibrate", *arguments, "--platform", box, "-o", tmp_path / "out.toml")
+    assert (outcome.code, message in outcome.err) == (code, True), outcome.err
+    assert not (tmp_path / "out.toml").exists()
+
+
+def test_layer_times_of_other_devices_are_found_from_the_new_folder(cli, box, tmp_path):
+    """A file that moves keeps what it names: paths are seen from its folder."""
+    far = Device("far", "elsewhere", layer_times="times/far.json")
+    box.write_text(platform_toml(Platform("box", (Device("d0", "fake"), far))))
+    (tmp_path / "new").mkdir()
+    with installed(FakeBackend([Device("d0", "fake")], [paced(several(1)[0])])):
+        options = ["--platform", box, "-o", tmp_path / "new/out.toml", "--stages-to-measure", 5]
+        outcome = cli("calibrate", "net0.relay", *options)
+    assert outcome.code == 0, outcome.err
+    assert "not calibrated: far: no backend is called elsewhere" in outcome.err
+    assert read_platform(tmp_path / "new/out.toml").device("far").layer_times == "../times/far.json"

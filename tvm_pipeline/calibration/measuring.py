@@ -1,0 +1,144 @@
+"""Measure stages of compiled models on one device, and refit its model to them.
+
+Half of the stages are chosen under the prior, and the others under the model that the first ones give. Next:
+`stage_choice.py` (which stages), `fit.py` (the refitted model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.optional import computed_by
+from tvm_pipeline.boards import ThrottleWatch
+from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
+from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated, stage_name
+from tvm_pipeline.calibration.stage_time import StageTime
+from tvm_pipeline.core.device_model import DeviceModel
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import ModelError, PipelineError, PlanError, ProfileError
+from tvm_pipeline.planning.measured import SegmentTimer
+from tvm_pipeline.profiling.stage_timer import stage_timer
+
+STAGES = 16
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """What was measured on a device, and the model that it gives.
+
+    Attributes:
+        device: it, as it was settled on this machine.
+        calibration: the refitted model.
+        times: the stages, in the order in which they were measured.
+        rest: candidates that were not measured, for what to measure next.
+    """
+
+    device: Device
+    calibration: Calibration
+    times: tuple[StageTime, ...]
+    rest: tuple[Candidate, ...]
+
+
+def measured_model(
+    device: Device,
+    models: Sequence[CompiledModel],
+    prior: DeviceModel,
+    count: int = STAGES,
+    tell: Say = lambda _: None,
+    warn: Say = lambda _: None,
+    timer: Callable[[CompiledModel], SegmentTimer] = stage_timer,
+    root: Path = Path("/"),
+) -> Measuring:
+    """Measure so many stages of the models on a device, and refit the prior to them.
+
+    A stage that the device's compiler refuses is told, and another one is measured in its place.
+
+    Args:
+        models: compiled for the device.
+        timer: what times stages of a compiled model.
+        root: the folder with the files of the system that tell whether the machine is throttled.
+
+    Raises:
+        ProfileError: the device failed, or what was measured cannot be fitted; see `calibrated`. It names the device.
+        ModelError: the device computes nothing of a model, or its compiler refuses more stages than are asked for.
+    """
+    timers = {compiled.graph.fingerprint: timer(compiled) for compiled in models}
+    pool = _computable(device, models)
+    throttling = ThrottleWatch(root)
+    times: list[StageTime] = []
+    refused: list[str] = []
+    model = prior
+
+    def measure(wanted: int) -> None:
+        while len(times) < wanted and pool:
+            for candidate in next_stages(model, pool, wanted - len(times), measured=times):
+                pool.remove(candidate)
+                throttling.look()
+                name = stage_name(candidate.graph, candidate.operators)
+                tell(f"stage {len(times) + 1} of {count} on {device.name}: {name}")
+                try:
+                    times.append(_timed(candidate, device, timers))
+                except (PlanError, ModelError) as error:
+                    refused.append(str(error))
+                    warn(f"{device.name}: {name} is left out: {error}")
+                    if len(refused) > count:
+                        raise ModelError(
+                            f"device {device.name}: its compiler refuses {len(refused)} stages, the first because: "
+                            f"{refused[0]}; give models that it takes as they are"
+                        ) from error
+
+    measure(count // 2)
+    if len(times) >= LEAST_STAGES:
+        with suppress(ProfileError):  # the other half may yet explain what does not fit
+            model = calibrated(prior, times).model
+    measure(count)
+    if throttling.look_now() or throttling.begun:
+        warn(
+            f"the machine was throttled while {device.name} was measured ({throttling.begun}): a cooler machine is "
+            "faster. Let it cool down, or choose a lower power mode, and calibrate again"
+        )
+    found = _fitted(device, prior, times)
+    for line in found.doubtful:
+        warn(f"{device.name}: {line}")
+    return Measuring(device, found, tuple(times), tuple(pool))
+
+
+def _computable(device: Device, models: Sequence[CompiledModel]) -> list[Candidate]:
+    """Return stages to choose from, of what the device computes of each model."""
+    computed: dict[str, set[str]] = {}
+    for compiled in models:
+        names = set(computed_by(compiled, device))
+        if not names:
+            raise ModelError(
+                f"device {device.name} computes no operator of {compiled.graph.name}; give other models for it"
+            )
+        computed[compiled.graph.fingerprint] = names
+    found = candidates([compiled.graph for compiled in models])
+    return [candidate for candidate in found if computed[candidate.graph.fingerprint].issuperset(candidate.operators)]
+
+
+def _timed(candidate: Candidate, device: Device, timers: Mapping[str, SegmentTimer]) -> StageTime:
+    graph, operators = candidate.graph, candidate.operators
+    try:
+        timed = timers[graph.fingerprint](operators, device)
+    except PipelineError:
+        raise
+    except Exception as error:  # whatever a device's library raises
+        raise ProfileError(
+            f"device {device.name} failed at {stage_name(graph, operators)}: {type(error).__name__}: {error}; see "
+            "whether `tvm-pipeline profile` runs the model there"
+        ) from error
+    return StageTime(graph, tuple(operators), timed.seconds, timed.spread)
+
+
+def _fitted(device: Device, prior: DeviceModel, times: Sequence[StageTime]) -> Calibration:
+    try:
+        return calibrated(prior, times)
+    except ProfileError as error:
+        raise ProfileError(f"device {device.name}: {error}") from error
