@@ -41,7 +41,7 @@ class Clock:
     def __call__(self, compiled: CompiledModel) -> SegmentTimer:
         def timed(operators: Sequence[str], device: Device) -> SegmentProfile:
             self.timed.append((device.name, compiled.graph.name, tuple(operators)))
-            by_law = stage_table([(compiled.graph, operators)]).seconds(SLOW if device.target else LAW)[0]
+            by_law = float(stage_table([(compiled.graph, operators)]).seconds(SLOW if device.target else LAW)[0])
             digest = hashlib.sha256(f"{compiled.graph.name} {operators}".encode()).digest()[0]
             seconds = by_law * (0.95 + 0.1 * digest / 255)  # what no model knows
             return SegmentProfile(
@@ -208,5 +208,5 @@ def test_too_few_stages_are_said(calibrate):
     tiny = several(1)[0]
     cut = replace(tiny, name="net0", operators=tiny.operators[:2], outputs=("t1",))
     backend = FakeBackend([D0], [FakeModel(cut, {})])
-    with installed(backend), pytest.raises(ProfileError, match="device d0: .*3 different stages are too few"):
+    with installed(backend), pytest.raises(ProfileError, match=r"device d0: .*3 different stages are too few"):
         calibrate_platform(["net0.relay"], Platform("box", (D0,)), timer=Clock())

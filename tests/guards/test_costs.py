@@ -66,6 +66,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("planning/planner.py", "profile.segments", "only whether there are any: bounds of operators are none of stages"),
     ("service/workflow.py", "profile.segments", "what was measured is added"),
     ("service/predicted.py", "profile.devices", "devices that it lacks are added, with predicted figures"),
+    ("service/modelled.py", "profile.devices", "only which devices were measured"),
     ("service/predicted.py", "device.model", "only whether there is one beside layer times"),
     ("report/tables.py", "profile.devices", "a summary of what was measured"),
     ("report/tables.py", "device.busy_factor", "a summary of what was measured"),

@@ -6,4 +6,5 @@ shipped.py       the models with which a calibration begins
 posterior.py     the most probable constants given some stages, and what is known of them
 fit.py           a refitted model with its error on stages that were left out
 stage_choice.py  which stages to measure, and what further measurements would tell
+measuring.py     stages measured on one device, and the model that they give
 """

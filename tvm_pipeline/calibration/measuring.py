@@ -14,8 +14,8 @@ from pathlib import Path
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.boards import ThrottleWatch
-from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated, stage_name
+from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
 from tvm_pipeline.calibration.stage_time import StageTime
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device

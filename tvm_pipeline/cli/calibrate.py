@@ -19,7 +19,7 @@ from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.report.tables import duration, percent, size
-from tvm_pipeline.service.calibrating import Calibrated, calibrate_platform
+from tvm_pipeline.service.calibrating import Calibrated, CalibratedPlatform, calibrate_platform
 
 
 def command(
@@ -46,18 +46,18 @@ def command(
     """
     check_outputs(output)
     shapes = shapes_of(input_shapes)
-    machine = _seen_from(read_platform(platform), platform.parent, output.parent) if platform else None
+    machine = seen_from(read_platform(platform), platform.parent, output.parent) if platform else None
     with spinner() as tell:
         found = calibrate_platform(models, machine, shapes, stages, tell, warn)
+    write_and_show(found, output, json)
+
+
+def write_and_show(found: CalibratedPlatform, output: Path, json: bool) -> None:
+    """Write the platform with its refitted models, and print what was fitted and what to measure next."""
     write_bytes(output, platform_toml(found.platform, found.comments).encode())
     if json:
-        print_json(
-            {
-                "platform": str(output),
-                "calibrated": [_json(group) for group in found.groups],
-                "left_out": found.left_out,
-            }
-        )
+        groups = [_json(group) for group in found.groups]
+        print_json({"platform": str(output), "calibrated": groups, "left_out": found.left_out})
         return
     for group in found.groups:
         show(constants_table(group), json)
@@ -86,7 +86,7 @@ def constants_table(group: Calibrated) -> TextTable:
     return TextTable(title, ("constant", "before", "after", "95 % interval", "known"), rows)
 
 
-def _seen_from(platform: Platform, before: Path, now: Path) -> Platform:
+def seen_from(platform: Platform, before: Path, now: Path) -> Platform:
     """Return the platform with the files that it names seen from another folder."""
     moved = tuple(
         replace(device, layer_times=os.path.relpath(before / device.layer_times, now)) if device.layer_times else device

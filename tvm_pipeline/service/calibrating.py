@@ -19,7 +19,7 @@ from tvm_pipeline.backends.registry import description, find_backend, settle_pla
 from tvm_pipeline.calibration.constants import with_constants
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, Constant
 from tvm_pipeline.calibration.measuring import STAGES, Measuring, measured_model
-from tvm_pipeline.calibration.priors import prior_model
+from tvm_pipeline.calibration.shipped import shipped_model
 from tvm_pipeline.calibration.stage_choice import report
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
@@ -172,7 +172,7 @@ def _equal(devices: Sequence[Device]) -> list[list[Device]]:
     for number, alike in enumerate(equal_devices(devices)):
         for device in alike:
             bare = device.backend, device.target.partition(":")[0], description(device)
-            groups.setdefault((number if device.cores else bare, device.model), []).append(device)
+            groups.setdefault((number if device.cores else bare, shipped_model(device)), []).append(device)
     return list(groups.values())
 
 
@@ -197,7 +197,7 @@ def _measured(
                     "leave the device out of the platform file"
                 ) from error
             compiled.append(opened.enter_context(closing(made)))
-        return measured_model(device, compiled, prior_model(device), count, tell, warn, timer)
+        return measured_model(device, compiled, shipped_model(device), count, tell, warn, timer)
 
 
 def _written(calibration: Calibration) -> DeviceModel:
