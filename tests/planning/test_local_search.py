@@ -168,7 +168,7 @@ def test_unequal_devices_and_links_are_used_as_they_are() -> None:
 
 
 def test_the_scheduler_is_found_by_name_and_counts_limits() -> None:
-    problem = of(NASNET, tpus(3), objective="throughput")
+    problem = of(NASNET, tpus(3), objective="throughput", time_limit_s=0.3)
     free = plan(problem, "local-search")
     assert (free.plan.scheduler, len(free.plan.stages)) == ("local-search", 3)
     assert free.plan.predicted.latency_s is not None

@@ -119,14 +119,21 @@ def draw(random: Any, count: Any) -> Any:
 @hot
 def place_all(graph: Any, devices: Any, aim: Any, state: Any) -> None:
     """Compute all that follows from `state.stage` and `state.device`, and forget the best."""
+    # Plain loops all over: numba takes seconds to compile expressions of whole arrays.
     stages = len(state.busy)
-    state.sums[:] = 0.0
-    state.crossing[:] = 0.0 if aim.edges else graph.always
-    state.free_count[:] = 0
-    state.place[:] = -1
+    for s in range(stages):
+        for column in range(state.sums.shape[1]):
+            state.sums[s, column] = 0.0
+    for boundary in range(stages + 1):
+        state.crossing[boundary] = 0.0 if aim.edges else graph.always
+    for side in range(2):
+        state.free_count[side] = 0
+        for node in range(len(state.stage)):
+            state.place[side, node] = -1
     for node in range(len(state.stage)):
         s = state.stage[node]
-        state.sums[s] += graph.weights[node]
+        for column in range(state.sums.shape[1]):
+            state.sums[s, column] += graph.weights[node, column]
         if not aim.edges:
             # As if every tensor crossed all boundaries behind its writer; what is beyond its last reader goes below.
             for boundary in range(s + 1, stages + 1):
@@ -185,18 +192,17 @@ def list_free(state: Any, node: Any) -> None:
 def weigh(devices: Any, aim: Any, state: Any, s: Any) -> None:
     """Compute the figures of stage `s` from its sums and from the bytes at its boundaries."""
     d = state.device[s]
-    sums = state.sums[s]
-    params = sums[PARAMS]
+    params = state.sums[s, PARAMS]
     excess = max(0.0, params - devices.capacity[d]) / devices.capacity[d] if params > devices.capacity[d] else 0.0
     if devices.blocked[d] >= 0:
-        excess += sums[devices.blocked[d]]
+        excess += state.sums[s, devices.blocked[d]]
     state.excess[s] = excess
     if aim.objective == BYTES:
         return
     spill = devices.spill[d] * max(0.0, params - devices.cached[d]) if devices.spill[d] > 0.0 else 0.0
-    compute = devices.call[d] + max(sums[MACS] * devices.s_per_mac[d], spill)
+    compute = devices.call[d] + max(state.sums[s, MACS] * devices.s_per_mac[d], spill)
     if devices.added[d] >= 0:
-        compute += sums[devices.added[d]]
+        compute += state.sums[s, devices.added[d]]
     received, sent = state.crossing[s], state.crossing[s + 1]
     moved = devices.receive_s[d] + received * devices.receive_s_per_byte[d]
     moved += devices.send_s[d] + sent * devices.send_s_per_byte[d]
@@ -216,7 +222,7 @@ def weigh(devices: Any, aim: Any, state: Any, s: Any) -> None:
         if devices.joules[d] == -2:
             state.joules[s] = devices.watts[d] * (compute + moved)
         else:
-            measured = sums[devices.joules[d]] if devices.joules[d] >= 0 else 0.0
+            measured = state.sums[s, devices.joules[d]] if devices.joules[d] >= 0 else 0.0
             state.joules[s] = measured + devices.watts[d] * moved
 
 
@@ -389,8 +395,10 @@ def relist(graph: Any, state: Any, count: Any, a: Any, b: Any) -> None:
 @hot
 def keep_best(state: Any) -> None:
     """Save where the nodes stand, which is the best so far."""
-    state.best_stage[:] = state.stage
-    state.best_device[:] = state.device
+    for node in range(len(state.stage)):
+        state.best_stage[node] = state.stage[node]
+    for s in range(len(state.device)):
+        state.best_device[s] = state.device[s]
     state.best[4] = 0.0
 
 
@@ -497,10 +505,10 @@ def exchange(state: Any, i: Any, j: Any) -> None:
 def weigh_between(devices: Any, aim: Any, state: Any, low: Any, high: Any) -> None:
     """Compute the figures of stages `low` to `high`, and keep the old ones in `old`."""
     for s in range(low, high + 1):
-        old = state.old[s]
-        old[0], old[1], old[2], old[3] = state.busy[s], state.alone[s], state.joules[s], state.excess[s]
+        state.old[s, 0], state.old[s, 1] = state.busy[s], state.alone[s]
+        state.old[s, 2], state.old[s, 3] = state.joules[s], state.excess[s]
         for bus in range(devices.buses):
-            old[4 + bus] = state.on_bus[s, bus]
+            state.old[s, 4 + bus] = state.on_bus[s, bus]
         weigh(devices, aim, state, s)
 
 
@@ -508,10 +516,10 @@ def weigh_between(devices: Any, aim: Any, state: Any, low: Any, high: Any) -> No
 def unweigh(devices: Any, state: Any, low: Any, high: Any) -> None:
     """Put the old figures of stages `low` to `high` back."""
     for s in range(low, high + 1):
-        old = state.old[s]
-        state.busy[s], state.alone[s], state.joules[s], state.excess[s] = old[0], old[1], old[2], old[3]
+        state.busy[s], state.alone[s] = state.old[s, 0], state.old[s, 1]
+        state.joules[s], state.excess[s] = state.old[s, 2], state.old[s, 3]
         for bus in range(devices.buses):
-            state.on_bus[s, bus] = old[4 + bus]
+            state.on_bus[s, bus] = state.old[s, 4 + bus]
 
 
 @hot
@@ -603,7 +611,7 @@ def anneal(
                 relist(graph, state, count, source, goal)
             if partner >= 0:
                 state.taken[0] = partner
-                relist(graph, state, 1, goal, source)
+                relist(graph, state, count, goal, source)
             if better:
                 note(state, excess, a, b, c)
         else:

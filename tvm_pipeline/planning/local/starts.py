@@ -27,24 +27,31 @@ def cut_order(graph: Any, devices: Any, aim: Any, order: Any, device: Any, stage
     count = len(order)
     sums = np.zeros((count + 1, graph.weights.shape[1]))
     for index in range(count):
-        sums[index + 1] = sums[index] + graph.weights[order[index]]
+        for column in range(graph.weights.shape[1]):
+            sums[index + 1, column] = sums[index, column] + graph.weights[order[index], column]
     crossing = order_crossing(graph, order)
     ends, found = np.empty(stages, np.int64), np.empty(stages, np.int64)
     for s in range(stages):
         found[s] = count * (s + 1) // stages
-    low, high = 0.0, 0.0
+    start, low, high, widest = 0, 0.0, 0.0, 0.0
+    for index in range(count + 1):
+        widest = max(widest, crossing[index])
     for s in range(stages):
-        high = max(high, segment(devices, aim, sums, crossing, device, s, 0, count) * 2.0)
-    high = high + crossing.max() * high if high == 0.0 else high
+        high = max(high, segment(devices, aim, sums, crossing, device, s, start, count))
+        d = device[s]
+        through = widest * (devices.receive_s_per_byte[d] + devices.send_s_per_byte[d])
+        if s:
+            through += widest * devices.link_s_per_byte[device[s - 1], d]
+        high = max(high, high + through * devices.slowdown[stages, d])
     for _ in range(HALVINGS):
         cap = (low + high) / 2.0
         if fill(devices, aim, sums, crossing, device, stages, cap, ends):
-            found[:] = ends
+            for s in range(stages):
+                found[s] = ends[s]
             high = cap
         else:
             low = cap
     stage = np.empty(count, np.int64)
-    start = 0
     for s in range(stages):
         for index in range(start, found[s]):
             stage[order[index]] = s
