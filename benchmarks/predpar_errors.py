@@ -5,9 +5,10 @@ A predictor is a function from `predpar_data.Labelled` segments of a network to 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hidden_device import HiddenDevice
@@ -15,6 +16,9 @@ from planner import coral, show
 from predpar_data import Labelled
 from scipy.optimize import nnls
 
+from tvm_pipeline.calibration.fit import calibrated
+from tvm_pipeline.calibration.stage_time import StageTime
+from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
@@ -40,10 +44,26 @@ def by_network(weights: Weights, cached_bytes: int) -> Predictor:
     return predicted
 
 
-def by_model(one: Labelled) -> Floats:
-    """Return the seconds of the device's model as it is shipped."""
-    problem = Problem(one.graph, coral(1), unmeasured(one.graph))
-    return _picked(model_seconds(problem, problem.platform.devices), one)
+def by_model(model: DeviceModel) -> Predictor:
+    """Return the seconds of a model of the device."""
+    platform = coral(1)
+    platform = replace(platform, devices=(replace(platform.devices[0], model=model),))
+
+    def predicted(one: Labelled) -> Floats:
+        problem = Problem(one.graph, platform, unmeasured(one.graph))
+        return _picked(model_seconds(problem, platform.devices), one)
+
+    return predicted
+
+
+def refitted(prior: DeviceModel, learned: Sequence[Labelled]) -> DeviceModel:
+    """Return the model whose constants are fitted to a segment of each network, as `tvm-pipeline calibrate` does."""
+    times = []
+    for one in learned:
+        start, end = one.segments[len(one.segments) // 2]
+        names = tuple(operator.name for operator in one.graph.operators[start:end])
+        times.append(StageTime(one.graph, names, float(one.seconds[len(one.segments) // 2])))
+    return calibrated(prior, times).model
 
 
 @dataclass(frozen=True)
@@ -99,22 +119,22 @@ def errors(predictor: Predictor, data: Sequence[Labelled]) -> Floats:
 
 def tell(
     title: str, predictors: Mapping[str, Predictor], tested: Sequence[Labelled], others: Sequence[Labelled]
-) -> None:
-    """Show the mean errors on both sets of networks, and those on the first one by the length of a segment."""
+) -> dict[str, tuple[float, float]]:
+    """Show and return the mean errors on both sets of networks, and show those on the first by a segment's length.
+
+    The one on the second set is the mean over networks, NaN where there are none.
+    """
     longs = np.concatenate([[end - start for start, end in one.segments] for one in tested])
-    rows = []
+    row_of = np.searchsorted(LENGTHS, longs, "right") - 1
+    rows, means = [], {}
     for name, predictor in predictors.items():
-        found, on_others = errors(predictor, tested), [errors(predictor, [one]) for one in others]
+        found = errors(predictor, tested)
+        by_length = [np.abs(found[row_of == index]) for index in range(len(LENGTHS))]
+        on_others = [float(np.abs(errors(predictor, [one])).mean()) for one in others]
+        means[name] = float(np.abs(found).mean()), statistics.mean(on_others) if on_others else math.nan
+        figures = (means[name][0], np.median(found), means[name][1])
         rows.append(
-            (
-                name,
-                f"{np.abs(found).mean():.1%}",
-                f"{np.median(found):+.1%}",
-                f"{statistics.mean(np.abs(error).mean() for error in on_others):.1%}" if others else "-",
-                *(
-                    f"{np.abs(found[here]).mean():.1%}" if here.any() else "-"
-                    for here in (np.searchsorted(LENGTHS, longs, "right") == index + 1 for index in range(len(LENGTHS)))
-                ),
-            )
+            (name, *(f"{figure:.1%}" for figure in figures), *(f"{e.mean():.1%}" if len(e) else "-" for e in by_length))
         )
     show(title, ("predictor", "test", "its median", "Keras", *(f"from {length}" for length in LENGTHS)), rows)
+    return means
