@@ -1,7 +1,7 @@
 """Measure stages of compiled models on one device, and refit its model to them.
 
-Half of the stages are chosen under the prior, and the others under the model that the first ones give. Next:
-`stage_choice.py` (which stages), `fit.py` (the refitted model).
+Whole networks are measured first. The rest of the first half is chosen under the prior, and the second half under the
+model that the first one gives. Next: `stage_choice.py` (which stages), `fit.py` (the refitted model).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.boards import ThrottleWatch
-from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated, stage_name
+from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated
 from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
 from tvm_pipeline.calibration.stage_time import StageTime
 from tvm_pipeline.core.device_model import DeviceModel
@@ -75,29 +75,32 @@ def measured_model(
     refused: list[str] = []
     model = prior
 
-    def measure(wanted: int) -> None:
-        while len(times) < wanted and pool:
-            for candidate in next_stages(model, pool, wanted - len(times), measured=times):
-                pool.remove(candidate)
-                throttling.look()
-                name = stage_name(candidate.graph, candidate.operators)
-                tell(f"stage {len(times) + 1} of {count} on {device.name}: {name}")
-                try:
-                    times.append(_timed(candidate, device, timers))
-                except (PlanError, ModelError) as error:
-                    refused.append(str(error))
-                    warn(f"{device.name}: {name} is left out: {error}")
-                    if len(refused) > count:
-                        raise ModelError(
-                            f"device {device.name}: its compiler refuses {len(refused)} stages, the first because: "
-                            f"{refused[0]}; give models that it takes as they are"
-                        ) from error
+    def measure(chosen: Sequence[Candidate]) -> None:
+        for candidate in chosen:
+            pool.remove(candidate)
+            throttling.look()
+            tell(f"stage {len(times) + 1} of {count} on {device.name}: {candidate.name}")
+            try:
+                times.append(_timed(candidate, device, timers))
+            except (PlanError, ModelError) as error:
+                refused.append(str(error))
+                warn(f"{device.name}: {candidate.name} is left out: {error}")
+                if len(refused) > count:
+                    raise ModelError(
+                        f"device {device.name}: its compiler refuses {len(refused)} stages, the first because: "
+                        f"{refused[0]}; give models that it takes as they are"
+                    ) from error
 
-    measure(count // 2)
+    def choose(wanted: int) -> None:
+        while len(times) < wanted and pool:
+            measure(next_stages(model, pool, wanted - len(times), measured=times))
+
+    measure(_longest(pool)[: count // 2])
+    choose(count // 2)
     if len(times) >= LEAST_STAGES:
         with suppress(ProfileError):  # the other half may yet explain what does not fit
             model = calibrated(prior, times).model
-    measure(count)
+    choose(count)
     if throttling.look_now() or throttling.begun:
         warn(
             f"the machine was throttled while {device.name} was measured ({throttling.begun}): a cooler machine is "
@@ -123,6 +126,16 @@ def _computable(device: Device, models: Sequence[CompiledModel]) -> list[Candida
     return [candidate for candidate in found if computed[candidate.graph.fingerprint].issuperset(candidate.operators)]
 
 
+def _longest(pool: Sequence[Candidate]) -> list[Candidate]:
+    """Return the longest stage of each network: mostly all of it, which is what the seconds of plans are about."""
+    found: dict[str, Candidate] = {}
+    for candidate in pool:
+        known = found.setdefault(candidate.graph.fingerprint, candidate)
+        if len(candidate.operators) > len(known.operators):
+            found[candidate.graph.fingerprint] = candidate
+    return list(found.values())
+
+
 def _timed(candidate: Candidate, device: Device, timers: Mapping[str, SegmentTimer]) -> StageTime:
     graph, operators = candidate.graph, candidate.operators
     try:
@@ -131,7 +144,7 @@ def _timed(candidate: Candidate, device: Device, timers: Mapping[str, SegmentTim
         raise
     except Exception as error:  # whatever a device's library raises
         raise ProfileError(
-            f"device {device.name} failed at {stage_name(graph, operators)}: {type(error).__name__}: {error}; see "
+            f"device {device.name} failed at {candidate.name}: {type(error).__name__}: {error}; see "
             "whether `tvm-pipeline profile` runs the model there"
         ) from error
     return StageTime(graph, tuple(operators), timed.seconds, timed.spread)

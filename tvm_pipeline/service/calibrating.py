@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.backends.registry import description, find_backend, settle_platform
 from tvm_pipeline.calibration.constants import with_constants
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, Constant
@@ -23,12 +24,14 @@ from tvm_pipeline.calibration.shipped import shipped_model
 from tvm_pipeline.calibration.stage_choice import report
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.platform import Device, Link, Platform
+from tvm_pipeline.cost.device_costs import can_time_operators
 from tvm_pipeline.errors import ModelError, OptionError, PlatformError
 from tvm_pipeline.frontends import Shapes, load
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling import stage_timer
 from tvm_pipeline.profiling.environment import environment
+from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.twins import equal_devices
 from tvm_pipeline.service.machine_modes import this_machine
 
@@ -65,7 +68,7 @@ class CalibratedPlatform:
     """A platform whose devices have refitted models.
 
     Attributes:
-        platform: as it was given, with these models.
+        platform: as it was given, with these models, and with links between the devices where it stated none.
         groups: of equal devices, those that were calibrated.
         left_out: the devices that were not calibrated, with the reasons.
         comments: for the head of the platform's file.
@@ -140,8 +143,9 @@ def calibrate_platform(
         replace(device, layer_times="", model=_written(fitted[device.name])) if device.name in fitted else device
         for device in platform.devices
     )
+    links = (*platform.links, *_links(platform, here, models[sources[0]], tell))
     comments = _comments(list(models.values()), groups, left_out)
-    return CalibratedPlatform(replace(platform, devices=refitted), tuple(groups), left_out, comments)
+    return CalibratedPlatform(replace(platform, devices=refitted, links=links), tuple(groups), left_out, comments)
 
 
 def _here(platform: Platform) -> tuple[list[Device], dict[str, str]]:
@@ -188,16 +192,33 @@ def _measured(
         compiled = []
         for source, model in models.items():
             tell(f"compiling {source} for {device.name}")
-            backend, settled = settle_platform(Platform(device.name, (device,)))
             try:
-                made = backend.compile(model, settled.devices, tell)
+                compiled.append(opened.enter_context(closing(_compiled(model, device, tell))))
             except ModelError as error:
                 raise ModelError(
                     f"{source} does not compile for device {device.name}: {error}; give a model that it takes, or "
                     "leave the device out of the platform file"
                 ) from error
-            compiled.append(opened.enter_context(closing(made)))
         return measured_model(device, compiled, shipped_model(device), count, tell, warn, timer)
+
+
+def _compiled(model: Model, device: Device, tell: Say) -> CompiledModel:
+    backend, settled = settle_platform(Platform(device.name, (device,)))
+    return backend.compile(model, settled.devices, tell)
+
+
+def _links(platform: Platform, devices: Sequence[Device], model: Model, tell: Say) -> list[Link]:
+    """Measure the links between devices of which the platform states none; an Edge TPU's transfers are its model's."""
+    timed = [device for device in devices if can_time_operators(device)]
+    stated = {(link.source, link.destination) for link in platform.links}
+    tell("links between devices")
+    with ExitStack() as models, ExitStack() as stages:
+        runners = {}
+        for device in timed if len(timed) > 1 else ():
+            compiled = models.enter_context(closing(_compiled(model, device, tell)))
+            [first, *_] = computed_by(compiled, device)
+            runners[device] = stages.enter_context(closing(compiled.stage([first], device)))
+        return [link for link in fit_links(runners) if (link.source, link.destination) not in stated]
 
 
 def _written(calibration: Calibration) -> DeviceModel:
