@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.calibration.boards import PRIOR, ROOFLINE, board, networks, stages, timed
@@ -23,7 +23,7 @@ from tvm_pipeline.errors import ProfileError
 FACTORS = st.lists(st.floats(-1.1, 1.1).map(lambda log: float(np.exp(log))), min_size=8, max_size=8)
 
 
-@settings(max_examples=10)
+@settings(max_examples=8, phases=[Phase.generate])
 @given(factors=FACTORS)
 def test_the_constants_of_a_board_are_found_again(factors: list[float]) -> None:
     """Noiseless stages of a board, each constant up to three times as large or as small as the shipped one."""
@@ -31,17 +31,18 @@ def test_the_constants_of_a_board_are_found_again(factors: list[float]) -> None:
     true = replace(board(PRIOR, factors), cached_bytes=round(500_000 * factors[7] ** 0.1))
     found = calibrated(PRIOR, timed(true, stages()))
     for name, value in constants_of(true).items():
-        if found.constants[name].is_known:
-            assert found.constants[name].fitted == pytest.approx(value, rel=0.2), name
-    unseen = networks(6)[5]
-    for stage in candidates([unseen], count=30):
+        constant = found.constants[name]
+        assert abs(np.log(constant.fitted / value)) < 3 * constant.sd, name
+        assert constant.sd > 0.12 or constant.fitted == pytest.approx(value, rel=0.12), name
+    assert sum(constant.sd < 0.12 for constant in found.constants.values()) >= 3
+    for stage in candidates([networks(6)[5]], count=30):
         expected = stage_seconds(true, stage.graph, stage.operators)
-        assert stage_seconds(found.model, stage.graph, stage.operators) == pytest.approx(expected, rel=0.12)
+        assert stage_seconds(found.model, stage.graph, stage.operators) == pytest.approx(expected, rel=0.1)
     assert found.error < 0.05
     assert found.left_out == "each of 4 networks"
 
 
-@settings(max_examples=5)
+@settings(max_examples=5, phases=[Phase.generate])
 @given(factors=FACTORS)
 def test_the_constants_of_a_roofline_are_found_again(factors: list[float]) -> None:
     """The factor of a kind that was measured, too; that of another kind stays as it was shipped."""

@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float64]
 
 OUTLYING = 1.5
 MODEL_ERROR = 0.1  # what a model's error is thought to be before anything is measured, of the logarithm of seconds
-OPERATORS = 8.0  # the variance of the model's error on one operator alone, beside that on a long stage
+OPERATORS = 16.0  # the variance of the model's error on one operator alone, beside that on a long stage
 _MODEL_STAGES = 3.0  # as many stages as that thought is worth
 _STEP = 1e-5  # of a logarithm, for derivatives
 _MOST_STEPS = 30

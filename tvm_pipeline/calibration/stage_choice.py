@@ -25,7 +25,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.cost.modelled_stage import Floats, stage_table
 
-STAGE_S = 0.5  # of compiling a stage and of warming up, before it is timed
+STAGE_S = 5.0  # of compiling a stage and of warming up, before it is timed
 RUNS = 100  # of a stage that is timed
 NOISE = 0.02  # that a measurement is thought to have
 _BOARDS = 12  # that are held possible
