@@ -24,6 +24,9 @@ from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling.stage_timer import stage_timer
 
 STAGES = 16
+STEADY_SPREAD = 0.2  # of a stage's times; beyond it the stage is measured again
+MOST_SPREAD = 0.5  # with which a stage still tells something
+TRIES = 3
 
 Say = Callable[[str], None]
 
@@ -57,7 +60,7 @@ def measured_model(
 ) -> Measuring:
     """Measure so many stages of the models on a device, and refit the prior to them.
 
-    A stage that the device's compiler refuses is told, and another one is measured in its place.
+    A stage that the device's compiler refuses, or whose times vary, is told, and another one is measured in its place.
 
     Args:
         models: compiled for the device.
@@ -65,7 +68,8 @@ def measured_model(
         root: the folder with the files of the system that tell whether the machine is throttled.
 
     Raises:
-        ProfileError: the device failed, or what was measured cannot be fitted; see `calibrated`. It names the device.
+        ProfileError: the device failed, its times vary, or what was measured cannot be fitted; see `calibrated`. It
+            names the device.
         ModelError: the device computes nothing of a model, or its compiler refuses more stages than are asked for.
     """
     timers = {compiled.graph.fingerprint: timer(compiled) for compiled in models}
@@ -73,6 +77,7 @@ def measured_model(
     throttling = ThrottleWatch(root)
     times: list[StageTime] = []
     refused: list[str] = []
+    varying: list[str] = []
     model = prior
 
     def measure(chosen: Sequence[Candidate]) -> None:
@@ -81,7 +86,7 @@ def measured_model(
             throttling.look()
             tell(f"stage {len(times) + 1} of {count} on {device.name}: {candidate.name}")
             try:
-                times.append(_timed(candidate, device, timers))
+                timed = _timed(candidate, device, timers)
             except (PlanError, ModelError) as error:
                 refused.append(str(error))
                 warn(f"{device.name}: {candidate.name} is left out: {error}")
@@ -90,6 +95,17 @@ def measured_model(
                         f"device {device.name}: its compiler refuses {len(refused)} stages, the first because: "
                         f"{refused[0]}; give models that it takes as they are"
                     ) from error
+                continue
+            if timed.spread <= MOST_SPREAD:
+                times.append(timed)
+                continue
+            varying.append(f"{candidate.name}: its times vary by {timed.spread:.0%} from run to run")
+            warn(f"{device.name}: {varying[-1]}; it is left out")
+            if len(varying) > count:
+                raise ProfileError(
+                    f"device {device.name}: the times of {len(varying)} stages vary too much to be fitted, such as "
+                    f"{varying[0]}; stop other programs, fix its clocks or let it cool down, and measure again"
+                )
 
     def choose(wanted: int) -> None:
         while len(times) < wanted and pool:
@@ -137,9 +153,12 @@ def _longest(pool: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _timed(candidate: Candidate, device: Device, timers: Mapping[str, SegmentTimer]) -> StageTime:
+    """Return the steadiest of up to TRIES measurements; one that is steady is enough."""
     graph, operators = candidate.graph, candidate.operators
     try:
-        timed = timers[graph.fingerprint](operators, device)
+        tries = [timers[graph.fingerprint](operators, device)]
+        while tries[-1].spread > STEADY_SPREAD and len(tries) < TRIES:
+            tries.append(timers[graph.fingerprint](operators, device))
     except PipelineError:
         raise
     except Exception as error:  # whatever a device's library raises
@@ -147,7 +166,8 @@ def _timed(candidate: Candidate, device: Device, timers: Mapping[str, SegmentTim
             f"device {device.name} failed at {candidate.name}: {type(error).__name__}: {error}; see "
             "whether `tvm-pipeline profile` runs the model there"
         ) from error
-    return StageTime(graph, tuple(operators), timed.seconds, timed.spread)
+    steadiest = min(tries, key=lambda timed: timed.spread)
+    return StageTime(graph, tuple(operators), steadiest.seconds, steadiest.spread)
 
 
 def _fitted(device: Device, prior: DeviceModel, times: Sequence[StageTime]) -> Calibration:
