@@ -228,3 +228,14 @@ def test_too_few_stages_are_said(calibrate):
     backend = FakeBackend([D0], [FakeModel(cut, {})])
     with installed(backend), pytest.raises(ProfileError, match=r"device d0: .*3 different stages are too few"):
         calibrate_platform(["net0.relay"], Platform("box", (D0,)), timer=Clock())
+
+
+def test_devices_without_cores_are_equal_by_kind(calibrate):
+    """Two of one bus are equal, whatever their index; another bus, or another model, makes another device."""
+    named = [("t0", "usb:0"), ("p0", "pci:0"), ("t1", "usb:1"), ("t2", "usb:2")]
+    devices = [Device(name, "fake", target=target) for name, target in named]
+    devices[-1] = replace(devices[-1], model=LAW)
+    backend = FakeBackend(devices, [FakeModel(graph, {}) for graph in GRAPHS])
+    with installed(backend):
+        found = calibrate_platform(["net0.relay"], Platform("box", tuple(devices)), count=5, timer=Clock())
+    assert [group.names for group in found.groups] == [("t0", "t1"), ("p0",), ("t2",)]
