@@ -233,7 +233,9 @@ def main() -> None:
     args = parser.parse_args()
     trained = network_weights(args.weights)
     cells = len(trained["pointer/vector"])
-    settings = Settings(trained, untrained(COLUMNS, cells, SEED), 2 if args.short else args.samples, 0.5)
+    settings = Settings(
+        trained, untrained(COLUMNS, cells, SEED), 2 if args.short else args.samples, 0.1 if args.short else 0.5
+    )
     names = sorted(path.stem for path in (ROOT / "profiles/keras").glob("*.json"))
     counts = range(2, 7)
     if args.short:
