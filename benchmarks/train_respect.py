@@ -14,8 +14,8 @@ pointer, random DAGs of 30 operators with exact labels, REINFORCE with the cost 
 3. The gradient is clipped to norm 1.
 4. There are thousands of graphs and updates where the paper has 1 000 000 and 2 340 000.
 
-A seed and the numbers of steps give the same weights on the same machine; `NPROC=1` keeps XLA to one thread. Beside the cost that is trained stands the
-one that matters: by how much the peak of parameter bytes exceeds the proven optimum.
+A seed and the numbers of steps give the same weights on the same machine; `NPROC=1` keeps XLA to one thread. Beside the
+cost that is trained stands the one that matters: by how much the peak of parameter bytes exceeds the proven optimum.
 """
 
 from __future__ import annotations
