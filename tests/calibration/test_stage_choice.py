@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.calibration.boards import PRIOR, board, networks, stages, timed
+from tests.calibration.boards import PRIOR, ROOFLINE, board, networks, stages, timed
 from tests.calibration.test_fit import params
 from tvm_pipeline.calibration.fit import calibrated
 from tvm_pipeline.calibration.stage_choice import candidates, next_stages, report
@@ -84,3 +84,14 @@ def test_the_report_says_where_another_network_is_needed() -> None:
     times = timed(roomy, pool)
     sentences = report(calibrated(roomy, times), pool, times)
     assert any(s.startswith("refill_bytes_per_s") and "calibrate with another network as well" in s for s in sentences)
+
+
+def test_the_report_names_kinds_that_were_not_measured() -> None:
+    """A roofline's factor of a kind that only stages beside the measured ones have; no stage at all is said, too."""
+    pool = candidates(networks())
+    without = [c for c in pool if all(name.startswith("relu") for name in c.operators)][:15]
+    times = timed(ROOFLINE, without)
+    sentences = report(calibrated(ROOFLINE, times), pool, times)
+    (about,) = [sentence for sentence in sentences if " was not measured: measure " in sentence]
+    assert about.startswith("factor of conv")
+    assert report(calibrated(ROOFLINE, times), [], times)[0].startswith("every stage of these networks was measured")

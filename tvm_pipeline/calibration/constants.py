@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from tvm_pipeline.core.device_model import DeviceModel, KindFactor
 
-# The standard deviation of the logarithm of a constant around the shipped value: 1 is a factor of 2.7 either way. On the
-# hidden boards of benchmarks/calibration.py, widths from 0.7 to 1 differ by less than half a percent of error. What the
-# chip keeps of its cache is known better, for all boards have the same chip.
+# The standard deviation of the logarithm of a constant around the shipped value: 1 is a factor of 2.7 either way. On
+# the hidden boards of benchmarks/calibration.py, widths from 0.7 to 1 differ by less than half a percent of error. What
+# the chip keeps of its cache is known better, for all boards have the same chip.
 WIDTHS = {
     "macs_per_s": 1.0,
     "bytes_per_s": 1.0,

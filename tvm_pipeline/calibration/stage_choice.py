@@ -31,6 +31,7 @@ NOISE = 0.02  # that a measurement is thought to have
 _BOARDS = 12  # that are held possible
 _EVEN = (2, 3, 4, 6, 8)  # stages of even cuts
 _HEAVY = 4  # single operators of a network: those with most work, and those with most parameters
+MOST_SENTENCES = 5  # about constants
 _WORTH_TELLING = 0.02  # of the expected error, relative to it
 
 
@@ -102,19 +103,25 @@ def next_stages(
 def report(calibration: Calibration, candidates: Sequence[Candidate], measured: Sequence[StageTime]) -> list[str]:
     """Return in words which constants are still uncertain, and which stage would tell most of each.
 
-    The last sentence says by how much the error that the constants cause would fall, if those stages were measured.
+    They are at most MOST_SENTENCES constants, first the one that makes the seconds of stages most uncertain. The last
+    sentence says by how much the error that the constants cause would fall if the best five stages were measured.
     """
+    if not candidates:
+        return ["every stage of these networks was measured; calibrate with another network as well"]
     design = _Design(calibration.model, candidates, measured)
     sentences = []
-    uncertain = [name for name, constant in calibration.constants.items() if not constant.is_known]
-    for name in sorted(uncertain, key=lambda name: -calibration.constants[name].sd):
-        constant = calibration.constants[name]
+    for name in design.names_by_doubt():
+        constant = calibration.constants.get(name)
+        if constant is not None and constant.is_known:
+            continue
         best = design.teller(name)
         if best is None:
             how = "none of these networks' stages would tell; calibrate with another network as well"
         else:
             how = f"measure {candidates[best].name}"
-        sentences.append(f"{name} is known to a factor of {math.exp(constant.sd):.2g} only: {how}")
+        known = "was not measured" if constant is None else f"is known to a factor of {math.exp(constant.sd):.2g} only"
+        sentences.append(f"{name} {known}: {how}")
+    del sentences[MOST_SENTENCES:]
     chosen = design.choices(5)
     if chosen:
         before, after = design.error(), chosen[-1][1]
@@ -166,6 +173,12 @@ class _Design:
     def error(self) -> float:
         """Return the expected deviation of a candidate's seconds that the constants cause."""
         return _deviation(self.slopes, self.covariances)
+
+    def names_by_doubt(self) -> list[str]:
+        """Return the constants, first the one whose uncertainty makes the candidates' seconds most uncertain."""
+        pairs = zip(self.slopes, self.covariances, strict=True)
+        doubt = sum((slopes**2).mean(axis=0) * np.diag(covariance) for slopes, covariance in pairs)
+        return [self.before.names[index] for index in np.argsort(-np.asarray(doubt), kind="stable")]
 
     def choices(self, count: int) -> list[tuple[int, float]]:
         """Return candidates in the order of their choice, each with the `error` after it was measured, too."""
