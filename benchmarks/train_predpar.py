@@ -68,7 +68,6 @@ from tvm_pipeline.planning.learned.segment_predictor import (
 from tvm_pipeline.planning.learned.weights import Weights, WeightsNote, write_weights
 
 LENGTHS = (8, 16, 32, 64, 128, 320)  # to which segments are padded
-LAYERS = 3
 BATCH, BATCH_NODES = 256, 2048  # segments of a batch, and their operators with padding, at most
 RATE, DECAY, WARM_UP = 2e-3, 1e-2, 50  # of AdamW; steps
 CALIBRATED = 60  # segments, each of another network, to which the shipped model is refitted
@@ -147,7 +146,7 @@ def initial(extended: bool, units_bias: float, chance: np.random.Generator) -> d
     What layers add to a node begins small, and the read-out at about the right seconds.
     """
     made: dict[str, np.ndarray] = {}
-    for name, shape in shapes(extended=extended, layers=LAYERS).items():
+    for name, shape in shapes(extended=extended).items():
         if name.endswith("_norm"):
             made[name] = np.broadcast_to([[1.0], [0.0]], shape)
         elif name.endswith("_bias"):

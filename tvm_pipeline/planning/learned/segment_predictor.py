@@ -69,7 +69,7 @@ Floats32 = npt.NDArray[np.float32]
 
 PURPOSE, VERSION = "predpar", 1  # of the weights; a change of the features or of the layers is another version
 
-LAYERS, WIDTH, HEADS = 4, 64, 4  # as trained; the code reads any
+LAYERS, WIDTH, HEADS = 3, 64, 4  # as trained; the code reads any
 PAIRS = 5
 READS, READ, AFTER, BEFORE, VIRTUAL = range(PAIRS)
 UNIT_S = 1e-4
