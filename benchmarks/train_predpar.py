@@ -83,7 +83,7 @@ class Sizes:
 
     networks: int = 600
     segments: int = 80  # of each network
-    steps: int = 6000  # of each training
+    steps: int = 7000  # of each training
     longest: int = LENGTHS[-1]  # in operators
 
 

@@ -35,12 +35,12 @@ def test_their_note_says_what_made_them(name: str) -> None:
 def test_they_are_as_exact_as_their_note_says(name: str) -> None:
     weights, note = read_predictor(Path(str(SHIPPED / name)))
     errors = []
-    for index, graph in enumerate(networks(20)):
+    for index, graph in enumerate(networks(10)):
         if role(index) == TESTED:
-            one = labelled(graph, board(), index, most=30)
+            one = labelled(graph, board(), index, most=24)
             predictor = segment_predictor(graph, shipped_model().cached_bytes or 0, weights)
             predictor.ask(one.segments)
             errors.append(np.abs([predictor.known[part] for part in one.segments] / one.seconds - 1).mean())
-    assert len(errors) == 4
-    # Of 120 networks the note says; of these four it may be somewhat more.
+    assert len(errors) == 2
+    # Of 120 networks the note says; of these two it may be somewhat more.
     assert np.mean(errors) < 2 * note.figures["error, tested"] < 0.5
