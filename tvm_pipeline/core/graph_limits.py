@@ -7,9 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 
-MOST_OPERATORS = 20_000
+MOST_OPERATORS = 200_000
 MOST_FILE_BYTES = 64 << 20
-MOST = 1 << 48  # bytes of a tensor, bytes of an operator's parameters, MACs of an operator
+MOST = 1 << 44  # bytes of a tensor, bytes of an operator's parameters, MACs of an operator
 
 
 def tensor_fault(shape: tuple[int, ...], dtype: str) -> str:

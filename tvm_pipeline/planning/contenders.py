@@ -10,15 +10,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
-from tvm_pipeline.core.plan import Plan, cost_key
+import numpy as np
+
+from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem, by_tensors, counts_edges
-from tvm_pipeline.cost.device_costs import counts_period
-from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
+from tvm_pipeline.cost.device_costs import cost_of, counts_period
+from tvm_pipeline.cost.evaluate import evaluate, judged
+from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
 from tvm_pipeline.planning.local.bounds import better_bound, lower_bound
@@ -102,6 +105,8 @@ def _makers(
         return pipeline
     if problem.is_lexicographic:
         return {"chain": lambda _: [chain(left())], **pipeline} if cuts is not None else pipeline
+    if cuts is None and not _is_short(problem):
+        return {"whole": lambda _: _whole_models(problem), **pipeline}
     makers: dict[str, Maker] = {
         "single": lambda _: _distinct(singles(problem)),
         "replicas": lambda _: [replicas_of_any_count(problem)],
@@ -114,6 +119,27 @@ def _makers(
     if _revisits(problem):
         makers["revisits"] = lambda _: [revisits(left())]
     return makers
+
+
+def _whole_models(problem: Problem) -> list[Plan]:
+    """Return two plans of the whole model: on the device that computes it fastest, and replicated on all devices."""
+    graph, names = problem.graph, tuple(operator.name for operator in problem.graph.operators)
+    macs = np.array([operator.macs for operator in graph.operators], np.float64)
+    seconds = {}
+    for device in problem.platform.devices:
+        costs = cost_of(problem, device)
+        of_device = float((costs.every_added_s(graph.operators) + costs.every_work_s(macs)).sum())
+        if not math.isnan(of_device):  # else it cannot run some operator
+            seconds[device.name] = of_device + costs.spill_s(sum(operator.param_bytes for operator in graph.operators))
+    widest = max(disjoint_sets(problem.platform.devices), key=len)
+    able = tuple(device.name for device in widest if device.name in seconds)
+    found = []
+    for devices in ((min(seconds, key=seconds.__getitem__),) if seconds else (), able):
+        with suppress(PlanError):
+            predicted = evaluate(problem, (Stage(devices, names),)).predicted
+            name = "single" if len(devices) == 1 else "replicas"
+            found.append(Plan(graph.name, name, problem.objective, (Stage(devices, names),), predicted))
+    return found
 
 
 def _spares_devices(problem: Problem) -> bool:
@@ -226,6 +252,10 @@ def _anywhere(problem: Problem, bound: Callable[[], tuple[float, ...]]) -> Plan:
         begun = with_time_left(problem, deadline)
         limited = begun if begun.time_limit_s is None else replace(begun, time_limit_s=begun.time_limit_s * share)
         hint = min(plans, key=cost_key).stages if plans else None
+        if not _is_short(problem) and problem.stages is None:
+            # Of a large graph even one number of stages takes all the time: as many as there are devices.
+            widest = max(map(len, disjoint_sets(problem.platform.devices)))
+            limited = replace(limited, stages=min(widest, len(problem.graph)))
         found, missed = made({"local-search": lambda _: [local_search(limited, hint)]})
         plans, errors = plans + found, errors | missed
     # Of equal plans the first one counts, which is that of the simpler scheduler.
