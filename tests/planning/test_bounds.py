@@ -130,8 +130,8 @@ def test_no_cut_has_fewer_bytes_cross_than_its_window_says(rng: random.Random) -
 
 
 CORALS = read_platform(PROFILES / "platforms" / "coral-pcie-8.toml")
-# Two normal cells and four reduction cells: too many downsets to list.
-NASNET = generators.nasnet(1)
+# It has too many downsets to list.
+TANGLED = generators.random_dag(random.Random(0), 60, reach=30)
 
 
 def on_corals(graph: OperatorGraph, count: int, **options: Any) -> Problem:
@@ -139,14 +139,13 @@ def on_corals(graph: OperatorGraph, count: int, **options: Any) -> Problem:
 
 
 def test_the_bound_of_cuts_is_close_where_transfers_take_long() -> None:
-    graph = generators.randwire(random.Random(1), 12)
-    problem = on_corals(graph, 4, stages=4)
+    problem = on_corals(generators.transformer(2), 4, stages=4)
     best = planning.plan(problem, "ideals").plan
     (most_fps,), (by_load_fps,) = lower_bound(problem), lower_bound(problem, 0.0)
     assert best.status == "optimal"
     assert best.value is not None
-    assert best.value[0] <= most_fps <= 1.05 * best.value[0]
-    assert by_load_fps > 1.2 * best.value[0]
+    assert best.value[0] <= most_fps <= 1.06 * best.value[0]
+    assert by_load_fps > 2 * best.value[0]
 
 
 def kinds() -> dict[str, Callable[[Objective], Problem]]:
@@ -162,11 +161,11 @@ def kinds() -> dict[str, Callable[[Objective], Problem]]:
     corals = replace(CORALS, devices=tuple(replace(d, active_w=2.0) for d in CORALS.devices[:3]))
 
     def no_time(objective: Objective) -> Problem:
-        return Problem(NASNET, corals, unmeasured(NASNET), objective, time_limit_s=0.0)
+        return Problem(TANGLED, corals, unmeasured(TANGLED), objective, time_limit_s=0.0)
 
     return {
         "listed": lambda objective: Problem(graph, equal, measured, objective),
-        "too many": lambda objective: replace(no_time(objective), time_limit_s=0.2),
+        "too many": lambda objective: replace(no_time(objective), time_limit_s=0.1),
         "no time": no_time,
         "two stages": lambda objective: replace(no_time(objective), stages=2),
         "whole": lambda objective: Problem(graph, equal, replace(measured, segments=(whole,)), objective),
@@ -180,7 +179,7 @@ def kinds() -> dict[str, Callable[[Objective], Problem]]:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
     made = 0
-    for scheduler in (planning.BEST, *SCHEDULERS):
+    for scheduler in (planning.BEST,) if kind == "too many" else (planning.BEST, *SCHEDULERS):
         try:
             problem = kinds()[kind](objective)
             decision = planning.plan(problem, scheduler)
@@ -195,13 +194,12 @@ def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
                 assert plan.bound[0] >= plan.value[0] * (1 - 1e-9), (scheduler, plan.scheduler)
             else:
                 assert plan.bound <= tuple(value * (1 + 1e-9) for value in plan.value), (scheduler, plan.scheduler)
-    assert made > 1
+    assert made
 
 
 def test_local_search_and_a_bound_take_the_place_of_a_list_of_downsets() -> None:
-    problem = on_corals(NASNET, 4, stages=4, time_limit_s=2.0)
-    by_order = planning.plan(problem, "chain").plan
-    plan = planning.plan(problem).plan
+    problem = on_corals(generators.nasnet(1), 4, stages=4, time_limit_s=1.5)
+    by_order, plan = planning.plan(problem, "chain").plan, planning.plan(problem).plan
     assert plan.scheduler in ("local-search", "cp-sat")
     assert plan.value is not None
     assert by_order.value is not None

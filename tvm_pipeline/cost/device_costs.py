@@ -365,11 +365,10 @@ def require_energy(problem: Problem) -> None:
 
 def _mean_power_w(measured: DeviceProfile) -> float | None:
     """Return the mean power above idle over all operators that the device runs; None where it was not measured."""
-    runs = [name for name, seconds in measured.seconds.items() if seconds is not None]
-    whole_s = measured.whole_s
-    if measured.joules is None or not whole_s:
+    if measured.joules is None or not measured.whole_s:
         return None
-    return math.fsum(measured.joules[name] for name in runs) / whole_s
+    runs = [name for name, seconds in measured.seconds.items() if seconds is not None]
+    return math.fsum(measured.joules[name] for name in runs) / measured.whole_s
 
 
 def _anonymous(device: Device) -> Device:

@@ -244,7 +244,7 @@ def _anywhere(problem: Problem, bound: Callable[[], tuple[float, ...]]) -> Plan:
     """
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     plans, errors = made(
-        {"chain": lambda _: [chain_of(with_time_left(problem, deadline))]} if _is_short(problem) else {}
+        {"chain": lambda _: [_along_the_order(with_time_left(problem, deadline))]} if _is_short(problem) else {}
     )
     most = bound()
     if not any(_reaches(plan, most) for plan in plans):
@@ -269,6 +269,14 @@ def _anywhere(problem: Problem, bound: Callable[[], tuple[float, ...]]) -> Plan:
     if best is None or proven.stages != best.stages or proven.status == "optimal":
         return proven
     return replace(best, bound=proven.bound)
+
+
+def _along_the_order(problem: Problem) -> Plan:
+    """Return `chain_of`; raise NoPlanError where that search has too many states, for which others are a remedy."""
+    try:
+        return chain_of(problem)
+    except OptionError as error:
+        raise NoPlanError(str(error)) from error
 
 
 def _is_short(problem: Problem) -> bool:

@@ -1,0 +1,119 @@
+"""Measure the gap that `best` states where the downsets of a graph are too many to list.
+
+    python benchmarks/bounds.py                 # both parts, some seven minutes
+    python benchmarks/bounds.py --only nasnets  # one of nasnets, large
+    python benchmarks/bounds.py --short         # a little of each, for CI
+
+1. nasnets: NASNet-A fused and fine-grained, NASNetMobile and NASNetLarge in 4, 6 and 8 stages on as many modelled Edge
+   TPUs over PCIe, 30 s each: the plan, its gap by the bound, and the gap by the mean load per stage alone.
+2. large: a random graph of 100 000 operators on 16 equal devices and on 16 unequal ones, with a limit of 10 s.
+
+The loops are compiled before. The seconds are of one core; on a machine with other work a gap is wider.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.planner and tests.support
+
+from benchmarks.planner import FIGURES, ROOT, coral, figure, s, show, unequal
+from tests.support import generators
+from tvm_pipeline import planning
+from tvm_pipeline.core.graph_files import read_graph
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.profile import unmeasured
+from tvm_pipeline.planning.local.bounds import lower_bound
+
+NETWORKS = {
+    "NASNet-A, fused": partial(generators.nasnet, fused=True),
+    "NASNet-A, fine": generators.nasnet,
+    "NASNetMobile": partial(read_graph, ROOT / "profiles/tflite/NASNetMobile.json"),
+    "NASNetLarge": partial(read_graph, ROOT / "profiles/tflite/NASNetLarge.json"),
+}
+
+
+def percent(part: float | None) -> str:
+    return "unknown" if part is None else f"{part:.1%}"
+
+
+def period_ms(fps: float) -> str:
+    return f"{1e3 / fps:.3f} ms"
+
+
+def planned(problem: Problem) -> tuple[Plan, float]:
+    started = time.perf_counter()
+    plan = planning.plan(problem).plan
+    return plan, time.perf_counter() - started
+
+
+def fps(figures: tuple[float, ...] | None) -> float:
+    assert figures is not None
+    return figures[0]
+
+
+def nasnets(short: bool) -> None:
+    rows, gaps = [], []
+    for name in list(NETWORKS)[:1] if short else NETWORKS:
+        graph = NETWORKS[name]()
+        for count in (4,) if short else (4, 6, 8):
+            limit_s = 1.0 if short else 30.0
+            problem = Problem(graph, coral(count), unmeasured(graph), stages=count, time_limit_s=limit_s)
+            plan, taken_s = planned(problem)
+            started = time.perf_counter()
+            (most_fps,) = lower_bound(problem)
+            bound_s = time.perf_counter() - started
+            (by_load_fps,) = lower_bound(problem, 0.0)
+            value = fps(plan.value)
+            gaps.append(plan.gap or 0.0)
+            row = (period_ms(value), period_ms(most_fps), percent(plan.gap), percent(1 - value / by_load_fps))
+            rows.append((name, count, plan.scheduler, *row, s(bound_s), s(taken_s)))
+    columns = ("network", "stages", "plan by", "slowest stage", "bound", "gap", "by mean load", "bound in", "in all")
+    show("1. Slowest stages and their gaps, in 30 s", columns, rows)
+    show("", FIGURES, [figure("widest gap", max(gaps), percent, 1.0 if short else 0.10)])
+
+
+def large(short: bool) -> None:
+    operators = 2_000 if short else 100_000
+    rows, required = [], []
+    for what in ("equal", "unequal"):
+        rng = random.Random(1)
+        graph = generators.random_dag(rng, operators)
+        if what == "equal":
+            device, *_ = coral(1).devices
+            devices = tuple(replace(device, name=f"tpu{index}") for index in range(16))
+            problem = Problem(graph, replace(coral(1), devices=devices), unmeasured(graph))
+        else:
+            problem = unequal(rng, graph, 16)
+        plan, taken_s = planned(replace(problem, time_limit_s=1.0 if short else 10.0))
+        rows.append((what, operators, plan.scheduler, len(plan.stages), s(taken_s), percent(plan.gap)))
+        required.append(figure(f"16 {what} devices: seconds", taken_s, s, 15.0))
+    columns = ("devices", "operators", "plan by", "stages", "planned in", "gap")
+    show("2. A random graph on 16 devices, with a limit of 10 s", columns, rows)
+    show("", FIGURES, required)
+
+
+PARTS = {"nasnets": nasnets, "large": large}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=PARTS, action="append")
+    parser.add_argument("--short", action="store_true")
+    arguments = parser.parse_args()
+    graph = generators.nasnet(1)
+    for stages in (None, 2):  # compiles the loops
+        planning.plan(Problem(graph, coral(2), unmeasured(graph), stages=stages, time_limit_s=0.1))
+    for part in arguments.only or PARTS:
+        PARTS[part](arguments.short)
+
+
+if __name__ == "__main__":
+    main()
