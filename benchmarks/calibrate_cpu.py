@@ -125,7 +125,7 @@ def check(
     with closing(backend.compile(load(network, shapes), settled.devices, lambda _: None)) as compiled:
         graph = compiled.graph
         timer = stage_timer(compiled)
-        kinds = {len(device.cores): device for device in reversed(settled.devices)}
+        kinds = {len(device.cores): device for device in reversed(settled.devices) if device.model}
         found = []
         for device in kinds.values():
             for stage in chosen(graph, stages):

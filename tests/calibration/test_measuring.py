@@ -162,6 +162,26 @@ def test_a_device_whose_times_vary_is_not_fitted(calibrate):
     assert all("from run to run; it is left out" in line for line in warned)
 
 
+def test_a_device_that_cannot_be_fitted_does_not_lose_the_others(calibrate):
+    clock, warned = Clock(), []
+
+    def varies(_: int, __: object, seconds: float) -> float:
+        clock.spread = 0.6 if clock.timed[-1][0] == "slow" else 0.01
+        return seconds
+
+    clock.disturbed = varies
+    found = calibrate(BOX, clock, count=5, warn=warned.append)
+    assert [group.names for group in found.groups] == [("d0", "d1")]
+    assert found.left_out["slow"].startswith("not calibrated: device slow: the times of 6 stages vary")
+    assert found.left_out["slow"] in warned
+    assert found.platform.device("slow").model is None
+    both = Platform("box", (SLOWER, replace(SLOWER, name="d0", model=SLOW)))
+    with pytest.raises(ProfileError, match="device slow: the times"):
+        clock.disturbed = lambda _, __, seconds: seconds
+        clock.spread = 0.6
+        calibrate(both, clock, count=5, warn=warned.append)
+
+
 def test_a_stage_whose_times_vary_is_measured_again(calibrate):
     """The steadiest measurement counts: here the second one."""
     clock = Clock()

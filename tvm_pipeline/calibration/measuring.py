@@ -1,7 +1,7 @@
 """Measure stages of compiled models on one device, and refit its model to them.
 
-Whole networks are measured first. The rest of the first half is chosen under the prior, and the second half under the
-model that the first one gives. Next: `stage_choice.py` (which stages), `fit.py` (the refitted model).
+Whole networks are measured first, and a quick stage of each. The rest of the first half is chosen under the prior, and
+the second half under the model that the first one gives. Next: `stage_choice.py` (which stages), `fit.py` (the model).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_st
 from tvm_pipeline.calibration.stage_time import StageTime
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.cost.modelled_stage import stage_table
 from tvm_pipeline.errors import ModelError, PipelineError, PlanError, ProfileError
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling.stage_timer import stage_timer
@@ -111,7 +112,7 @@ def measured_model(
         while len(times) < wanted and pool:
             measure(next_stages(model, pool, wanted - len(times), measured=times))
 
-    measure(_longest(pool)[: count // 2])
+    measure(_extremes(pool, prior)[: count // 2])
     choose(count // 2)
     if len(times) >= LEAST_STAGES:
         with suppress(ProfileError):  # the other half may yet explain what does not fit
@@ -142,14 +143,22 @@ def _computable(device: Device, models: Sequence[CompiledModel]) -> list[Candida
     return [candidate for candidate in found if computed[candidate.graph.fingerprint].issuperset(candidate.operators)]
 
 
-def _longest(pool: Sequence[Candidate]) -> list[Candidate]:
-    """Return the longest stage of each network: mostly all of it, which is what the seconds of plans are about."""
-    found: dict[str, Candidate] = {}
-    for candidate in pool:
-        known = found.setdefault(candidate.graph.fingerprint, candidate)
-        if len(candidate.operators) > len(known.operators):
-            found[candidate.graph.fingerprint] = candidate
-    return list(found.values())
+def _extremes(pool: Sequence[Candidate], prior: DeviceModel) -> list[Candidate]:
+    """Return the longest stage of each network, mostly all of it, and then the quickest of each.
+
+    Plans consist of long stages. Short ones tell what a call takes, and the fit is judged by leaving out networks: each
+    must have some.
+    """
+    seconds = stage_table([(candidate.graph, candidate.operators) for candidate in pool]).seconds(prior)
+    longest: dict[str, int] = {}
+    quickest: dict[str, int] = {}
+    for index, candidate in enumerate(pool):
+        network = candidate.graph.fingerprint
+        if len(candidate.operators) > len(pool[longest.setdefault(network, index)].operators):
+            longest[network] = index
+        if seconds[index] < seconds[quickest.setdefault(network, index)]:
+            quickest[network] = index
+    return [pool[index] for index in dict.fromkeys((*longest.values(), *quickest.values()))]
 
 
 def _timed(candidate: Candidate, device: Device, timers: Mapping[str, SegmentTimer]) -> StageTime:

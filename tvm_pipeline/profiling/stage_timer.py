@@ -23,7 +23,9 @@ REPEATS = 30
 def stage_timer(compiled: CompiledModel) -> SegmentTimer:
     """Return a function that compiles operators as a stage on a device and times the stage.
 
-    The function raises what the backend raises where the operators cannot be a stage.
+    The function raises what the backend raises where the operators cannot be a stage. The spread that it states is the
+    interquartile range over the median, or the uncertainty of the median where that is more: if other programs took the
+    cores for a share of the time, the median may be off by this share.
 
     Examples:
         >>> from tvm_pipeline.testing import example_model
@@ -36,9 +38,9 @@ def stage_timer(compiled: CompiledModel) -> SegmentTimer:
         with closing(compiled.stage(operators, device)) as runner:
             inputs = [noise(port) for port in runner.inputs]
             outputs = [port.buffer() for port in runner.outputs]
-            samples = time_calls(runner.bind, lambda: runner.run(inputs, outputs), REPEATS, device.cores).seconds
-        low, high = np.quantile(samples, [0.25, 0.75])
-        middle = float(np.median(samples))
-        return SegmentProfile(device.name, tuple(operators), middle, float(high - low) / middle)
+            found = time_calls(runner.bind, lambda: runner.run(inputs, outputs), REPEATS, device.cores)
+        low, high = np.quantile(found.seconds, [0.25, 0.75])
+        spread = float(high - low) / found.median
+        return SegmentProfile(device.name, tuple(operators), found.median, max(spread, found.uncertainty))
 
     return timed

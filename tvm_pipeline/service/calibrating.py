@@ -26,7 +26,7 @@ from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Link, Platform
 from tvm_pipeline.cost.device_costs import can_time_operators
-from tvm_pipeline.errors import ModelError, OptionError, PlatformError
+from tvm_pipeline.errors import ModelError, OptionError, PlatformError, ProfileError
 from tvm_pipeline.frontends import Shapes, load
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling import stage_timer
@@ -92,7 +92,8 @@ def calibrate_platform(
     """Measure stages of models on the devices of a platform that are here, one device after the other.
 
     Of equal devices the first is measured. A device that is missing is left out, also where another processor would
-    compute its stages: the times of a stand-in are not the device's.
+    compute its stages: the times of a stand-in are not the device's. A device whose measurements cannot be fitted is left
+    out where others are calibrated.
 
     Args:
         sources: what `load` takes; three networks or more that differ say most.
@@ -104,7 +105,7 @@ def calibrate_platform(
         OptionError: no model, one model twice, or too few stages.
         PlatformError: no device of the platform is here.
         ModelError: a model cannot be read, or not be compiled for a device.
-        ProfileError: the measurements cannot be fitted; see `calibrated`.
+        ProfileError: the measurements of no device can be fitted; see `calibrated`.
     """
     if not sources:
         raise OptionError("give at least one model whose stages are measured")
@@ -129,15 +130,26 @@ def calibrate_platform(
             f"no device of platform {platform.name} can be calibrated: {'; '.join(left_out.values())}. Plug one in, or "
             "give the platform of this machine, as `tvm-pipeline devices` writes it"
         )
-    groups = []
+    groups: list[Calibrated] = []
+    refused: list[ProfileError] = []
     for devices in _equal(here):
         first, *others = devices
         names = tuple(device.name for device in devices)
         if others:
             tell(f"{', '.join(names)} are equal: {first.name} is measured for all of them")
-        found = _measured(first, models, count, tell, warn, timer)
+        try:
+            found = _measured(first, models, count, tell, warn, timer)
+        except ProfileError as error:
+            if len(names) == len(here):
+                raise
+            refused.append(error)
+            left_out |= dict.fromkeys(names, f"not calibrated: {error}")
+            warn(f"not calibrated: {error}")
+            continue
         *each, last = report(found.calibration, found.rest, found.times)
         groups.append(Calibrated(names, found, (*each[:ADVICE], last)))
+    if not groups:
+        raise refused[0]
     fitted = {name: group.found.calibration for group in groups for name in group.names}
     refitted = tuple(
         replace(device, layer_times="", model=_written(fitted[device.name])) if device.name in fitted else device
@@ -245,5 +257,5 @@ def _comments(models: Sequence[Model], groups: Sequence[Calibrated], left_out: M
         )
         if group.badly_known:
             lines.append(f"    badly known: {', '.join(group.badly_known)}")
-    lines += left_out.values()
+    lines += dict.fromkeys(left_out.values())
     return tuple(part for line in lines for part in textwrap.wrap(line, WIDTH, subsequent_indent="    "))
