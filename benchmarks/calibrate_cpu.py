@@ -19,7 +19,7 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -95,8 +95,9 @@ def main() -> None:
         console.print(constants_table(group))
     checked: list[Checked] = []
     worths: list[Worth] = []
+    calibrated = only_modelled(found.platform)
     for network in arguments.unseen:
-        of_network, worth = check(network, found.platform, shapes, 3 if arguments.short else STAGES)
+        of_network, worth = check(network, calibrated, shapes, 3 if arguments.short else STAGES)
         checked += of_network
         worths.append(worth)
         console.print(f"{network}: {len(of_network)} stages measured")
@@ -117,6 +118,13 @@ def machine_here(short: bool) -> Platform:
     return Platform("here", tuple(devices))
 
 
+def only_modelled(platform: Platform) -> Platform:
+    """Return the platform without devices whose measurements could not be fitted."""
+    kept = {device.name: device for device in platform.devices if device.model}
+    links = tuple(link for link in platform.links if {link.source, link.destination} <= kept.keys())
+    return replace(platform, devices=tuple(kept.values()), links=links)
+
+
 def check(
     network: str, platform: Platform, shapes: Mapping[str, tuple[int, ...]], stages: int
 ) -> tuple[list[Checked], Worth]:
@@ -125,7 +133,7 @@ def check(
     with closing(backend.compile(load(network, shapes), settled.devices, lambda _: None)) as compiled:
         graph = compiled.graph
         timer = stage_timer(compiled)
-        kinds = {len(device.cores): device for device in reversed(settled.devices) if device.model}
+        kinds = {len(device.cores): device for device in reversed(settled.devices)}
         found = []
         for device in kinds.values():
             for stage in chosen(graph, stages):

@@ -92,8 +92,8 @@ def calibrate_platform(
     """Measure stages of models on the devices of a platform that are here, one device after the other.
 
     Of equal devices the first is measured. A device that is missing is left out, also where another processor would
-    compute its stages: the times of a stand-in are not the device's. A device whose measurements cannot be fitted is left
-    out where others are calibrated.
+    compute its stages: the times of a stand-in are not the device's. So is a device whose measurements cannot be
+    fitted, where others can.
 
     Args:
         sources: what `load` takes; three networks or more that differ say most.
