@@ -105,7 +105,7 @@ def test_the_figures_of_the_moves_are_those_of_the_judge(
         crossing = run.state.crossing.copy()
         stages = run.stages_of(run.state.stage, run.state.device)
         predicted = evaluate(problem, stages).predicted
-        annealing.place_all(run.graph, run.arrays, run.aim, run.state)
+        run.begin((run.state.stage.copy(), run.state.device.copy()))
         assert annealing.figures(run.arrays, run.aim, run.state)[:4] == pytest.approx(seen[:4], rel=1e-9)
         assert lists == [sorted(run.state.free[side, : run.state.free_count[side]].tolist()) for side in range(2)]
         assert np.array_equal(crossing, run.state.crossing)

@@ -2,7 +2,8 @@
 
 local_search.py   the scheduler `local-search`: which runs get the time, and the plan
 graph_arrays.py   the graph as arrays
-device_arrays.py  the devices as arrays
+device_figures.py  the devices as arrays
+search_state.py   the state of a search, and what it minimises
 starts.py         first plans: orders, cut
 annealing.py      the loops that improve them
 bounds.py         the bound of all plans

@@ -4,7 +4,7 @@ Kirkpatrick, Gelatt and Vecchi, "Optimization by simulated annealing", Science 2
 stage to another one that its neighbours allow; or a node with all its descendants in the stage one stage on, or with
 its ancestors one stage back; or it exchanges two nodes of neighbouring stages, or the devices of two stages. The sums
 of the stages and the bytes at the boundaries follow each move, so a move costs as much as the nodes that it takes have
-edges, and one pass over the stages. Shapes use the letters of `graph_arrays.py` and `device_arrays.py`; there are K
+edges, and one pass over the stages. Shapes use the letters of `graph_arrays.py` and `device_figures.py`; there are K
 stages.
 
 Next: `local_search.py`, which chooses starts and calls `anneal`.
@@ -13,96 +13,16 @@ Next: `local_search.py`, which chooses starts and calls `anneal`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.planning.local.device_arrays import COUNT, MACS, PARAMS
+from tvm_pipeline.planning.local.device_figures import COUNT, MACS, PARAMS
+from tvm_pipeline.planning.local.search_state import BYTES, COMMUNICATION, ENERGY, LATENCY, MEMORY, NOTHING, OVERFLOW
 from tvm_pipeline.solvers.hot import hot
-
-# What is minimised. With BYTES the parts of the objective are in `Aim.parts`.
-PERIOD, LATENCY, ENERGY, BYTES = 0, 1, 2, 3
-MEMORY, OVERFLOW, COMMUNICATION, NOTHING = 0, 1, 2, 3
 
 # A limit counts as kept up to this, which is below the rounding that the judge allows.
 KEPT = 5e-10
-
-
-class Aim(NamedTuple):
-    """What is minimised, and under which limits.
-
-    Attributes:
-        objective: PERIOD, LATENCY, ENERGY or BYTES.
-        parts: 3; for BYTES, the parts of the objective in their order, filled up with NOTHING.
-        edges: whether communication counts edges.
-        lock_s, idle_w: as in `device_costs.py`.
-        most_s, most_latency_s: limits of the seconds between frames and of those of a frame; infinite for none.
-        level: for BYTES, the part that is minimised; the parts before it must keep `caps`.
-        caps: 3.
-        scale: 3; figures that parts are divided by.
-        smooth: the weight of the smooth part of the cost, beside the maximum.
-        penalty: the weight of what is beyond limits.
-    """
-
-    objective: int
-    parts: Any
-    edges: bool
-    lock_s: float
-    idle_w: float
-    most_s: float
-    most_latency_s: float
-    level: int
-    caps: Any
-    scale: Any
-    smooth: float
-    penalty: float
-
-
-class State(NamedTuple):
-    """Where the nodes stand, what follows from that, and the best that was seen.
-
-    Attributes:
-        stage: N.
-        device: D; the device of each of the K stages, then the devices that are not used.
-        sums: K x C; sums of the weights.
-        crossing: K+1; bytes at each boundary (with `Aim.edges`, those that edges bring into each stage).
-        last: T; the last stage that reads a tensor.
-        same_after, same_before: N; how many nodes of the same stage read from a node, and how many it reads from.
-        free: 2 x N; the nodes that may move one stage on, and one stage back.
-        place: 2 x N; where a node stands in `free`, or -1.
-        free_count: 2.
-        busy, alone, joules, excess: K; the figures of each stage: seconds while all work, seconds alone, joules, and
-            how far it is beyond its device.
-        on_bus: K x B.
-        old: a copy of those five, for moves that are refused: K x (4 + B).
-        best_stage, best_device: as `stage` and `device`.
-        best: 5; the excess of the best, then its figures. best[4] is 1 while the best was not saved yet.
-        taken, mark: N; the nodes of a move.
-        random: 1; the state of the generator.
-    """
-
-    stage: Any
-    device: Any
-    sums: Any
-    crossing: Any
-    last: Any
-    same_after: Any
-    same_before: Any
-    free: Any
-    place: Any
-    free_count: Any
-    busy: Any
-    alone: Any
-    joules: Any
-    excess: Any
-    on_bus: Any
-    old: Any
-    best_stage: Any
-    best_device: Any
-    best: Any
-    taken: Any
-    mark: Any
-    random: Any
 
 
 @hot
@@ -117,64 +37,10 @@ def draw(random: Any, count: Any) -> Any:
 
 
 @hot
-def place_all(graph: Any, devices: Any, aim: Any, state: Any) -> None:
-    """Compute all that follows from `state.stage` and `state.device`, and forget the best."""
-    # Plain loops all over: numba takes seconds to compile expressions of whole arrays.
-    stages = len(state.busy)
-    for s in range(stages):
-        for column in range(state.sums.shape[1]):
-            state.sums[s, column] = 0.0
-    for boundary in range(stages + 1):
-        state.crossing[boundary] = 0.0 if aim.edges else graph.always
-    for side in range(2):
-        state.free_count[side] = 0
-        for node in range(len(state.stage)):
-            state.place[side, node] = -1
-    for node in range(len(state.stage)):
-        s = state.stage[node]
-        for column in range(state.sums.shape[1]):
-            state.sums[s, column] += graph.weights[node, column]
-        if not aim.edges:
-            # As if every tensor crossed all boundaries behind its writer; what is beyond its last reader goes below.
-            for boundary in range(s + 1, stages + 1):
-                state.crossing[boundary] += graph.written[node]
-        same = 0
-        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
-            same += state.stage[graph.after[edge]] == s
-        state.same_after[node] = same
-        same = 0
-        for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
-            other = state.stage[graph.before[edge]]
-            same += other == s
-            if aim.edges and other != s:
-                state.crossing[s] += graph.before_bytes[edge]
-        state.same_before[node] = same
-        list_free(state, node)
-    for tensor in range(len(state.last)):
-        last = 0
-        for entry in range(graph.readers_starts[tensor], graph.readers_starts[tensor + 1]):
-            last = max(last, state.stage[graph.readers[entry]])
-        state.last[tensor] = last
-        if not aim.edges:
-            first = state.stage[graph.writer[tensor]] + 1 if graph.writer[tensor] >= 0 else 0
-            if graph.writer[tensor] < 0:
-                for boundary in range(last + 1):
-                    state.crossing[boundary] += graph.tensor_bytes[tensor]
-            else:
-                for boundary in range(max(first, last + 1), stages + 1):
-                    state.crossing[boundary] -= graph.tensor_bytes[tensor]
-    for s in range(stages):
-        weigh(devices, aim, state, s)
-    state.best[0] = math.inf
-
-
-@hot
 def list_free(state: Any, node: Any) -> None:
     """Keep the lists of the nodes that may move one stage on or back, after a change of `node`."""
     for side in range(2):
-        same = state.same_after[node] if side == 0 else state.same_before[node]
-        end = len(state.busy) - 1 if side == 0 else 0
-        may = same == 0 and state.stage[node] != end
+        may = state.same[side, node] == 0 and state.stage[node] != (len(state.busy) - 1) * (1 - side)
         at = state.place[side, node]
         if may and at < 0:
             state.place[side, node] = state.free_count[side]
@@ -193,7 +59,7 @@ def weigh(devices: Any, aim: Any, state: Any, s: Any) -> None:
     """Compute the figures of stage `s` from its sums and from the bytes at its boundaries."""
     d = state.device[s]
     params = state.sums[s, PARAMS]
-    excess = max(0.0, params - devices.capacity[d]) / devices.capacity[d] if params > devices.capacity[d] else 0.0
+    excess = params / devices.capacity[d] - 1.0 if params > devices.capacity[d] else 0.0
     if devices.blocked[d] >= 0:
         excess += state.sums[s, devices.blocked[d]]
     state.excess[s] = excess
@@ -219,11 +85,11 @@ def weigh(devices: Any, aim: Any, state: Any, s: Any) -> None:
     state.alone[s] = compute + moved
     state.busy[s] = (compute + moved) * devices.slowdown[len(state.busy), d]
     if aim.objective == ENERGY:
-        if devices.joules[d] == -2:
-            state.joules[s] = devices.watts[d] * (compute + moved)
+        if devices.joule_column[d] == -2:
+            state.active_j[s] = devices.watts[d] * (compute + moved)
         else:
-            measured = state.sums[s, devices.joules[d]] if devices.joules[d] >= 0 else 0.0
-            state.joules[s] = measured + devices.watts[d] * moved
+            measured = state.sums[s, devices.joule_column[d]] if devices.joule_column[d] >= 0 else 0.0
+            state.active_j[s] = measured + devices.watts[d] * moved
 
 
 @hot
@@ -252,16 +118,14 @@ def figures(devices: Any, aim: Any, state: Any) -> Any:
         first = part_of(aim.parts[0], most, over, crossing)
         second = part_of(aim.parts[1], most, over, crossing)
         third = part_of(aim.parts[2], most, over, crossing)
-        if aim.parts[aim.level] == COMMUNICATION:
-            smooth = total / aim.scale[aim.level] / stages
-        else:
-            smooth = math.sqrt(math.sqrt(smooth / stages))
+        of_bytes = aim.parts[aim.level] == COMMUNICATION
+        smooth = total / aim.scale[aim.level] / stages if of_bytes else math.sqrt(math.sqrt(smooth / stages))
         return excess, first, second, third, smooth
     period, latency, joules, smooth = aim.lock_s, 0.0, 0.0, 0.0
     for s in range(stages):
         period = max(period, state.busy[s])
         latency += state.alone[s]
-        joules += state.joules[s]
+        joules += state.active_j[s]
         excess += state.excess[s]
         square = (state.busy[s] / aim.scale[0]) ** 2
         smooth += square * square
@@ -274,12 +138,12 @@ def figures(devices: Any, aim: Any, state: Any) -> Any:
         excess += period / aim.most_s - 1.0
     if latency > aim.most_latency_s * (1.0 + KEPT):
         excess += latency / aim.most_latency_s - 1.0
-    if aim.objective == PERIOD:
-        return excess, period, 0.0, 0.0, math.sqrt(math.sqrt(smooth / stages))
     if aim.objective == LATENCY:
         return excess, latency, 0.0, 0.0, latency / aim.scale[0]
-    energy = joules + aim.idle_w * period
-    return excess, energy, 0.0, 0.0, energy / aim.scale[0]
+    if aim.objective == ENERGY:
+        energy = joules + aim.idle_w * period
+        return excess, energy, 0.0, 0.0, energy / aim.scale[0]
+    return excess, period, 0.0, 0.0, math.sqrt(math.sqrt(smooth / stages))
 
 
 @hot
@@ -312,18 +176,13 @@ def shift(graph: Any, aim: Any, state: Any, node: Any, b: Any) -> None:
         state.sums[b, column] += weight
     state.stage[node] = b
     if aim.edges:
-        for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
-            other = state.stage[graph.before[edge]]
-            if other != a:
-                state.crossing[a] -= graph.before_bytes[edge]
-            if other != b:
-                state.crossing[b] += graph.before_bytes[edge]
-        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
-            other = state.stage[graph.after[edge]]
-            if other != a:
-                state.crossing[other] -= graph.after_bytes[edge]
-            if other != b:
-                state.crossing[other] += graph.after_bytes[edge]
+        for side in range(2):
+            for edge in range(graph.starts[side, node], graph.starts[side, node + 1]):
+                other = state.stage[graph.next[side, edge]]
+                if other != a:
+                    state.crossing[other if side == 0 else a] -= graph.edge_bytes[side, edge]
+                if other != b:
+                    state.crossing[other if side == 0 else b] += graph.edge_bytes[side, edge]
         return
     written = graph.written[node]
     if written > 0.0:
@@ -350,10 +209,16 @@ def shift(graph: Any, aim: Any, state: Any, node: Any, b: Any) -> None:
 
 
 @hot
-def shift_all(graph: Any, aim: Any, state: Any, count: Any, goal: Any) -> None:
-    """Move the first `count` nodes of `taken` to a stage."""
+def carry_out(
+    graph: Any, aim: Any, state: Any, count: Any, goal: Any, partner: Any, source: Any, i: Any, j: Any
+) -> None:  # fmt: skip
+    """Move `count` nodes to `goal` and their partner to `source`; for no nodes, exchange the devices of i and j."""
     for index in range(count):
         shift(graph, aim, state, state.taken[index], goal)
+    if partner >= 0:
+        shift(graph, aim, state, partner, source)
+    if not count:
+        state.device[i], state.device[j] = state.device[j], state.device[i]
 
 
 @hot
@@ -363,30 +228,15 @@ def relist(graph: Any, state: Any, count: Any, a: Any, b: Any) -> None:
         state.mark[state.taken[index]] = 1
     for index in range(count):
         node = state.taken[index]
-        for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
-            other = graph.before[edge]
-            if state.mark[other]:
-                continue
-            if state.stage[other] == a:
-                state.same_after[other] -= 1
-                state.same_before[node] -= 1
-                list_free(state, other)
-            elif state.stage[other] == b:
-                state.same_after[other] += 1
-                state.same_before[node] += 1
-                list_free(state, other)
-        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
-            other = graph.after[edge]
-            if state.mark[other]:
-                continue
-            if state.stage[other] == a:
-                state.same_before[other] -= 1
-                state.same_after[node] -= 1
-                list_free(state, other)
-            elif state.stage[other] == b:
-                state.same_before[other] += 1
-                state.same_after[node] += 1
-                list_free(state, other)
+        for side in range(2):
+            for edge in range(graph.starts[side, node], graph.starts[side, node + 1]):
+                other = graph.next[side, edge]
+                here = state.stage[other]
+                if not state.mark[other] and here in (a, b):
+                    change = 1 if here == b else -1
+                    state.same[side, node] += change
+                    state.same[1 - side, other] += change
+                    list_free(state, other)
     for index in range(count):
         state.mark[state.taken[index]] = 0
         list_free(state, state.taken[index])
@@ -426,13 +276,11 @@ def closure(graph: Any, state: Any, node: Any, side: Any, most: Any) -> Any:
     s = state.stage[node]
     state.taken[0], state.mark[node] = node, 1
     count, done = 1, 0
-    starts = graph.after_starts if side == 0 else graph.before_starts
-    others = graph.after if side == 0 else graph.before
     while done < count and count <= most:
         here = state.taken[done]
         done += 1
-        for edge in range(starts[here], starts[here + 1]):
-            other = others[edge]
+        for edge in range(graph.starts[side, here], graph.starts[side, here + 1]):
+            other = graph.next[side, edge]
             if state.stage[other] == s and not state.mark[other] and count <= most:
                 state.mark[other] = 1
                 state.taken[count] = other
@@ -445,18 +293,13 @@ def closure(graph: Any, state: Any, node: Any, side: Any, most: Any) -> Any:
 @hot
 def target(graph: Any, state: Any, node: Any, side: Any) -> Any:
     """Return a stage that a free node may move to: the next one, or any that its neighbours allow."""
-    s = state.stage[node]
+    s, step = state.stage[node], 1 - 2 * side
     if draw(state.random, 4):
-        return s + 1 if side == 0 else s - 1
-    if side == 0:
-        far = len(state.busy) - 1
-        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
-            far = min(far, state.stage[graph.after[edge]])
-        return s + 1 + draw(state.random, far - s)
-    far = 0
-    for edge in range(graph.before_starts[node], graph.before_starts[node + 1]):
-        far = max(far, state.stage[graph.before[edge]])
-    return s - 1 - draw(state.random, s - far)
+        return s + step
+    room = len(state.busy) - 1 - s if side == 0 else s
+    for edge in range(graph.starts[side, node], graph.starts[side, node + 1]):
+        room = min(room, abs(state.stage[graph.next[side, edge]] - s))
+    return s + step * (1 + draw(state.random, room))
 
 
 @hot
@@ -465,15 +308,13 @@ def partner_of(graph: Any, state: Any, node: Any, side: Any) -> Any:
     other = 1 - side
     if not state.free_count[other]:
         return -1
-    goal = state.stage[node] + 1 if side == 0 else state.stage[node] - 1
+    goal = state.stage[node] + 1 - 2 * side
     for _ in range(8):
         found = state.free[other, draw(state.random, state.free_count[other])]
         if state.stage[found] != goal:
             continue
-        starts = graph.after_starts if side == 0 else graph.before_starts
-        others = graph.after if side == 0 else graph.before
-        for edge in range(starts[node], starts[node + 1]):
-            if others[edge] == found:
+        for edge in range(graph.starts[side, node], graph.starts[side, node + 1]):
+            if graph.next[side, edge] == found:
                 return -1
         return found
     return -1
@@ -482,44 +323,16 @@ def partner_of(graph: Any, state: Any, node: Any, side: Any) -> Any:
 @hot
 def walk(graph: Any, state: Any, node: Any, side: Any, steps: Any) -> Any:
     """Return a node that some steps lead to inside of the stage: back for side 0, on for side 1."""
-    starts = graph.before_starts if side == 0 else graph.after_starts
-    others = graph.before if side == 0 else graph.after
     for _ in range(steps):
-        degree = starts[node + 1] - starts[node]
+        first = graph.starts[1 - side, node]
+        degree = graph.starts[1 - side, node + 1] - first
         if not degree:
             break
-        other = others[starts[node] + draw(state.random, degree)]
+        other = graph.next[1 - side, first + draw(state.random, degree)]
         if state.stage[other] != state.stage[node]:
             break
         node = other
     return node
-
-
-@hot
-def exchange(state: Any, i: Any, j: Any) -> None:
-    """Exchange the devices of two stages, or of a stage and none."""
-    state.device[i], state.device[j] = state.device[j], state.device[i]
-
-
-@hot
-def weigh_between(devices: Any, aim: Any, state: Any, low: Any, high: Any) -> None:
-    """Compute the figures of stages `low` to `high`, and keep the old ones in `old`."""
-    for s in range(low, high + 1):
-        state.old[s, 0], state.old[s, 1] = state.busy[s], state.alone[s]
-        state.old[s, 2], state.old[s, 3] = state.joules[s], state.excess[s]
-        for bus in range(devices.buses):
-            state.old[s, 4 + bus] = state.on_bus[s, bus]
-        weigh(devices, aim, state, s)
-
-
-@hot
-def unweigh(devices: Any, state: Any, low: Any, high: Any) -> None:
-    """Put the old figures of stages `low` to `high` back."""
-    for s in range(low, high + 1):
-        state.busy[s], state.alone[s] = state.old[s, 0], state.old[s, 1]
-        state.joules[s], state.excess[s] = state.old[s, 2], state.old[s, 3]
-        for bus in range(devices.buses):
-            state.on_bus[s, bus] = state.old[s, 4 + bus]
 
 
 @hot
@@ -549,11 +362,8 @@ def anneal(
             i, j = draw(state.random, stages), draw(state.random, places)
             if i == j:
                 continue
-            exchange(state, i, j)
             # A device also has the links to the stage behind it.
-            low, high = min(i, j), min(max(i, j) + 1, stages - 1)
-            if j >= stages:
-                low, high = i, min(i + 1, stages - 1)
+            low, high = min(i, j), min((i if j >= stages else max(i, j)) + 1, stages - 1)
         else:
             both = state.free_count[0] + state.free_count[1]
             if not both:
@@ -562,31 +372,25 @@ def anneal(
             side = 0 if pick < state.free_count[0] else 1
             node = state.free[side, pick - side * state.free_count[0]]
             source = state.stage[node]
+            count, goal, state.taken[0] = 1, source + 1 - 2 * side, node
             kind = draw(state.random, 10)
             if kind < 4:
-                state.taken[0] = node
-                count, goal = 1, target(graph, state, node, side)
+                goal = target(graph, state, node, side)
             elif kind < 8:
                 node = walk(graph, state, node, side, draw(state.random, 1 << (kind - 2)) + 1)
                 count = closure(graph, state, node, side, most)
-                goal = source + 1 if side == 0 else source - 1
             else:
-                goal = source + 1 if side == 0 else source - 1
                 partner = partner_of(graph, state, node, side)
-                if partner < 0:
-                    continue
-                state.taken[0], count = node, 1
-            if partner < 0:
-                operators = 0.0
-                for index in range(count):
-                    operators += graph.weights[state.taken[index], COUNT]
-                if count == 0 or operators >= state.sums[source, COUNT]:
-                    continue
-            shift_all(graph, aim, state, count, goal)
-            if partner >= 0:
-                shift(graph, aim, state, partner, source)
+                count = 1 if partner >= 0 else 0
+            operators = 0.0
+            for index in range(count):
+                operators += graph.weights[state.taken[index], COUNT]
+            if count == 0 or (partner < 0 and operators >= state.sums[source, COUNT]):
+                continue
             low, high = min(source, goal), max(source, goal)
-        weigh_between(devices, aim, state, low, high)
+        carry_out(graph, aim, state, count, goal, partner, source, i, j)
+        for s in range(low, high + 1):
+            weigh(devices, aim, state, s)
         excess, a, b, c, smooth = figures(devices, aim, state)
         new = cost_of_figures(aim, excess, a, b, c, smooth)
         worse = new - cost
@@ -595,18 +399,9 @@ def anneal(
             better = is_better(state, excess, a, b, c)
             if state.best[4] > 0.0 and not better:
                 # This move leaves the best, which is saved first.
-                if count:
-                    shift_all(graph, aim, state, count, source)
-                    if partner >= 0:
-                        shift(graph, aim, state, partner, goal)
-                    keep_best(state)
-                    shift_all(graph, aim, state, count, goal)
-                    if partner >= 0:
-                        shift(graph, aim, state, partner, source)
-                else:
-                    exchange(state, i, j)
-                    keep_best(state)
-                    exchange(state, i, j)
+                carry_out(graph, aim, state, count, source, partner, goal, i, j)
+                keep_best(state)
+                carry_out(graph, aim, state, count, goal, partner, source, i, j)
             if count:
                 relist(graph, state, count, source, goal)
             if partner >= 0:
@@ -615,12 +410,8 @@ def anneal(
             if better:
                 note(state, excess, a, b, c)
         else:
-            if count:
-                shift_all(graph, aim, state, count, source)
-                if partner >= 0:
-                    shift(graph, aim, state, partner, goal)
-            else:
-                exchange(state, i, j)
-            unweigh(devices, state, low, high)
+            carry_out(graph, aim, state, count, source, partner, goal, i, j)
+            for s in range(low, high + 1):
+                weigh(devices, aim, state, s)
     if state.best[4] > 0.0:
         keep_best(state)

@@ -4,7 +4,7 @@ A node is an operator or, under `children_together`, operators that stand in one
 are whole numbers of a unit so small that rounding to it does not show. Their sums are exact in float64, in any order
 and after any number of moves.
 
-Next: `device_arrays.py`, the devices; `annealing.py`, the loops.
+Next: `device_figures.py`, the devices; `annealing.py`, the loops.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class GraphArrays(NamedTuple):
     Lists of lists are in rows: those of node n are `items[starts[n]:starts[n + 1]]`.
 
     Attributes:
-        before, before_starts, before_bytes: for each node, the nodes that it reads from and the bytes of each edge.
-        after, after_starts, after_bytes: for each node, the nodes that read from it and the bytes of each edge.
-        weights: N x C; what a node adds to the sums of its stage, see `device_arrays.py`.
+        next, starts: 2 x E and 2 x N+1; for each node, the nodes that read from it (row 0), and those that it reads.
+        edge_bytes: 2 x E; the bytes of these edges.
+        weights: N x C; what a node adds to the sums of its stage, see `device_figures.py`.
         written: N; bytes of the tensors that it writes and that cross the boundary behind it.
         read, read_starts: for each node, the tensors that it reads.
         readers, readers_starts: for each tensor, the nodes that read it.
@@ -41,12 +41,9 @@ class GraphArrays(NamedTuple):
         always: bytes that cross every boundary: inputs of the model that are also outputs of it.
     """
 
-    before: Any
-    before_starts: Any
-    before_bytes: Any
-    after: Any
-    after_starts: Any
-    after_bytes: Any
+    next: Any
+    starts: Any
+    edge_bytes: Any
     weights: Any
     written: Any
     read: Any
@@ -110,10 +107,11 @@ def graph_arrays(problem: Problem, node: Integers, weights: Floats) -> GraphArra
     read, read_starts, _ = _rows(reader, tensors, count)
     summed = np.zeros((count, weights.shape[1]))
     np.add.at(summed, node, weights)
-    before, before_starts, before_order = _rows(ends[:, 1], ends[:, 0], count)
-    after, after_starts, after_order = _rows(ends[:, 0], ends[:, 1], count)
+    sides = [_rows(ends[:, side], ends[:, 1 - side], count) for side in range(2)]
+    following, starts = (np.stack([side[part] for side in sides]) for part in range(2))
+    edge_sizes = np.stack([sizes[order] for _, _, order in sides])
     return GraphArrays(
-        before, before_starts, sizes[before_order], after, after_starts, sizes[after_order], summed, written,
+        following, starts, edge_sizes, summed, written,
         read, read_starts, reader, np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
         np.array(tensor_bytes, np.float64), np.array(writers, np.int64), always,
     )  # fmt: skip

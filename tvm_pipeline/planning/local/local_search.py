@@ -4,7 +4,7 @@ Dynamic programming over downsets is exact, but a graph like NASNet has too many
 operators between stages, so it needs no list, and it takes 100 000 operators in seconds. It proves nothing.
 
 Every stage has a device of its own. Where the number of stages is open, short runs of each number decide which of them
-get the time. Next: `graph_arrays.py` and `device_arrays.py` (the problem as arrays), `starts.py` (first plans), then
+get the time. Next: `graph_arrays.py` and `device_figures.py` (the problem as arrays), `starts.py` (first plans), then
 `annealing.py` (the loops).
 """
 
@@ -23,10 +23,10 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import idle_w, known_cost_of, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, PlanError
-from tvm_pipeline.planning.local import annealing
-from tvm_pipeline.planning.local.annealing import Aim, State
-from tvm_pipeline.planning.local.device_arrays import MACS, PARAMS, DeviceArrays, device_arrays
+from tvm_pipeline.planning.local import annealing, search_state
+from tvm_pipeline.planning.local.device_figures import MACS, PARAMS, DeviceArrays, device_arrays
 from tvm_pipeline.planning.local.graph_arrays import GraphArrays, Integers, graph_arrays, nodes_of
+from tvm_pipeline.planning.local.search_state import Aim, State, new_state, place_all
 from tvm_pipeline.planning.local.starts import cut_order, deep_order
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
@@ -139,7 +139,9 @@ class _Run:
         """Place the nodes as in a start, and note it if it is the best so far."""
         best = self.state.best.copy()
         self.state.stage[:], self.state.device[:] = start
-        annealing.place_all(self.graph, self.arrays, self.aim, self.state)
+        place_all(self.graph, self.aim, self.state)
+        for s in range(len(self.state.busy)):
+            annealing.weigh(self.arrays, self.aim, self.state, s)
         self.state.best[:] = best
         self.anneal(0, 0, 1, 1.0)
 
@@ -179,7 +181,7 @@ def _share_out(runs: list[_Run], budget: _Budget) -> None:
 
 def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
     """Anneal several times: from each start, and from the best."""
-    parts = [part for part in run.aim.parts.tolist() if part != annealing.NOTHING] or [0]
+    parts = [part for part in run.aim.parts.tolist() if part != search_state.NOTHING] or [0]
     levels = range(len(parts)) if run.problem.is_lexicographic else range(1)
     for number in range(rounds):
         if number < len(run.starts):
@@ -226,7 +228,7 @@ def _run(
     hint: tuple[Stage, ...] | None,
     seed: int,
 ) -> _Run:
-    state = _state(graph, arrays, stages, seed)
+    state = new_state(graph, arrays, stages, seed)
     aim = _aim(problem)
     starts = []
     hinted = _of_hint(problem, devices, node, hint) if hint is not None and len(hint) == stages else None
@@ -268,14 +270,14 @@ def _whole(problem: Problem, graph: GraphArrays, arrays: DeviceArrays) -> float:
 
 def _aim(problem: Problem) -> Aim:
     """Return what the problem minimises."""
-    codes = {"throughput": annealing.PERIOD, "latency": annealing.LATENCY, "energy": annealing.ENERGY}
-    known = {"memory": annealing.MEMORY, "dram": annealing.OVERFLOW}
-    parts = [known.get(part, annealing.COMMUNICATION) for part in problem.objective.split(",")]
+    codes = {"throughput": search_state.PERIOD, "latency": search_state.LATENCY, "energy": search_state.ENERGY}
+    known = {"memory": search_state.MEMORY, "dram": search_state.OVERFLOW}
+    parts = [known.get(part, search_state.COMMUNICATION) for part in problem.objective.split(",")]
     if not problem.is_lexicographic:
         parts = []
     return Aim(
-        objective=codes.get(problem.objective, annealing.BYTES),
-        parts=np.array((parts + [annealing.NOTHING] * 3)[:3]),
+        objective=codes.get(problem.objective, search_state.BYTES),
+        parts=np.array((parts + [search_state.NOTHING] * 3)[:3]),
         edges="edge_communication" in problem.objective,
         lock_s=lock_s(problem),
         idle_w=idle_w(problem),
@@ -287,41 +289,6 @@ def _aim(problem: Problem) -> Aim:
         smooth=SMOOTH,
         penalty=ILLEGAL,
     )
-
-
-def _state(graph: GraphArrays, arrays: DeviceArrays, stages: int, seed: int) -> State:
-    """Return a state without a plan."""
-    nodes, columns = graph.weights.shape
-    devices, tensors = len(arrays.call), len(graph.tensor_bytes)
-    return State(
-        stage=np.zeros(nodes, np.int64),
-        device=np.arange(devices),
-        sums=np.zeros((stages, columns)),
-        crossing=np.zeros(stages + 1),
-        last=np.zeros(tensors, np.int64),
-        same_after=np.zeros(nodes, np.int64),
-        same_before=np.zeros(nodes, np.int64),
-        free=np.zeros((2, nodes), np.int64),
-        place=np.full((2, nodes), -1),
-        free_count=np.zeros(2, np.int64),
-        busy=np.zeros(stages),
-        alone=np.zeros(stages),
-        joules=np.zeros(stages),
-        excess=np.zeros(stages),
-        on_bus=np.zeros((stages, arrays.buses)),
-        old=np.zeros((stages, 4 + arrays.buses)),
-        best_stage=np.zeros(nodes, np.int64),
-        best_device=np.arange(devices),
-        best=np.array([math.inf, math.inf, math.inf, math.inf, 0.0]),
-        taken=np.zeros(nodes, np.int64),
-        mark=np.zeros(nodes, np.int64),
-        random=np.array([_scrambled(seed)], np.uint64),
-    )
-
-
-def _scrambled(seed: int) -> int:
-    """Return a state of the generator for a seed: not zero, and far apart for neighbouring seeds."""
-    return int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0]) or 1
 
 
 def _of_hint(

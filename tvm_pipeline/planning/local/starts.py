@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.planning.local.annealing import BYTES
-from tvm_pipeline.planning.local.device_arrays import MACS, PARAMS
+from tvm_pipeline.planning.local.device_figures import MACS, PARAMS
+from tvm_pipeline.planning.local.search_state import BYTES
 from tvm_pipeline.solvers.hot import hot
 
 # Each halves the distance between a cap that is too small and one that suffices.
-HALVINGS = 30
+HALVINGS = 22
 
 
 @hot
@@ -144,7 +144,7 @@ def deep_order(graph: Any) -> Any:
     ready, order = np.empty(count, np.int64), np.empty(count, np.int64)
     height, done = 0, 0
     for node in range(count - 1, -1, -1):
-        missing[node] = graph.before_starts[node + 1] - graph.before_starts[node]
+        missing[node] = graph.starts[1, node + 1] - graph.starts[1, node]
         if missing[node] == 0:
             ready[height] = node
             height += 1
@@ -153,8 +153,8 @@ def deep_order(graph: Any) -> Any:
         node = ready[height]
         order[done] = node
         done += 1
-        for edge in range(graph.after_starts[node], graph.after_starts[node + 1]):
-            other = graph.after[edge]
+        for edge in range(graph.starts[0, node], graph.starts[0, node + 1]):
+            other = graph.next[0, edge]
             missing[other] -= 1
             if missing[other] == 0:
                 ready[height] = other

@@ -25,7 +25,7 @@ class DeviceArrays(NamedTuple):
     """The figures of D devices, and of the links and the B buses between them.
 
     Attributes:
-        added, joules, blocked: D; the columns of the weights, -1 where the device has none.
+        added, joule_column, blocked: D; the columns of the weights, -1 where the device has none.
         call, s_per_mac, spill, cached, capacity, cache, watts: D; see `DeviceCosts`; `cache` is that of overflow.
         receive_s, receive_s_per_byte, send_s, send_s_per_byte: D.
         slowdown: D+1 x D; the factor of each device while so many devices work.
@@ -35,7 +35,7 @@ class DeviceArrays(NamedTuple):
     """
 
     added: Any
-    joules: Any
+    joule_column: Any
     blocked: Any
     call: Any
     s_per_mac: Any
@@ -86,8 +86,15 @@ def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceAr
             columns.append(whole_units(figures))
         return known[key]
 
-    added, joules, blocked = [], [], []
-    for cost in costs:
+    added: list[int] = []
+    joules: list[int] = []
+    blocked: list[int] = []
+    for index, cost in enumerate(costs):
+        same = next((other for other in range(index) if costs[other].alike(cost)), None)
+        if same is not None:
+            for found in (added, joules, blocked):
+                found.append(found[same])
+            continue
         seconds = _added_s(problem, cost)
         blocked.append(column(np.isnan(seconds).astype(np.float64)))
         added.append(column(np.nan_to_num(seconds)))
@@ -101,7 +108,7 @@ def device_arrays(problem: Problem, devices: Sequence[Device]) -> tuple[DeviceAr
     number = {"": -1, **{bus: index for index, bus in enumerate(buses)}}
     arrays = DeviceArrays(
         added=_whole(added),
-        joules=_whole(joules),
+        joule_column=_whole(joules),
         blocked=_whole(blocked),
         call=_real([cost.call_s for cost in costs]),
         s_per_mac=_real([float(cost.every_work_s(np.ones(1))[0]) for cost in costs]),
