@@ -1,8 +1,8 @@
 """The models with which a calibration begins, for devices whose platform file has none.
 
 - CPUs: a roofline that was fitted to the layer times of two CPUs, one core each (`profiles/layer_times/`), which
-  `benchmarks/calibration.py` repeats. The two differ by 2 in multiply-accumulates a second, and by 1.5 in
-  bytes, and the factors of their kinds by 1.3. So the factors say more of a third CPU than the rates.
+  `benchmarks/calibration.py` repeats. The two differ by 2 in multiply-accumulates a second and by 1.4 in bytes, and in
+  the factors of kinds by up to 1.5, so the factors say more of a third CPU than the rates.
 - GPUs: the same kinds. Launching a kernel takes some microseconds. No GPU was ever measured here, so these are guesses,
   for a board with a small GPU.
 - Edge TPUs: the figures of `profiles/platforms/`, which say where they are from.
@@ -24,12 +24,12 @@ _KINDS = (
     ("conv2d depthwise", 1.9),
     ("conv2d grouped", 1.8),
     ("copy", 1.25),
-    ("dense", 4.1),
+    ("dense", 4.0),
     ("elementwise", 1.0),
     ("global_avg_pool2d", 1.8),
-    ("lrn", 58.0),
+    ("lrn", 57.0),
     ("max_pool2d", 1.25),
-    ("softmax", 59.0),
+    ("softmax", 58.0),
 )
 FACTORS = tuple(KindFactor(f"{kind} float32", factor) for kind, factor in _KINDS)
 
