@@ -132,9 +132,12 @@ def tell(
         by_length = [np.abs(found[row_of == index]) for index in range(len(LENGTHS))]
         on_others = [float(np.abs(errors(predictor, [one])).mean()) for one in others]
         means[name] = float(np.abs(found).mean()), statistics.mean(on_others) if on_others else math.nan
-        figures = (means[name][0], np.median(found), means[name][1])
-        rows.append(
-            (name, *(f"{figure:.1%}" for figure in figures), *(f"{e.mean():.1%}" if len(e) else "-" for e in by_length))
+        figures = (
+            means[name][0],
+            np.median(found),
+            means[name][1],
+            *(e.mean() if len(e) else math.nan for e in by_length),
         )
+        rows.append((name, *("-" if math.isnan(figure) else f"{figure:.1%}" for figure in figures)))
     show(title, ("predictor", "test", "its median", "Keras", *(f"from {length}" for length in LENGTHS)), rows)
     return means
