@@ -44,7 +44,9 @@ BOUND_S, BOUND_SHARE = 10.0, 0.25
 LOCAL_SHARE = 0.4
 # The largest models of CP-SAT: operators times stages times devices.
 MOST_LITERALS = 300_000
-# The longest orders that are cut by dynamic programming: operators times the square of the devices.
+# `_size` of the largest problems for which all simple plans are compared, and of those whose order is cut by dynamic
+# programming; together they take some seconds.
+MOST_SIMPLE = 250_000
 MOST_CHAIN = 4_000_000
 
 # A maker gets the plans of the makers before it, and returns plans of its own.
@@ -105,7 +107,7 @@ def _makers(
         return pipeline
     if problem.is_lexicographic:
         return {"chain": lambda _: [chain(left())], **pipeline} if cuts is not None else pipeline
-    if cuts is None and not _is_short(problem):
+    if cuts is None and _size(problem) > MOST_SIMPLE:
         return {"whole": lambda _: _whole_models(problem), **pipeline}
     makers: dict[str, Maker] = {
         "single": lambda _: _distinct(singles(problem)),
@@ -244,7 +246,9 @@ def _anywhere(problem: Problem, bound: Callable[[], tuple[float, ...]]) -> Plan:
     """
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     plans, errors = made(
-        {"chain": lambda _: [_along_the_order(with_time_left(problem, deadline))]} if _is_short(problem) else {}
+        {"chain": lambda _: [_along_the_order(with_time_left(problem, deadline))]}
+        if _size(problem) <= MOST_CHAIN
+        else {}
     )
     most = bound()
     if not any(_reaches(plan, most) for plan in plans):
@@ -252,7 +256,7 @@ def _anywhere(problem: Problem, bound: Callable[[], tuple[float, ...]]) -> Plan:
         begun = with_time_left(problem, deadline)
         limited = begun if begun.time_limit_s is None else replace(begun, time_limit_s=begun.time_limit_s * share)
         hint = min(plans, key=cost_key).stages if plans else None
-        if not _is_short(problem) and problem.stages is None:
+        if _size(problem) > MOST_CHAIN and problem.stages is None:
             # Of a large graph even one number of stages takes all the time: as many as there are devices.
             widest = max(map(len, disjoint_sets(problem.platform.devices)))
             limited = replace(limited, stages=min(widest, len(problem.graph)))
@@ -279,9 +283,9 @@ def _along_the_order(problem: Problem) -> Plan:
         raise NoPlanError(str(error)) from error
 
 
-def _is_short(problem: Problem) -> bool:
-    """Return whether dynamic programming along the graph's order takes a few seconds at most."""
-    return len(problem.graph) * len(problem.platform.devices) ** 2 <= MOST_CHAIN
+def _size(problem: Problem) -> int:
+    """Return the operators times the square of the devices, as which the time of simple searches grows."""
+    return len(problem.graph) * len(problem.platform.devices) ** 2
 
 
 def _fits_cp_sat(problem: Problem) -> bool:
