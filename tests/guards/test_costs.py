@@ -60,6 +60,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("planning/baselines/coral.py", "self.segments", "the number of segments to cut into"),
     ("planning/sat/least_seconds.py", "self.joules", "joules that cost/ gave"),
     ("planning/measured.py", "segments.seconds", "stages that the search has just measured, not those of a profile"),
+    ("planning/planner.py", "decision.segments", "stages that were measured on the way to the decision"),
     ("service/workflow.py", "decision.segments", "stages that were measured on the way to the decision"),
     # The profile is made, completed or summed up, and nothing is decided by a figure.
     ("backends/bundle.py", "profile.devices", "figures of stand-ins are left out once the device is here"),

@@ -39,7 +39,7 @@ def test_the_device_has_the_last_word():
     assert [stage.operators[0] for stage in plan.stages] == ["op0", "op1"]  # as no other cut parts the two
     assert plan.scheduler == "measured"
     assert plan.status == "feasible"
-    assert plan.bound is None
+    assert plan.gap is not None
     told = replace(problem, profile=replace(problem.profile, segments=segments))
     assert evaluate(told, plan.stages).predicted == plan.predicted
     assert [(s.device, s.operators) for s in segments] == [(s.devices[0], s.operators) for s in plan.stages]

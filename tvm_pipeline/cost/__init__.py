@@ -5,6 +5,7 @@ modelled_stage.py  the seconds of stages by the model of a device alone
 evaluate.py        the one judge: the figures of a plan, from the graph, the platform and the profile alone
 stage_costs.py     the seconds of stages on their devices
 shares.py          how replicas share the frames of a stage
+whole_stages.py    measured stages against their operators, for bounds
 uncertainty.py     how far a prediction may be off
 shapes.py          what the shapes of an operator tell of its work
 busy_energy.py     the joules of a frame by a platform's watts, where no sensor measures them

@@ -1,14 +1,13 @@
 """Local search for plans of graphs whose downsets are too many to list, and bounds of all plans of such graphs.
 
-local_search.py   the scheduler `local-search`: which runs get the time, and the plan
-graph_arrays.py   the graph as arrays
+local_search.py    the scheduler `local-search`: which runs get the time, and the plan
+graph_arrays.py    the graph as arrays
 device_figures.py  the devices as arrays
-search_state.py   the state of a search, and what it minimises
-starts.py         first plans: orders, cut
-annealing.py      the loops that improve them
-bounds.py         the bound of all plans
-least_load.py     what every plan costs at least: operators, calls, first inputs, last outputs, fetches
-whole_stages.py   stages that were measured as a whole, in a bound that counts operators
-chain_bound.py    pipelines whose cuts do not contain one another: a bound with transfers
-least_crossing.py the least bytes that cross a cut, by minimum cuts in windows of work
+search_state.py    the state of a search, and what it minimises
+starts.py          first plans: orders, cut
+annealing.py       the loops that improve them
+bounds.py          the bound of all plans
+least_load.py      what every plan costs at least: operators, calls, first inputs, last outputs, fetches
+chain_bound.py     pipelines whose cuts do not contain one another: a bound with transfers
+least_crossing.py  the least bytes that cross a cut, by minimum cuts in windows of work
 """

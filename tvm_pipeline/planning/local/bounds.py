@@ -14,10 +14,10 @@ import numpy as np
 from tvm_pipeline.core.platform import disjoint_sets
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import cost_of, idle_w, lock_s
+from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.chain_bound import least_period_of_chains
 from tvm_pipeline.planning.local.least_crossing import Network, least_crossing
 from tvm_pipeline.planning.local.least_load import Least, busy_scale, least_of
-from tvm_pipeline.planning.local.whole_stages import least_ratio
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
 from tvm_pipeline.planning.search.work_bound import least_period_of_all
 
@@ -39,8 +39,8 @@ def lower_bound(problem: Problem, deadline: float = math.inf, *, again: bool = F
     """
     if problem.is_lexicographic:
         return tuple(_least_bytes(problem, part, deadline) for part in problem.objective.split(","))
-    segments, alone = problem.profile.segments, replace(problem, profile=replace(problem.profile, segments=()))
-    ratio = least_ratio(problem) if segments else 1.0
+    alone = replace(problem, profile=replace(problem.profile, segments=()))
+    ratio = least_ratio(problem)
     if problem.objective == "throughput":
         return (1 / max(_least_period(alone, again, deadline) * ratio, lock_s(problem), 1e-12),)
     devices = problem.platform.devices

@@ -1,7 +1,7 @@
 """Stages that were measured as a whole, against what their operators say: for bounds that count operators alone.
 
 If every measured stage takes at least f times the seconds of its operators and transfers, f at most 1, then every plan
-takes at least f times a bound of plans that adds up operators. Next: `bounds.py`.
+takes at least f times a bound of plans that adds up operators. Next: `planning/local/bounds.py`.
 """
 
 from __future__ import annotations
