@@ -17,6 +17,7 @@ from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import SegmentProfile, unmeasured
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, ModelError, OptionError, PlatformError, ProfileError
 from tvm_pipeline.planning import plan as decide
 from tvm_pipeline.planning.baselines.segments import Partition
@@ -214,6 +215,10 @@ def test_predpar_plans_edge_tpus():
     assert plan.scheduler == "predpar"
     assert plan.devices == ("tpu0", "tpu1", "tpu2")
     assert [name for stage in plan.stages for name in stage.operators] == [o.name for o in graph.operators]
+    assert plan.predicted == evaluate(problem, plan.stages).predicted
+    best = decide(problem, "chain").plan.predicted.throughput_fps
+    assert best is not None
+    assert plan.predicted.throughput_fps <= best * (1 + 1e-9)
     whole = decide(replace(problem, stages=1), "predpar").plan
     assert len(whole.stages) == 1
     with pytest.raises(OptionError, match="does not plan for objective latency, only for throughput"):

@@ -156,7 +156,8 @@ def test_without_time_there_is_still_a_plan(problem: Problem) -> None:
 REFUSED = {("revisits", "latency")}
 
 
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
+# predpar takes equal Edge TPUs alone, see test_predpar.py.
+@pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "predpar"])
 def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
     made = 0
     for seed in range(15):
