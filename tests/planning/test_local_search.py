@@ -97,7 +97,7 @@ def test_the_figures_of_the_moves_are_those_of_the_judge(
     """The sums that follow each move end as if they were computed anew, and as the judge has them."""
     traits = replace(IDLE, memory=False, unsupported=False, overlapping=False, caches=True)
     problem = data.draw(problems(objective, operators=(3, 9), devices=(2, 4), traits=traits, choose_stages=False))
-    for run in module._runs(problem, None, chance.randint(0, 99)):
+    for run in module._runs(problem, None, chance.randint(0, 99), module._Budget(0.0, None, 1, 1)):
         run.anneal(0, 700, 700, 0.5)
         seen = annealing.figures(run.arrays, run.aim, run.state)
         excess, *found = seen[:4]

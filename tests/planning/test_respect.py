@@ -25,8 +25,9 @@ from tvm_pipeline.errors import GraphError, InfeasibleError, LimitMissedError, M
 from tvm_pipeline.planning.learned.pointer_network import PURPOSE, VERSION, untrained
 from tvm_pipeline.planning.learned.respect import MOST_READ, ReadGraph, network_weights
 from tvm_pipeline.planning.learned.respect_embedding import COLUMNS
-from tvm_pipeline.planning.learned.sequences import reordered, repaired, rho, siblings_together, violated_edges
+from tvm_pipeline.planning.learned.sequences import repaired, rho, siblings_together, violated_edges
 from tvm_pipeline.planning.learned.weights import WeightsNote, write_weights
+from tvm_pipeline.planning.search.along_order import reordered
 
 
 def ancestors(graph: OperatorGraph) -> list[set[int]]:

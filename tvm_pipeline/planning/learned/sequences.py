@@ -15,9 +15,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.topology import Neighbours
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
-from tvm_pipeline.planning.search.cuts import prefixes
-from tvm_pipeline.planning.search.dynamic_programming import plan_over
-from tvm_pipeline.planning.search.space import single_units
+from tvm_pipeline.planning.search.along_order import along
 
 
 def violated_edges(before: Neighbours, sequence: Sequence[int]) -> int:
@@ -50,13 +48,6 @@ def repaired(before: Neighbours, sequence: Sequence[int]) -> list[int]:
     for operator, parents in enumerate(before):
         due[operator] = max([due[operator], *(due[parent] for parent in parents)])
     return sorted(range(len(before)), key=lambda operator: (due[operator], operator))
-
-
-def reordered(graph: OperatorGraph, order: Sequence[int]) -> OperatorGraph:
-    """Return the graph with its operators in another topological order; a profile of the one is one of the other."""
-    return OperatorGraph(
-        graph.name, graph.inputs, tuple(graph.operators[operator] for operator in order), graph.outputs
-    )
 
 
 def siblings_together(graph: OperatorGraph, stage_of: Sequence[int]) -> list[int]:
@@ -115,9 +106,8 @@ def rho(problem: Problem, order: Sequence[int], scheduler: str) -> Plan:
         LimitMissedError: no plan of this order keeps the limits of the problem.
     """
     graph = problem.graph
-    in_order = replace(problem, graph=reordered(graph, order), children_together=False)
     try:
-        found = plan_over(in_order, prefixes(in_order.graph), single_units, scheduler)
+        found = along(replace(problem, children_together=False), order, scheduler)
     except InfeasibleError as error:
         raise LimitMissedError(f"scheduler {scheduler} has no plan along its order ({error}); try best") from error
     index = graph.edges.index

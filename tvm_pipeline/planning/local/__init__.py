@@ -5,6 +5,7 @@ graph_arrays.py    the graph as arrays
 device_figures.py  the devices as arrays
 search_state.py    the state of a search, and what it minimises
 starts.py          first plans: orders, cut
+furthest_cuts.py   first plans: stages that reach as far as they can
 annealing.py       the loops that improve them
 bounds.py          the bound of all plans
 least_load.py      what every plan costs at least: operators, calls, first inputs, last outputs, fetches

@@ -234,6 +234,19 @@ class _Window:
 
     def solve(self, price: float, work: Floats) -> tuple[float, float]:
         """Return a lower bound of X(D) - price w(D) over the downsets D of the window, and w of one that is least."""
+        least, in_front = self._least(price, work)
+        before = float(work[self.inside].sum())
+        return least - 1e-9 * abs(least), before + float(work[self.free[in_front]].sum())
+
+    def cut(self, price: float, work: Floats) -> tuple[npt.NDArray[np.bool_], float]:
+        """Return the downset D of the window with the least X(D) - price w(D), and X(D) up to rounding."""
+        least, in_front = self._least(price, work)
+        cut = self.inside.copy()
+        cut[self.free[in_front]] = True
+        return cut, max(0.0, least + price * float(work[cut].sum()))
+
+    def _least(self, price: float, work: Floats) -> tuple[float, Integers]:
+        """Return a value just below the least X(D) - price w(D), and the free operators of its D."""
         gain = price * work[self.free] - self.kept[self.free]
         scale = min(64.0, _MOST_FLOW / max(self.bytes + float(np.abs(gain).sum()), 1.0))
         rising, own = gain > 0, np.arange(len(self.free))
@@ -246,8 +259,7 @@ class _Window:
         flow, in_front = _max_flow(tails, heads, sizes, self.source, self.sink)
         in_front = in_front[in_front < len(self.free)]
         before = float(work[self.inside].sum())
-        least = flow / scale - float(gain[rising].sum()) + self.always - price * before
-        return least - 1e-9 * abs(least), before + float(work[self.free[in_front]].sum())
+        return flow / scale - float(gain[rising].sum()) + self.always - price * before, in_front
 
 
 def _max_flow(tails: Integers, heads: Integers, sizes: Integers, source: int, sink: int) -> tuple[int, Integers]:

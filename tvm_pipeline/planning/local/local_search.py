@@ -19,15 +19,17 @@ import numpy as np
 
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import Device, disjoint_sets
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import idle_w, known_cost_of, lock_s
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, PlanError
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError
 from tvm_pipeline.planning.local import annealing, search_state
 from tvm_pipeline.planning.local.device_figures import MACS, PARAMS, DeviceArrays, device_arrays
+from tvm_pipeline.planning.local.furthest_cuts import reaching
 from tvm_pipeline.planning.local.graph_arrays import GraphArrays, Integers, graph_arrays, nodes_of
 from tvm_pipeline.planning.local.search_state import Aim, State, new_state, place_all
 from tvm_pipeline.planning.local.starts import cut_order, deep_order
+from tvm_pipeline.planning.search.along_order import along
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 NAME = "local-search"
@@ -45,6 +47,10 @@ SMOOTH = 0.3
 ILLEGAL, LEGAL = 1000.0, 4.0
 ROUNDS = 4
 MOST_NODES = 256
+# Plans by minimum cuts that are starts, and the share of the time limit in which they are made.
+MOST_PLACED, CUTS_SHARE = 3, 0.3
+# The operators times a power of the devices, beyond which dynamic programming takes too long.
+MOST_CUT_ANEW = 200_000
 
 
 def local_search(
@@ -75,7 +81,7 @@ def local_search(
             known_cost_of(problem, device)
     relaxed = replace(problem, profile=replace(problem.profile, segments=()), activations=False)
     budget = _Budget(begun, problem.time_limit_s, moves, len(problem.graph))
-    runs = list(_runs(relaxed, hint, seed))
+    runs = list(_runs(relaxed, hint, seed, budget))
     _share_out(runs, budget)
     return _judged(problem, [*(run.stages() for run in runs if run.is_legal), *([hint] if hint else [])])
 
@@ -93,6 +99,15 @@ class _Budget:
     @property
     def is_over(self) -> bool:
         return time.monotonic() - self.begun >= self.limit_s
+
+    def of_cuts(self, count: int) -> float:
+        """Return the time of `time.monotonic` at which one of `count` runs must have its starts."""
+        return math.inf if math.isinf(self.limit_s) else time.monotonic() + CUTS_SHARE * self.limit_s / count
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds that are left; None without a limit."""
+        return None if math.isinf(self.limit_s) else max(0.0, self.begun + self.limit_s - time.monotonic())
 
     def round(self, run: _Run, share: float, hot: float) -> None:
         """Anneal with a share of the budget, at first as hot as `hot`."""
@@ -125,6 +140,17 @@ class _Run:
     aim: Aim
     state: State
     starts: list[tuple[Integers, Integers]]
+    orders: list[Integers]
+
+    @property
+    def can_be_cut_anew(self) -> bool:
+        """Whether dynamic programming along an order takes milliseconds and minimises what the problem does."""
+        size = len(self.problem.graph) * len(self.devices) ** (2 if self.arrays.are_alike else 4)
+        return (
+            size <= MOST_CUT_ANEW
+            and not counts_edges(self.problem.objective)
+            and len(self.state.stage) == len(self.problem.graph)  # else `children_together` joins operators
+        )
 
     @property
     def key(self) -> tuple[float, ...]:
@@ -193,9 +219,36 @@ def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
             hot = (HOT if number < len(run.starts) else HOT / 4) * len(run.state.busy) / len(run.state.stage)
             budget.round(run, share / rounds / len(levels), hot)
             run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
+        _cut_anew(run, budget)
 
 
-def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int) -> Iterator[_Run]:
+def _cut_anew(run: _Run, budget: _Budget) -> None:
+    """Cut the order of the best plan anew, by dynamic programming, as often as that gives a better plan.
+
+    The order is that of the stages and, within a stage, the graph's own or its reverse in depth. The loops move
+    operators one by one and can be stuck where many must move at once; this moves whole boundaries.
+    """
+    while run.can_be_cut_anew and not budget.is_over:
+        before = run.key
+        for order in run.orders:
+            stages = run.state.best_stage[order]
+            try:
+                found = along(
+                    replace(run.problem, stages=len(run.state.busy), time_limit_s=budget.left_s),
+                    order[np.argsort(stages, kind="stable")].tolist(),
+                    NAME,
+                )
+            except (NoPlanError, OptionError):
+                continue
+            start = _of_hint(run.problem, run.devices, run.node, found.stages)
+            if start is not None:
+                run.begin(start)
+        run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
+        if run.key >= before:
+            break
+
+
+def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int, budget: _Budget) -> Iterator[_Run]:
     """Yield a run for each set of devices that can work together and each number of stages."""
     node = nodes_of(problem)
     sets = list(disjoint_sets(problem.platform.devices))
@@ -207,6 +260,8 @@ def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int) -> Iterat
             if most < int(node.max()) + 1
             else f"{problem.stages} stages: with `children_together` {problem.graph.name} has at most {most}"
         )
+    maker = reaching(problem)
+    count = len(sets) * (most if problem.stages is None else 1)
     for devices in sets:
         arrays, weights = device_arrays(problem, devices)
         graph = graph_arrays(problem, node, weights)
@@ -214,7 +269,9 @@ def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int) -> Iterat
         for stages in range(1, min(len(devices), most) + 1) if problem.stages is None else [problem.stages]:
             if stages > len(devices):
                 continue
-            yield _run(problem, devices, node, graph, arrays, orders, stages, hint, seed)
+            far = maker.stages_of(stages, budget.of_cuts(count)) if maker is not None else ()
+            placed = [stage_of[np.unique(node, return_index=True)[1]] for stage_of in far]
+            yield _run(problem, devices, node, graph, arrays, orders, stages, hint, placed, seed)
 
 
 def _run(
@@ -226,6 +283,7 @@ def _run(
     orders: list[Integers],
     stages: int,
     hint: tuple[Stage, ...] | None,
+    placed: list[Integers],
     seed: int,
 ) -> _Run:
     state = new_state(graph, arrays, stages, seed)
@@ -238,7 +296,8 @@ def _run(
     for device in [np.arange(len(devices)), *([] if arrays.are_alike else [fastest])]:
         for order in orders:
             starts.append((cut_order(graph, arrays, aim, order, device[:stages].copy(), stages), device))
-    run = _Run(problem, devices, node, graph, arrays, aim, state, starts)
+        starts += [(stage_of, device) for stage_of in placed[-MOST_PLACED:]]
+    run = _Run(problem, devices, node, graph, arrays, aim, state, starts, orders)
     found = []
     for start in starts:
         state.best[0] = math.inf
