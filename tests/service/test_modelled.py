@@ -9,13 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.profiling.test_layer_times import lawful, network
+from tests.calibration.test_measuring import Backend
+from tests.profiling.test_layer_times import lawful, network, several
 from tvm_pipeline import Device, Platform
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.service.workflow import planned
+from tvm_pipeline.testing import FakeModel, installed
 
 ROOFLINE = DeviceModel(1e10, operator_s=1e-6, bytes_per_s=1e10, error=0.08)
 HERE = Device("cpu0", cores=(0,), model=ROOFLINE)
@@ -91,3 +93,16 @@ def test_a_platform_that_is_not_here_needs_no_device(model, file):
         planned(str(model), platform=file(HERE, replace(ELSEWHERE, model=None)), from_models=True),
     ):
         pass
+
+
+def test_plans_are_not_tried_out_on_a_stand_in(file, tmp_path):
+    """The figures are the device's, and what runs here is another processor."""
+    (tmp_path / "net0.relay").write_text("its graph is known")
+    [graph] = several(1)
+    absent = Device("absent", "fake", model=ROOFLINE)
+    with installed(Backend([absent], [FakeModel(graph, {})])):
+        source = str(tmp_path / "net0.relay")
+        with planned(source, platform=file(absent), warn=[].append, from_models=True) as subject:
+            assert subject.not_here.startswith("absent not here: figures are modelled")
+            assert subject.compiled is None
+            assert not subject.profile.devices

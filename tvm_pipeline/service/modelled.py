@@ -54,3 +54,9 @@ def absence(platform: Platform) -> str:
     except PlatformError as error:
         return str(error)
     return ""
+
+
+def stood_in(platform: Platform, profile: Profile) -> str:
+    """Return why plans must not be tried out: another processor would compute for a modelled device; empty else."""
+    missing = [name for name in modelled(platform, profile) if name in platform.stand_ins]
+    return f"{', '.join(missing)} not here: figures are modelled, and others would run in its place" if missing else ""

@@ -44,7 +44,7 @@ from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 from tvm_pipeline.service.doubts import elsewhere_warnings, known_devices, stand_in_warnings
 from tvm_pipeline.service.engine_fallback import compiled_by_engine
 from tvm_pipeline.service.machine_modes import other_mode, this_machine
-from tvm_pipeline.service.modelled import absence, to_measure
+from tvm_pipeline.service.modelled import absence, stood_in, to_measure
 from tvm_pipeline.service.power_meter import NONE, opened_meter
 from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
 
@@ -329,7 +329,8 @@ def planned(
                 known = measured_profile(replace(made, platform=measured_on), profile, tell, warn)
             else:
                 known = unmeasured(made.compiled.graph)
-            yield Planned(made.compiled.graph, made.platform, known, made.compiled)
+            absent = stood_in(made.platform, known) if from_models else ""
+            yield Planned(made.compiled.graph, made.platform, known, None if absent else made.compiled, absent)
 
 
 def _absence(platform: Path, from_models: bool) -> str:
