@@ -27,6 +27,8 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.planning.local.least_crossing import Floats, Integers, Network
 from tvm_pipeline.planning.local.least_load import Least, busy_scale, least_of
 
+# Minimum cuts of larger graphs take too long.
+MOST_OPERATORS = 5000
 # The shares of what a stage can reach at most from which on a cut is looked for: the windows.
 FROM = (0.0, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93, 0.96, 0.98, 0.99)
 PRICES = 7  # tried in each window
@@ -55,11 +57,11 @@ class Reaching:
     @classmethod
     def of(cls, problem: Problem) -> Reaching | None:
         """Return what reaching stages need; None where the graph is too large, or its operators take no time."""
+        if len(problem.graph) > MOST_OPERATORS:
+            return None
         devices = len(problem.platform.devices)
         least = least_of(problem, busy_scale(problem, devices))
         network = Network(problem.graph, leaders=least.leaders)
-        if network.needs is None:
-            return None
         weights = WEIGHTS if least.spill and least.param_bytes.sum() > least.most_cached else (1.0,)
         work = [least.added + w * least.work + (1 - w) * least.spill * least.param_bytes for w in weights]
         if not all(0 < figures.sum() < math.inf for figures in work):
