@@ -223,7 +223,7 @@ def test_one_device_is_a_good_answer_where_links_are_dear() -> None:
 def test_the_only_plan_possible_says_so() -> None:
     problem = net()
     decision = planning.plan(replace(problem, platform=Platform("box", problem.platform.devices[:1])))
-    assert (decision.why, decision.plan.devices) == ("it is the only plan possible", ("cpu",))
+    assert (decision.why, decision.plan.devices) == ("no other plan competes with it", ("cpu",))
 
 
 def test_an_unknown_scheduler_is_refused_with_the_known_ones() -> None:

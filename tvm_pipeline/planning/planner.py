@@ -271,6 +271,6 @@ def _why(candidates: list[Plan]) -> str:
     """Return the margins of the first plan over the others, in words."""
     best, *others = candidates
     if not others:
-        return "it is the only plan possible"
+        return "no other plan competes with it"
     parts = [f"{margin(best, other) or 0.0:+.1%} against {describe(other)}" for other in others]
     return f"{describe(best)} has the best {best.objective}: {', '.join(parts)}"
