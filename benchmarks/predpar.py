@@ -62,7 +62,7 @@ from tvm_pipeline.planning.learned.segment_predictor import SegmentPredictor, re
 from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.search.cuts import Floats
 
-PUBLISHED = Path(__file__).parents[1] / "profiles/published/milcom2024.json"
+PUBLISHED = Path(__file__).parents[1] / "benchmarks/milcom_published.json"
 PAPERS, EXTENDED = SHIPPED.with_name("predpar.npz"), SHIPPED
 COMPILE_S = 10.0
 CALIBRATED_BY = 20  # measured segments, each of another network

@@ -40,6 +40,9 @@ from tvm_pipeline.planning.local.least_crossing import Network, least_crossing
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True, busy=True, locks=True, joules=True, idle=True)
 
+# predpar takes equal Edge TPUs alone, see test_predpar.py.
+TAKING_ANY = tuple(name for name in SCHEDULERS if name != "predpar")
+
 
 def signed(problem: Problem, bound: tuple[float, ...]) -> object:
     """Return a bound as `figure` returns values: less is better."""
@@ -179,7 +182,7 @@ def kinds() -> dict[str, Callable[[Objective], Problem]]:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
     made = 0
-    for scheduler in (planning.BEST,) if kind == "too many" else (planning.BEST, *SCHEDULERS):
+    for scheduler in (planning.BEST,) if kind == "too many" else (planning.BEST, *TAKING_ANY):
         try:
             problem = kinds()[kind](objective)
             decision = planning.plan(problem, scheduler)
