@@ -116,7 +116,7 @@ def test_it_is_the_best_of_all_modes(rng: random.Random, objective: Objective) -
 
 
 def test_a_mode_whose_stages_were_measured_as_a_whole_has_a_bound_too() -> None:
-    """Such a stage took longer than its operators add up to, so the bound of its mode holds, and with it that of all."""
+    """Such a stage took longer than its operators add up to; the bound of its mode holds, and that of all with it."""
     high, low = of_board("throughput")
     whole = SegmentProfile("little", ("double", "increment"), 0.1)
     slower = replace(low, profile=replace(low.profile, segments=(whole,)))
