@@ -48,7 +48,9 @@ ILLEGAL, LEGAL = 1000.0, 4.0
 ROUNDS = 4
 MOST_NODES = 256
 # Plans by minimum cuts that are starts, and the share of the time limit in which they are made.
-MOST_PLACED, CUTS_SHARE = 3, 0.3
+MOST_PLACED, CUTS_SHARE = 3, 0.1
+# The share of the time limit in which the loops run; the rest is for cutting anew.
+ANNEALED = 0.85
 # The operators times a power of the devices, beyond which dynamic programming takes too long.
 MOST_CUT_ANEW = 200_000
 
@@ -119,7 +121,7 @@ class _Budget:
                     break
                 run.anneal(done, min(done + CHUNK, total), total, hot)
             return
-        started, end = time.monotonic(), self.begun + self.limit_s * min(self.spent, 1.0)
+        started, end = time.monotonic(), self.begun + ANNEALED * self.limit_s * min(self.spent, 1.0)
         done, now = 0, started
         while now < end:
             # As many moves as the time that is left allows, by the speed so far.
