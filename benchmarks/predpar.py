@@ -16,7 +16,7 @@ these, as on an Edge TPU. Searches:
 - PredPar, Pred-ProfPar: with the paper's features of nodes, and with the extended ones, which the package ships.
 - exact: the best partition of the order by the formula (the shipped `DeviceModel`), by the formula calibrated to 20
   measured segments of other networks, and by the predictor's table, without a measurement. A table takes long: it is
-  made for networks of up to 320 operators, once for all searches and numbers of segments, and counts in the first.
+  made for networks of up to 160 operators, once for all searches and numbers of segments, and counts in the first.
 - measured: `corrected_partition`, which the scheduler `measured` uses, by the same three.
 - local search: by the formula, in any order of the operators. So it may be better than the best in the network's order.
 
@@ -70,7 +70,7 @@ SEGMENTS = range(2, 9)
 MOVES = 100_000  # of local search, in all
 # A predictor's table needs no segments that take longer than this many times PredPar's bottleneck.
 BEYOND = 1.5
-MOST_IN_TABLE = 320
+MOST_IN_TABLE = 160
 MEDIANS = {"PredPar, extended": 1.15, "Pred-ProfPar, extended": 1.02}
 
 DEFAULT, PROFPAR, ORIGINAL = "default", "ProfPar, mended", "ProfPar, as published"
