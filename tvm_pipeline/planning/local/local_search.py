@@ -227,8 +227,8 @@ def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
 def _cut_anew(run: _Run, budget: _Budget) -> None:
     """Cut the order of the best plan anew, by dynamic programming, as often as that gives a better plan.
 
-    The order is that of the stages and, within a stage, the graph's own or its reverse in depth. The loops move
-    operators one by one and can be stuck where many must move at once; this moves whole boundaries.
+    The order is that of the stages and, within a stage, that of the operators in the graph or in `deep_order`. The
+    loops move operators one by one and can be stuck where many must move at once; this moves whole boundaries.
     """
     while run.can_be_cut_anew and not budget.is_over:
         before = run.key
