@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tvm_pipeline_edgetpu.edgetpu import MODELS
 
-from tvm_pipeline.calibration.shipped import CPU_CORE, EDGE_TPU_PCIE, EDGE_TPU_USB, GPU, shipped_model
+from tvm_pipeline.backends.registry import find_backend
+from tvm_pipeline.calibration.shipped import CPU_CORE, GPU, shipped_model
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device, read_platform
 from tvm_pipeline.cost.modelled_stage import WorkTable
@@ -17,7 +19,7 @@ from tvm_pipeline.profiling.layer_times import read_layer_times
 PROFILES = Path(__file__).parents[2] / "profiles"
 
 
-@pytest.mark.parametrize(("name", "model"), [("coral-pcie-8", EDGE_TPU_PCIE), ("coral-usb-2", EDGE_TPU_USB)])
+@pytest.mark.parametrize(("name", "model"), [("coral-pcie-8", MODELS["pci"]), ("coral-usb-2", MODELS["usb"])])
 def test_edge_tpus_are_those_of_the_platform_files(name: str, model: DeviceModel) -> None:
     assert read_platform(PROFILES / "platforms" / f"{name}.toml").devices[0].model == model
 
@@ -41,7 +43,7 @@ def test_the_factors_of_kinds_hold_on_the_cpus_that_were_measured(
 def test_a_device_begins_with_its_own_model() -> None:
     own = DeviceModel(macs_per_s=1e9)
     assert shipped_model(Device("tpu0", "edgetpu", model=own)) == own
-    assert shipped_model(Device("tpu0", "edgetpu", target="pci:1")) == EDGE_TPU_PCIE
+    assert shipped_model(find_backend("edgetpu").settle(Device("tpu0", "edgetpu", target="pci:1"))) == MODELS["pci"]
     assert shipped_model(Device("gpu", "gpu", target="cuda")) == GPU
     assert shipped_model(Device("cpu0", cores=(0,))) == CPU_CORE
     assert GPU.is_roofline

@@ -5,7 +5,7 @@
   the factors of kinds by up to 1.5, so the factors say more of a third CPU than the rates.
 - GPUs: the same kinds. Launching a kernel takes some microseconds. No GPU was ever measured here, so these are guesses,
   for a board with a small GPU.
-- Edge TPUs: the figures of `profiles/platforms/`, which say where they are from.
+- Edge TPUs have the model that their backend gives them (`settle`), which is that of `profiles/platforms/`.
 
 Next: `constants.py`, how far from these a device is thought to be.
 """
@@ -45,33 +45,19 @@ GPU = DeviceModel(
         KindFactor(kind.name, kind.factor if kind.name.startswith(("conv2d", "dense")) else 1.0) for kind in FACTORS
     ),
 )
-EDGE_TPU_PCIE = DeviceModel(
-    macs_per_s=1.1e12,
-    call_s=1e-4,
-    operator_s=25e-6,
-    input_bytes_per_s=400e6,
-    output_bytes_per_s=130e6,
-    cached_bytes=7046430,
-    refill_bytes_per_s=387e6,
-)
-EDGE_TPU_USB = replace(EDGE_TPU_PCIE, call_s=3e-4, refill_bytes_per_s=430e6)
 
 
 def shipped_model(device: Device) -> DeviceModel:
-    """Return the model with which the calibration of a device begins: the platform file's, else that of its family.
+    """Return the model with which the calibration of a settled device begins: its own, else that of its family.
 
-    A backend of another name is taken to compute on the device's CPU cores.
+    A backend of another name than gpu is taken to compute on the device's CPU cores.
 
     Examples:
-        >>> shipped_model(Device("tpu0", "edgetpu", target="usb:0")).call_s
-        0.0003
         >>> shipped_model(Device("cpu", cores=(0, 1))).macs_per_s
         150000000000.0
     """
     if device.model is not None:
         return device.model
-    if device.backend == "edgetpu":
-        return EDGE_TPU_PCIE if device.target.startswith("pci") else EDGE_TPU_USB
     if device.backend == "gpu":
         return GPU
     cores = max(1, len(device.cores))
