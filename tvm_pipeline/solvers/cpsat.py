@@ -14,23 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.solvers.ortools_parts import part
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
 
 def library() -> Any:
-    """Return the module `cp_model` of ortools; its import takes a second, so it happens at the first call only.
+    """Return the module `cp_model` of ortools.
 
     Raises:
         OptionError: ortools is not installed.
     """
-    try:
-        from ortools.sat.python import cp_model
-    except ImportError as error:
-        raise OptionError("this search is OR-tools' CP-SAT; install it with `pip install ortools`") from error
-    return cp_model
+    return part("ortools.sat.python", "cp_model", "this search is OR-tools' CP-SAT")
 
 
 @dataclass(frozen=True, slots=True)

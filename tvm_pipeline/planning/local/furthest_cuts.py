@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.planning.local.least_crossing import Floats, Integers, Network
+from tvm_pipeline.planning.local.least_crossing import Network
 from tvm_pipeline.planning.local.least_load import Least, busy_scale, least_of
+from tvm_pipeline.planning.search.cuts import Floats, Integers
 
 # Minimum cuts of larger graphs take too long.
 MOST_OPERATORS = 5000

@@ -20,16 +20,13 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.errors import OptionError
-
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+from tvm_pipeline.planning.search.cuts import Floats, Integers
+from tvm_pipeline.solvers.ortools_parts import part
 
 # The ancestors of so many operators take 50 MB. Nothing is known of the cuts of larger graphs.
 MOST_OPERATORS = 20_000
@@ -264,22 +261,9 @@ class _Window:
 
 def _max_flow(tails: Integers, heads: Integers, sizes: Integers, source: int, sink: int) -> tuple[int, Integers]:
     """Return the greatest flow, and the nodes on the source's side of a minimum cut."""
-    solver = _library().SimpleMaxFlow()
+    solver = part("ortools.graph.python", "max_flow", "these bounds need OR-tools").SimpleMaxFlow()
     # The last arc makes the nodes known where there is no other.
     solver.add_arcs_with_capacity(np.append(tails, source), np.append(heads, sink), np.append(sizes, 0))
     if solver.solve(source, sink) != solver.OPTIMAL:
         raise AssertionError("OR-tools finds no greatest flow")
     return int(solver.optimal_flow()), np.array(solver.get_source_side_min_cut(), np.int64)
-
-
-def _library() -> Any:
-    """Return the module of greatest flows of ortools, at the first call only, since its import takes long.
-
-    Raises:
-        OptionError: ortools is not installed.
-    """
-    try:
-        from ortools.graph.python import max_flow  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise OptionError("these bounds need OR-tools; install it with `pip install ortools`") from error
-    return max_flow
