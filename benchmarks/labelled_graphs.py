@@ -20,7 +20,9 @@ from tests.support.generators import random_dag
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.problem import Objective
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.planning.learned.respect_embedding import Floats32, Integers, embedding
+from tvm_pipeline.planning.learned.respect_embedding import embedding
+from tvm_pipeline.planning.learned.weights import Floats32
+from tvm_pipeline.planning.search.cuts import Integers
 from tvm_pipeline.planning.search.dynamic_programming import ideals
 from tvm_pipeline.solvers.hot import hot
 

@@ -36,9 +36,10 @@ from pointer_in_jax import Adam, Batch, Weights, attention_keys, greedy, sampled
 from scipy.stats import ttest_rel
 
 from tvm_pipeline.planning.learned.pointer_network import PURPOSE, VERSION, PointerNetwork, untrained
-from tvm_pipeline.planning.learned.respect_embedding import COLUMNS, Floats32, Integers
+from tvm_pipeline.planning.learned.respect_embedding import COLUMNS
 from tvm_pipeline.planning.learned.sequences import repaired, rho, violated_edges
-from tvm_pipeline.planning.learned.weights import WeightsNote, write_weights
+from tvm_pipeline.planning.learned.weights import Floats32, WeightsNote, write_weights
+from tvm_pipeline.planning.search.cuts import Integers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

@@ -16,13 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_pipeline.calibration.constants import constants_of, width_of, with_constants
 from tvm_pipeline.core.device_model import DeviceModel
-from tvm_pipeline.cost.modelled_stage import StageTable
-
-Floats = npt.NDArray[np.float64]
+from tvm_pipeline.cost.modelled_stage import Floats, StageTable
 
 OUTLYING = 1.5
 MODEL_ERROR = 0.1  # what a model's error is thought to be before anything is measured, of the logarithm of seconds

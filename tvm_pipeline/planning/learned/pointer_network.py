@@ -34,15 +34,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.planning.learned.weights import Floats32, Weights
+from tvm_pipeline.planning.search.cuts import Integers
 
 PURPOSE = "respect"
 VERSION = 1
 
-Integers = npt.NDArray[np.int64]
 _State = tuple[Floats32, Floats32]  # the hidden vector and the cell
 
 

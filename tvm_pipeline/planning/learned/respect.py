@@ -18,9 +18,10 @@ from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.learned.pointer_network import PURPOSE, VERSION, PointerNetwork, check_shapes
-from tvm_pipeline.planning.learned.respect_embedding import COLUMNS, Integers, embedding
+from tvm_pipeline.planning.learned.respect_embedding import COLUMNS, embedding
 from tvm_pipeline.planning.learned.sequences import repaired, rho
 from tvm_pipeline.planning.learned.weights import Weights, read_weights
+from tvm_pipeline.planning.search.cuts import Integers
 
 SHIPPED = Path(__file__).with_name("respect.npz")
 

@@ -9,12 +9,10 @@ section III.A. What the paper leaves open is chosen here: the number of parents 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_pipeline.core.graph import OperatorGraph
-
-Integers = npt.NDArray[np.int64]
-Floats32 = npt.NDArray[np.float32]
+from tvm_pipeline.planning.learned.weights import Floats32
+from tvm_pipeline.planning.search.cuts import Integers
 
 # The largest in-degree of the paper's synthetic graphs.
 PARENTS = 6

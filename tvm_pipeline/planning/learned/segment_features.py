@@ -18,10 +18,9 @@ import numpy.typing as npt
 
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.planning.search.cuts import prefixes
+from tvm_pipeline.planning.learned.weights import Floats32
+from tvm_pipeline.planning.search.cuts import Integers, prefixes
 
-Floats32 = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 # The family of an operator is the first of these that has a part of its kind, as TFLite, Keras and Relay write kinds.

@@ -47,7 +47,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import ModelError
@@ -62,10 +61,8 @@ from tvm_pipeline.planning.learned.segment_features import (
     SegmentBatch,
     graph_features,
 )
-from tvm_pipeline.planning.learned.weights import Weights, WeightsNote, read_weights
+from tvm_pipeline.planning.learned.weights import Floats32, Weights, WeightsNote, read_weights
 from tvm_pipeline.planning.search.cuts import Floats
-
-Floats32 = npt.NDArray[np.float32]
 
 PURPOSE, VERSION = "predpar", 1  # of the weights; a change of the features or of the layers is another version
 

@@ -16,7 +16,8 @@ import numpy as np
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.device_costs import DeviceCosts, busy_factor, cost_of
-from tvm_pipeline.planning.local.graph_arrays import Floats, Integers, whole_units
+from tvm_pipeline.planning.local.graph_arrays import whole_units
+from tvm_pipeline.planning.search.cuts import Floats, Integers
 
 MACS, PARAMS, COUNT = 0, 1, 2
 

@@ -14,14 +14,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_pipeline.core.graph import OperatorGraph, edge_bytes
 from tvm_pipeline.core.problem import Problem, counts_edges
+from tvm_pipeline.planning.search.cuts import Floats, Integers
 from tvm_pipeline.solvers.hot import hot
-
-Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 
 class GraphArrays(NamedTuple):

@@ -26,10 +26,11 @@ from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, 
 from tvm_pipeline.planning.local import annealing, search_state
 from tvm_pipeline.planning.local.device_figures import MACS, PARAMS, DeviceArrays, device_arrays
 from tvm_pipeline.planning.local.furthest_cuts import reaching
-from tvm_pipeline.planning.local.graph_arrays import GraphArrays, Integers, graph_arrays, nodes_of
+from tvm_pipeline.planning.local.graph_arrays import GraphArrays, graph_arrays, nodes_of
 from tvm_pipeline.planning.local.search_state import Aim, State, new_state, place_all
 from tvm_pipeline.planning.local.starts import cut_order, deep_order
 from tvm_pipeline.planning.search.along_order import along
+from tvm_pipeline.planning.search.cuts import Integers
 from tvm_pipeline.planning.stage_orders import fitting_orders
 
 NAME = "local-search"
@@ -173,6 +174,10 @@ class _Run:
         self.state.best[:] = best
         self.anneal(0, 0, 1, 1.0)
 
+    def go_back(self) -> None:
+        """Place the nodes as in the best plan so far."""
+        self.begin((self.state.best_stage.copy(), self.state.best_device.copy()))
+
     def anneal(self, begin: int, end: int, total: int, hot: float) -> None:
         swaps = 0 if self.arrays.are_alike or len(self.devices) < 2 else 128
         annealing.anneal(self.graph, self.arrays, self.aim, self.state, begin, end, total, hot, COLD, swaps, MOST_NODES)
@@ -215,12 +220,12 @@ def _rounds(run: _Run, budget: _Budget, share: float, rounds: int) -> None:
         if number < len(run.starts):
             run.begin(run.starts[number])
         else:
-            run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
+            run.go_back()
         for level in levels:
             run.set_level(level)
             hot = (HOT if number < len(run.starts) else HOT / 4) * len(run.state.busy) / len(run.state.stage)
             budget.round(run, share / rounds / len(levels), hot)
-            run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
+            run.go_back()
         _cut_anew(run, budget)
 
 
@@ -245,7 +250,7 @@ def _cut_anew(run: _Run, budget: _Budget) -> None:
             start = _of_hint(run.problem, run.devices, run.node, found.stages)
             if start is not None:
                 run.begin(start)
-        run.begin((run.state.best_stage.copy(), run.state.best_device.copy()))
+        run.go_back()
         if run.key >= before:
             break
 
@@ -262,6 +267,7 @@ def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int, budget: _
             if most < int(node.max()) + 1
             else f"{problem.stages} stages: with `children_together` {problem.graph.name} has at most {most}"
         )
+    first = np.unique(node, return_index=True)[1]  # an operator of each node
     maker = reaching(problem)
     count = len(sets) * (most if problem.stages is None else 1)
     for devices in sets:
@@ -272,7 +278,7 @@ def _runs(problem: Problem, hint: tuple[Stage, ...] | None, seed: int, budget: _
             if stages > len(devices):
                 continue
             far = maker.stages_of(stages, budget.of_cuts(count)) if maker is not None else ()
-            placed = [stage_of[np.unique(node, return_index=True)[1]] for stage_of in far]
+            placed = [stage_of[first] for stage_of in far]
             yield _run(problem, devices, node, graph, arrays, orders, stages, hint, placed, seed)
 
 
