@@ -1,0 +1,134 @@
+"""A convolution in blocked layout as loops over register tiles: Relay's schedule of the same name, in S-TIR.
+
+for chunks of blocks, tiles of rows:                       in parallel
+  for tiles of columns:
+    for input blocks, kernel rows, kernel columns, channels of a block:       the reduction
+      for rows, columns, blocks of the tile:               unrolled, one multiply-add of vectors each
+    for blocks, rows, columns of the tile:                 what follows: bias, addition, activation
+      store
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tvm import s_tir, te, tirx
+
+from tvm_pipeline.tvm.relax.schedules.cores import Cores
+from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, output, padding, shape_of
+from tvm_pipeline.tvm.tiles import Tile, register_tile
+
+NAME = "conv2d"
+
+
+def compute(
+    data: te.Tensor,
+    kernel: te.Tensor,
+    strides: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> te.Tensor:
+    """Return a convolution of all channels in blocks: (n, blocks, height, width, channels of a block).
+
+    Args:
+        data: (n, input blocks, height, width, input channels of a block), or a plain image (n, channels, height,
+            width), which is read as blocks of one channel.
+        kernel: (blocks, input blocks, kernel rows, kernel columns, input channels of a block, channels of a block).
+        strides, dilation: of rows and of columns.
+        padding: top, left, bottom, right.
+    """
+    top, left, bottom, right = (int(extent) for extent in padding)
+    (row_stride, column_stride), (row_step, column_step) = map(_integers, (strides, dilation))
+    n, _, height, width, *_ = _integers(data.shape)
+    blocks, in_blocks, kernel_rows, kernel_columns, in_block, block = _integers(kernel.shape)
+    padded = data
+    if top or left or bottom or right:
+        padded = te.compute(
+            (*data.shape[:2], height + top + bottom, width + left + right, *data.shape[4:]),
+            lambda n, chunk, row, column, *channel: tirx.if_then_else(
+                tirx.all(row >= top, row < top + height, column >= left, column < left + width),
+                data(n, chunk, row - top, column - left, *channel),
+                tirx.const(0, data.dtype),
+            ),
+            name="pad",
+        )
+    chunk, row, column, channel = (
+        te.reduce_axis((0, extent), name)
+        for extent, name in zip(
+            (in_blocks, kernel_rows, kernel_columns, in_block),
+            ("ic", "kernel_row", "kernel_column", "term"),
+            strict=True,
+        )
+    )
+    shape = (
+        n,
+        blocks,
+        (height + top + bottom - row_step * (kernel_rows - 1) - 1) // row_stride + 1,
+        (width + left + right - column_step * (kernel_columns - 1) - 1) // column_stride + 1,
+        block,
+    )
+    inner = () if len(data.shape) == 4 else (channel,)
+    return te.compute(
+        shape,
+        lambda n, o, y, x, c: te.sum(
+            padded(n, chunk, y * row_stride + row * row_step, x * column_stride + column * column_step, *inner)
+            * kernel[o, chunk, row, column, channel, c],
+            axis=[chunk, row, column, channel],
+        ),
+        name=NAME,
+        attrs={RULE: NAME},
+    )
+
+
+def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -> None:
+    """Schedule a convolution of `compute` and what is fused to it."""
+    _, blocks, height, width, block = shape_of(s, anchor)
+    kernel = _integers(s.get(anchor).reads[1].source.shape)
+    block_bytes = 4 * math.prod(kernel[1:])
+    tile = register_tile(blocks, -(-block // cores.lanes), height, width, cores.registers, block_bytes)
+    _pad_in_parallel(s, anchor)
+    last = output(s, anchor)
+    column_outer, stored = in_tiles(s, last, tile)
+
+    s.compute_at(anchor, column_outer, preserve_unit_loops=True)
+    *_, chunk, row, column, channel, in_chunk, kernel_row, kernel_column, term = s.get_loops(anchor)
+    s.reorder(in_chunk, kernel_row, kernel_column, term, row, column, chunk, channel)
+    _unroll(s, row, column, chunk, channel)
+    _unroll(s, *s.get_loops(s.decompose_reduction(anchor, in_chunk))[-4:])
+    _unroll(s, *stored)
+    s.set_scope(anchor, 0, "local")
+
+
+def in_tiles(
+    s: s_tir.Schedule, last: s_tir.schedule.SBlockRV, tile: Tile
+) -> tuple[s_tir.schedule.LoopRV, Sequence[s_tir.schedule.LoopRV]]:
+    """Let a block of five loops be stored by tiles, in parallel; return the loop of column tiles, and those in it."""
+    n, chunk, row, column, channel = s.get_loops(last)
+    chunk_outer, chunk = s.split(chunk, [None, tile.chunks])
+    row_outer, row = s.split(row, [None, tile.rows])
+    column_outer, column = s.split(column, [None, tile.columns])
+    s.reorder(n, chunk_outer, row_outer, column_outer, chunk, row, column, channel)
+    s.parallel(s.fuse(n, chunk_outer, row_outer))
+    return column_outer, (chunk, row, column, channel)
+
+
+def _unroll(s: s_tir.Schedule, *loops: s_tir.schedule.LoopRV) -> None:
+    *tile, channel = loops
+    s.vectorize(channel)
+    for loop in tile:
+        s.unroll(loop)
+
+
+def _pad_in_parallel(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV) -> None:
+    pad = padding(s, anchor)
+    if pad is None:
+        return
+    n, chunk, row, *_, innermost = s.get_loops(pad)
+    if len(shape_of(s, pad)) == 5:
+        s.vectorize(innermost)
+    s.parallel(s.fuse(n, chunk, row))
+
+
+def _integers(shape: Sequence[int]) -> list[int]:
+    return [int(extent) for extent in shape]
