@@ -1,0 +1,47 @@
+"""Read a Relax function that is one block of dataflow: what all passes of this package take and make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_pipeline.errors import ModelError
+
+Constant = type(relax.const(0.0))  # its class has another name in each version of TVM
+
+
+def plain_main(function: Any) -> tuple[list[Any], Any]:
+    """Return the bindings of a function, and its result.
+
+    Raises:
+        ModelError: it has control flow.
+    """
+    body = function.body
+    if not isinstance(body, relax.SeqExpr):
+        return [], body
+    bindings = [binding for block in body.blocks for binding in block.bindings]
+    for binding in bindings:
+        if isinstance(binding, relax.MatchCast) or isinstance(binding.value, (relax.If, relax.Function)):
+            kind = type(binding.value).__name__
+            raise ModelError(
+                f"main computes {binding.var.name} by control flow or a shape that is known at run time ({kind}); only "
+                "a plain graph of operators with fixed shapes can be cut"
+            )
+    return bindings, body.body
+
+
+def name_of(expr: Any) -> str:
+    """Return the operator that an expression calls, such as "relax.nn.conv2d"; empty where it calls none."""
+    return str(expr.op.name) if isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op) else ""
+
+
+def constant_of(expr: Any) -> np.ndarray | None:
+    """Return the value of a constant; None of everything else."""
+    return expr.value.numpy() if isinstance(expr, Constant) else None
+
+
+def shape_of(expr: Any) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in expr.ty.shape)

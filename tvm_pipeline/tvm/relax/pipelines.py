@@ -1,0 +1,54 @@
+"""The passes from an imported module to scheduled kernels, and the same as a pipeline of passes for `tvm.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_pipeline.tvm.relax.blocked import BlockedLayout
+from tvm_pipeline.tvm.relax.schedules import scheduled
+from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
+
+
+def fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel."""
+    with target:
+        return tvm.transform.Sequential(
+            [
+                BlockedLayout(cores_of(target)),
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FuseOps(),
+            ]
+        )(mod)
+
+
+def kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Return what `fused` gave as calls of scheduled kernels."""
+    with target:
+        mod = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
+        return ScheduleKernels(cores_of(target))(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
+class ScheduleKernels:
+    """The pass: each function of TIR -> the same, scheduled by the rule of its anchor.
+
+    Args:
+        tell: is told the name of each function and of its rule.
+    """
+
+    def __init__(self, cores: Cores, tell: Callable[[str, str], None] = lambda *_: None) -> None:
+        self._cores, self._tell = cores, tell
+
+    def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        functions = {}
+        for symbol, function in mod.functions.items():
+            if isinstance(function, tirx.PrimFunc):
+                function, rule = scheduled(function, self._cores)
+                self._tell(str(symbol.name_hint), rule)
+            functions[symbol] = function
+        return tvm.IRModule(functions, attrs=mod.attrs)
