@@ -1,0 +1,61 @@
+"""Schedules of our own for CPU cores: a rule for each kind of anchor.
+
+cores.py             the vectors of a core
+epilogue.py          what is fused to an anchor
+plain.py             the rule of whatever no other rule is for: in vectors and in parallel
+pooling.py           pooling in blocked layout: sums and maxima in registers
+softmax.py           softmax and log_softmax: a row at a time
+concatenate.py       concatenations: one pass, with what is fused to them
+dense.py             products of matrices: packed weights, and activations by activations
+
+An operator with a rule is made by the `compute` of the rule's module. Its main block has the annotation `RULE`, whose
+value is the name of the module. FuseOps and FuseTIR keep it, so `scheduled` finds the rule of a fused function.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ScheduleError
+from tvm.tirx import PrimFunc
+
+from tvm_pipeline.tvm.relax.schedules import plain
+from tvm_pipeline.tvm.relax.schedules.cores import Cores
+from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, blocks_of
+
+__all__ = ["RULE", "RULES", "Cores", "scheduled"]
+
+RULES = (
+    "conv2d",
+    "depthwise",
+    "group_conv2d",
+    "conv2d_transpose",
+    "pooling",
+    "softmax",
+    "concatenate",
+    "dense",
+)
+
+
+def scheduled(function: PrimFunc, cores: Cores) -> tuple[PrimFunc, str]:
+    """Return a fused function scheduled for a core, and the name of the rule that did it.
+
+    The name is "plain" where no rule is for the function, or where its rule fails, and "default" where the plain rule
+    fails too; then the function is as it was.
+    """
+    s = Schedule(function, error_render_level="none")
+    for block in blocks_of(s):
+        rule = s.get(block).annotations.get(RULE)
+        if rule in RULES:
+            try:
+                importlib.import_module(f"{__name__}.{rule}").schedule(s, block, cores)
+            except ScheduleError:
+                break
+            return s.mod["main"], str(rule)
+    s = Schedule(function, error_render_level="none")
+    try:
+        is_scheduled = plain.schedule(s, cores)
+    except ScheduleError:
+        is_scheduled = False
+    return (s.mod["main"], "plain") if is_scheduled else (function, "default")

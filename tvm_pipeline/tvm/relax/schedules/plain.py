@@ -1,0 +1,209 @@
+"""The rule of whatever no other rule is for: elementwise operators, changes of layout, reductions, products.
+
+What is computed on the way is computed where it is read, unless something expensive would be computed more often then.
+Each pass over memory that remains has loops of its own:
+
+    for the outer axes:                                   in parallel
+      for the innermost axes:                             in vectors, or by LLVM where vectors do not divide them
+
+Axes are fused as long as each tensor is either read in the order of the output, or does not change along them. So an
+addition of tensors of one shape is one long loop, and a bias of channels (n, c, 1, 1) has a loop over an image.
+
+A reduction keeps its sums in registers:
+
+    for the outer axes, tiles of the innermost axis:      in parallel
+      for what is reduced:
+        for the innermost axis of the tile:               in vectors, or unrolled where they would be gathered
+      store
+
+The order of sums is that of the reduction, so values do not depend on the schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import DataType, sym
+from tvm.ir import Call, TensorLoad
+from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+from tvm.tirx import Buffer, BufferStore, IntImm
+from tvm_ffi import structural_walk
+
+from tvm_pipeline.tvm.relax.schedules.cores import Cores
+from tvm_pipeline.tvm.relax.schedules.epilogue import blocks_of
+
+SPATIAL, REDUCED = 0, 2  # kinds of an axis of a block
+VECTORS = 4  # of sums that a reduction has in flight
+ROWS = 8  # of sums that are not in vectors
+CHEAP = ("tirx.if_then_else", "tirx.likely")  # calls that cost no more than what they choose
+
+
+def schedule(s: Schedule, cores: Cores) -> bool:
+    """Schedule a function without an anchor; return False where none of its loops have a known form.
+
+    Raises:
+        ScheduleError: where TVM refuses a step.
+    """
+    for block in blocks_of(s):
+        if _is_inlined(s, block):
+            try:
+                s.compute_inline(block)
+            except ScheduleError:  # what the function returns, or what is not computed element by element
+                continue
+    return any([_schedule(s, block, cores) for block in blocks_of(s)])
+
+
+def _is_inlined(s: Schedule, block: SBlockRV) -> bool:
+    """Return whether the elements of a block cost less where they are read than in memory."""
+    node = s.get(block)
+    consumers = s.get_consumers(block)
+    if not consumers or any(int(axis.iter_type) != SPATIAL for axis in node.iter_vars):
+        return False
+    calls: list[str] = []
+
+    structural_walk(node.body, (Call, lambda call: calls.append(getattr(call.op, "name", ""))))
+    return set(calls) <= set(CHEAP) or sum(_steps(s.get(consumer)) for consumer in consumers) <= _steps(node)
+
+
+def _steps(node: SBlock) -> int:
+    return math.prod(int(axis.dom.extent) for axis in node.iter_vars)
+
+
+class Access(NamedTuple):
+    """A tensor that a block stores or loads: the elements that it moves on by along each axis; None: not linear."""
+
+    steps: tuple[int, ...] | None
+    dtype: str
+
+
+def _accesses(node: SBlock) -> list[Access]:
+    """Return how a block stores and loads; what it stores comes first."""
+    axes = [axis.var for axis in node.iter_vars]
+    stores: list[Access] = []
+    loads: list[Access] = []
+
+    def access(tensor: Buffer, indices: Any) -> Access:
+        position: Any = 0
+        for index, extent in zip(indices, tensor.shape, strict=True):
+            position = position * extent + index
+        found = sym.detect_linear_equation(position, axes)[:-1]
+        is_linear = len(found) == len(axes) and all(isinstance(step, IntImm) for step in found)
+        return Access(tuple(map(int, found)) if is_linear else None, str(tensor.dtype))
+
+    structural_walk(
+        node.body,
+        [
+            (BufferStore, lambda store: stores.append(access(store.buffer, store.indices))),
+            (TensorLoad, lambda load: loads.append(access(load.source, load.indices))),
+        ],
+    )
+    return stores + loads
+
+
+def _schedule(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
+    """Schedule one pass over memory; return whether its loops have a known form."""
+    node = s.get(block)
+    kinds = [int(axis.iter_type) for axis in node.iter_vars]
+    extents = [int(axis.dom.extent) for axis in node.iter_vars]
+    count = kinds.count(SPATIAL)
+    accesses = _accesses(node)
+    has_order = kinds == [SPATIAL] * count + [REDUCED] * (len(kinds) - count)
+    if not count or not has_order or len(s.get_loops(block)) != len(kinds) or not accesses:
+        return False
+    if count == len(kinds):
+        _schedule_elements(s, s.get_loops(block), extents, accesses, cores)
+    else:
+        _schedule_sums(s, block, extents[:count], accesses, cores)
+    return True
+
+
+def _schedule_elements(
+    s: Schedule, loops: list[LoopRV], extents: list[int], accesses: list[Access], cores: Cores
+) -> None:
+    most = _fused_axes(extents, accesses)
+    lanes = _lanes(accesses, len(extents) - 1, cores)
+    whole = (count for count in range(most, 0, -1) if math.prod(extents[-count:]) % lanes == 0)
+    fused = next(whole, 0)
+    if not fused:  # LLVM makes vectors and a rest
+        lanes, fused = 1, most
+    inner = s.fuse(*loops[-fused:])
+    outer = loops[:-fused]
+    if lanes > 1:
+        rest, inner = s.split(inner, [None, lanes])
+        s.vectorize(inner)
+        outer.append(rest)
+    _in_parallel(s, outer)
+
+
+def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: list[Access], cores: Cores) -> None:
+    """Schedule a reduction whose outputs have these extents."""
+    loops = s.get_loops(block)
+    if len(s.get(block).writes) > 1:  # as the largest number and its place
+        _in_parallel(s, loops[: len(extents)])
+        return
+    axis = max((axis for axis, extent in enumerate(extents) if extent > 1), default=len(extents) - 1)
+    lanes = _divisor(extents[axis], _lanes(accesses, axis, cores))
+    count = _divisor(extents[axis] // lanes, VECTORS if lanes > 1 else ROWS)
+
+    s.cache_write(block, 0, "local")
+    (stored,) = s.get_consumers(block)
+    outer = s.get_loops(stored)
+    outer[axis], *tile = s.split(outer[axis], [None, count, lanes])
+    s.reorder(*outer, *tile)
+    place = _in_parallel(s, outer)
+    s.compute_at(block, place, preserve_unit_loops=True)
+
+    loops = s.get_loops(block)
+    reduced = loops[1 + len(extents) :]
+    tile_of_sums = s.split(loops[1 + axis], [count, lanes])
+    s.reorder(*reduced, *tile_of_sums)
+    started = s.decompose_reduction(block, reduced[0])
+    for vectors, vector in (tile, tile_of_sums, s.get_loops(started)[-2:]):
+        s.unroll(vectors)
+        s.vectorize(vector)
+
+
+def _in_parallel(s: Schedule, loops: list[LoopRV]) -> LoopRV | None:
+    """Fuse outer loops, run them in parallel, and return the loop; None without loops."""
+    if not loops:
+        return None
+    loop = s.fuse(*loops)
+    if int(s.get(loop).extent) > 1:
+        s.parallel(loop)
+    return loop
+
+
+def _fused_axes(extents: Sequence[int], accesses: list[Access]) -> int:
+    """Return how many of the last axes can be one loop.
+
+    >>> bias = Access((0, 1, 0, 0), "float32")
+    >>> _fused_axes([1, 8, 7, 7], [Access((392, 49, 7, 1), "float32"), bias])
+    2
+    """
+    if any(access.steps is None for access in accesses):
+        return 1
+    steps = np.array([access.steps for access in accesses])
+    wide = np.array(extents) > 1
+    for count in range(1, len(extents)):
+        along = steps[:, -count - 1 :][:, wide[-count - 1 :]]
+        if not all((row == along[0]).all() or not row.any() for row in along):
+            return count
+    return len(extents)
+
+
+def _lanes(accesses: list[Access], axis: int, cores: Cores) -> int:
+    """Return the elements of a vector along an axis; 1 where some would be gathered, or are bits."""
+    for access in accesses:
+        if access.steps is None or access.steps[axis] not in (0, 1) or access.dtype == "bool":
+            return 1
+    bits = max(DataType(access.dtype).bits for access in accesses)
+    return max(1, cores.lanes * 32 // bits)
+
+
+def _divisor(extent: int, most: int) -> int:
+    """Return the largest divisor that is not above `most`."""
+    return next(divisor for divisor in range(min(extent, most), 0, -1) if extent % divisor == 0)
