@@ -54,7 +54,8 @@ def schedule(s: Schedule, cores: Cores) -> bool:
                 s.compute_inline(block)
             except ScheduleError:  # what the function returns, or what is not computed element by element
                 continue
-    return any([_schedule(s, block, cores) for block in blocks_of(s)])
+    are_scheduled = [_schedule(s, block, cores) for block in blocks_of(s)]
+    return any(are_scheduled)
 
 
 def _is_inlined(s: Schedule, block: SBlockRV) -> bool:
@@ -161,10 +162,13 @@ def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: l
     reduced = loops[1 + len(extents) :]
     tile_of_sums = s.split(loops[1 + axis], [count, lanes])
     s.reorder(*reduced, *tile_of_sums)
-    started = s.decompose_reduction(block, reduced[0])
-    for vectors, vector in (tile, tile_of_sums, s.get_loops(started)[-2:]):
+    for vectors, vector in (tile, tile_of_sums):
         s.unroll(vectors)
         s.vectorize(vector)
+    start = s.decompose_reduction(block, reduced[0])  # only now: TVM makes no vectors of sums that are decomposed
+    vectors, vector = s.get_loops(start)[-2:]
+    s.unroll(vectors)
+    s.vectorize(vector)
 
 
 def _in_parallel(s: Schedule, loops: list[LoopRV]) -> LoopRV | None:

@@ -1,0 +1,75 @@
+"""Relax functions run kernel by kernel, each scheduled as the library does it, for tests against numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Call
+from tvm.relax import transform
+
+from tvm_pipeline.tvm.relax.schedules import scheduled
+from tvm_pipeline.tvm.relax.schedules.cores import cores_of
+
+Array = np.ndarray[Any, Any]
+
+_FLAGS = Path("/proc/cpuinfo").read_text().split()
+_NEEDED = {"x86-64-v4": "avx512bw", "x86-64-v3": "avx2", "x86-64-v2": "sse4_2"}
+TARGETS = [
+    tvm.target.Target({"kind": "llvm", "mcpu": name}) for name, flag in _NEEDED.items() if flag in _FLAGS
+]  # that this machine can run
+
+
+def kernels(build: Callable[..., Any], arrays: list[Array], target: tvm.target.Target) -> tvm.IRModule:
+    """Return a Relax function of arrays as kernels: `build` makes it of a block builder and the function's inputs."""
+    builder = relax.BlockBuilder()
+    inputs = [relax.Var(f"x{i}", relax.TensorType(array.shape, str(array.dtype))) for i, array in enumerate(arrays)]
+    with builder.function("main", inputs):
+        with builder.dataflow():
+            output = builder.emit_output(build(builder, *inputs))
+        builder.emit_func_output(output)
+    passes = [
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+        transform.DeadCodeElimination(),
+    ]
+    with target:
+        return tvm.transform.Sequential(passes)(builder.finalize())
+
+
+def run(build: Callable[..., Any], arrays: list[Array], target: tvm.target.Target) -> tuple[Array, list[str]]:
+    """Return what a Relax function gives for these arrays, and the rules of its kernels in the order of the calls."""
+    module = kernels(build, arrays, target)
+    functions, rules = {}, {}
+    for name, function in module.functions_items():
+        if isinstance(function, tirx.PrimFunc):
+            function, rules[name.name_hint] = scheduled(function, cores_of(target))
+            functions[name] = function.with_attr("global_symbol", name.name_hint)
+    library = tvm.compile(tvm.IRModule(functions), target=target).jit()
+
+    values = dict(zip(module["main"].params, map(tvm.runtime.tensor, arrays), strict=True))
+    called: list[str] = []
+
+    def value(argument: Any) -> Any:
+        return values[argument] if isinstance(argument, relax.Var) else argument.value
+
+    (block,) = module["main"].body.blocks
+    for binding in block.bindings:
+        if isinstance(binding.value, Call):
+            name, arguments = binding.value.args[0].name_hint, binding.value.args[1]
+            (ty,) = binding.value.ty_args
+            # What a kernel does not write would be seen.
+            output = tvm.runtime.tensor(np.full([int(extent) for extent in ty.shape], 99, str(ty.dtype)))
+            library[name](*map(value, arguments), output)
+            called.append(rules[name])
+            values[binding.var] = output
+        else:
+            values[binding.var] = values[binding.value]
+    result: Array = values[module["main"].body.body].numpy()
+    return result, called
