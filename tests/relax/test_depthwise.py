@@ -1,0 +1,107 @@
+"""Depthwise convolutions of Relax against numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tvm import te
+from tvm.s_tir import Schedule
+
+from tests.relax.layers import EPILOGUES, blocked, compiled, convolution, target_of, with_epilogue
+from tvm_pipeline.tvm.relax.schedules import depthwise
+from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
+from tvm_pipeline.tvm.tiles import channel_block
+
+
+def _apart(
+    lanes: int,
+    channels: int,
+    extents: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    dilation: tuple[int, int],
+    epilogue: str,
+) -> float:
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((1, channels, *extents), dtype="float32")
+    weights = rng.standard_normal((channels, 1, *kernel), dtype="float32")
+    wanted = convolution(data, weights, channels, strides, padding, dilation)
+    bias = rng.standard_normal((1, channels, 1, 1), dtype="float32")
+    residual = rng.standard_normal(wanted.shape, dtype="float32")
+    target, block = target_of(lanes), channel_block(channels, lanes)
+    arrays = blocked(data, block), blocked(weights.transpose(1, 0, 2, 3), block)[0], bias, residual
+    found = compiled(
+        depthwise,
+        lambda *tensors: depthwise.compute(*tensors, strides, padding, dilation),
+        arrays,
+        epilogue,
+        block,
+        target,
+    )
+    return float(np.abs(found - with_epilogue(epilogue, wanted, bias, residual)).max())
+
+
+_few = st.integers(1, 3)
+
+
+@settings(max_examples=14)
+@given(
+    lanes=st.sampled_from((16, 8, 4)),
+    channels=st.sampled_from((3, 10, 16, 24, 32)),
+    extents=st.tuples(st.integers(1, 20), st.integers(1, 20)),
+    kernel=st.tuples(_few, st.integers(1, 5)),
+    strides=st.tuples(_few, _few),
+    padding=st.tuples(*[st.integers(0, 2)] * 4),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    epilogue=st.sampled_from(EPILOGUES),
+)
+@example(16, 32, (15, 17), (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), "residual")  # neither bands nor tiles fit
+@example(8, 16, (14, 14), (3, 3), (2, 2), (0, 0, 1, 1), (1, 1), "none")
+@example(4, 4, (4, 30), (9, 9), (1, 1), (4, 4, 4, 4), (1, 1), "sigmoid")  # too many products to unroll
+def test_it_is_the_convolution_of_each_channel(
+    lanes: int,
+    channels: int,
+    extents: tuple[int, int],
+    kernel: tuple[int, int],
+    strides: tuple[int, int],
+    padding: tuple[int, int, int, int],
+    dilation: tuple[int, int],
+    epilogue: str,
+) -> None:
+    top, left, bottom, right = padding
+    fits = (extents[0] + top + bottom > (kernel[0] - 1) * dilation[0]) and (
+        extents[1] + left + right > (kernel[1] - 1) * dilation[1]
+    )
+    if fits:
+        assert _apart(lanes, channels, extents, kernel, strides, padding, dilation, epilogue) < 1e-4
+
+
+def _scheduled(lanes: int, cores: Cores) -> Schedule:
+    data, kernel = te.placeholder((1, 2, 28, 16, lanes)), te.placeholder((2, 3, 3, lanes))
+    s = Schedule(te.create_prim_func([data, kernel, depthwise.compute(data, kernel, (1, 1), (1, 1, 1, 1), (1, 1))]))
+    depthwise.schedule(s, s.get_sblock(depthwise.NAME), cores)
+    return s
+
+
+def test_the_image_is_padded_band_by_band() -> None:
+    """A band of rows stays in the nearest cache; the whole image would be written and read once more."""
+    s = _scheduled(16, Cores(16, 32))
+    bands, *padded = (int(s.get(loop).extent) for loop in s.get_loops("pad"))
+    assert bands == 2 * 2
+    assert padded == [1, 1, 16, 18, 16]
+
+
+@pytest.mark.parametrize("lanes", [16, 8])
+def test_sums_stay_in_registers(lanes: int) -> None:
+    """Every product is a multiply-add of vectors, and no vector is kept on the stack."""
+    target = target_of(lanes)
+    text = tvm.compile(_scheduled(lanes, cores_of(target)).mod, target=target).mod.inspect_source("asm")
+    vectors = [line for line in text.splitlines() if ("%zmm" if lanes == 16 else "%ymm") in line]
+    products = sum("vfmadd" in line for line in vectors)
+    assert products
+    assert products % (9 * 8) == 0  # LLVM may repeat the code of a tile
+    assert not any("rsp" in line or "rbp" in line for line in vectors)
