@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from tvm import s_tir, te, topi
 
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
-from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, shape_of, output, padding
+from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, output, padding, shape_of
 from tvm_pipeline.tvm.tiles import band_rule
 
 NAME = "depthwise"
@@ -72,6 +72,8 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     row_outer, row = s.split(row, [None, band.rows])
     column_outer, column = s.split(column, [None, band.columns])
     s.reorder(n, block, row_outer, row, column_outer, column, channel)
+    if width % band.columns:
+        s.annotate(column_outer, "pragma_loop_partition_hint", True)
     bands = s.fuse(n, block, row_outer)
     s.parallel(bands)
     s.vectorize(channel)
