@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from tvm import s_tir, te, tirx
 
+from tvm_pipeline.tvm.relax.schedules import lowering
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, output, padding, shape_of
 from tvm_pipeline.tvm.tiles import Tile, register_tile
@@ -84,8 +85,8 @@ def compute(
 def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -> None:
     """Schedule a convolution of `compute` and what is fused to it."""
     _, blocks, height, width, block = shape_of(s, anchor)
-    kernel = _integers(s.get(anchor).reads[1].source.shape)
-    block_bytes = 4 * math.prod(kernel[1:])
+    kernel = s.get(anchor).reads[1].source
+    block_bytes = 4 * math.prod(_integers(kernel.shape)[1:])
     tile = register_tile(blocks, -(-block // cores.lanes), height, width, cores.registers, block_bytes)
     _pad_in_parallel(s, anchor)
     last = output(s, anchor)
@@ -98,6 +99,8 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     _unroll(s, *s.get_loops(s.decompose_reduction(anchor, in_chunk))[-4:])
     _unroll(s, *stored)
     s.set_scope(anchor, 0, "local")
+    reduction = in_chunk, kernel_row, kernel_column, term
+    lowering.mark(s, s.get_loops(anchor)[0], reduction, kernel, tile.chunks, -(-height // tile.rows))
 
 
 def in_tiles(
