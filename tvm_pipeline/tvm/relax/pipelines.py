@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import tvm
@@ -26,11 +25,11 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         )(mod)
 
 
-def kernels(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Return what `fused` gave as calls of scheduled kernels."""
+def kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] | None = None) -> tvm.IRModule:
+    """Return what `fused` gave as calls of scheduled kernels; `rules` is filled with the rule of each."""
     with target:
         mod = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
-        return ScheduleKernels(cores_of(target))(mod)
+        return ScheduleKernels(cores_of(target), rules)(mod)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
@@ -38,17 +37,16 @@ class ScheduleKernels:
     """The pass: each function of TIR -> the same, scheduled by the rule of its anchor.
 
     Args:
-        tell: is told the name of each function and of its rule.
+        rules: is filled with the name of each function and of its rule.
     """
 
-    def __init__(self, cores: Cores, tell: Callable[[str, str], None] = lambda *_: None) -> None:
-        self._cores, self._tell = cores, tell
+    def __init__(self, cores: Cores, rules: dict[str, str] | None = None) -> None:
+        self._cores, self._rules = cores, {} if rules is None else rules
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         functions = {}
         for symbol, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc):
-                function, rule = scheduled(function, self._cores)
-                self._tell(str(symbol.name_hint), rule)
+                function, self._rules[str(symbol.name_hint)] = scheduled(function, self._cores)
             functions[symbol] = function
         return tvm.IRModule(functions, attrs=mod.attrs)

@@ -61,7 +61,7 @@ def mark(
     for index in range(each):
         block = tirx.floormod(number, row_tiles) * each + index
         # a tile that has nothing to fetch asks for what it reads; behind the last chunk a prefetch is without effect
-        ahead = tirx.Select(block < chunks, block + chunks, 0)
+        ahead = tirx.Select(block < chunks, block + chunks, block - block)
         line = kernel[(chunk * chunks + ahead, *(loop.loop_var for loop in loops), 0)]
         body = tirx.AttrStmt(0, _MARK, tirx.address_of(line), body)
     s.state.replace(

@@ -1,0 +1,301 @@
+"""What Relax's side of this project does: exact slices, kernels beside Relay's, outputs beside onnxruntime's.
+
+    python benchmarks/relax.py --relay .venv/bin/python           # all parts, in an environment with [relax]
+    python benchmarks/relax.py --relay ... --only speed
+    python benchmarks/relax.py --short                            # little of each, for CI: no Relay beside it
+
+slices      random convex cuts in 2 to 4 stages against the unsplit model, bit for bit; the time to make a slice of a
+            loaded model; the largest difference to onnxruntime, over the largest value of the output
+overhead    what the loop over calls adds to each kernel: 100 calls of a kernel that nearly does nothing, in a slice and
+            by themselves
+speed       one core: TVM 0.19 with our kernels, and stock Relax, each in a process of its own, in turns; a ratio is the
+            median over rounds of what the two did in one round, and above 1 Relax with our kernels is the faster one
+compile     seconds to compile resnet-50 in an empty cache, in both environments in turns
+prediction  predicted against measured throughput of the planner's candidates, in both environments
+
+The networks are written once by the environment with Relay (export_networks.py), which `--relay` names. The exit status
+is 1 if a slice differs in a bit, or an output by more than 1e-4 from onnxruntime's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.onnx_models import write_picture_net
+from tvm_pipeline import Device, frontends
+from tvm_pipeline.backends.contract import Array, CompiledModel
+from tvm_pipeline.backends.ports import Port, noise
+from tvm_pipeline.backends.registry import find_backend
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.tensor_layout import relayout, to_logical
+from tvm_pipeline.files import cache_folder
+from tvm_pipeline.report import TextTable
+from tvm_pipeline.runtime.comparison import in_turn
+
+HERE = Path(__file__).parent
+SEVEN = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3", "centerface")
+TEN = (*SEVEN, "light_inception_v1", "light_inception_v2", "light_shufflenet")
+FIVE = ("squeezenet", "mobilenet", "resnet-18", "inception_v3", "centerface")
+PARTS = ("slices", "overhead", "speed", "compile", "prediction")
+LIMIT = 1e-4  # of the largest value of an output, against onnxruntime
+CONSOLE = Console(width=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--relay", type=Path, help="the python of an environment with Relay and this project")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--models", nargs="+", help="names that networks.py knows, or ONNX files[@shapes]")
+    parser.add_argument("--cuts", type=int, default=20, help="of each network")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn")
+    parser.add_argument("--short", action="store_true", help="one small network, briefly: proves that it works")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.short:
+            options.models, options.rounds, options.seconds, options.cuts = ["small"], 2, 0.05, 4
+            options.files = {"small": write_picture_net(Path(folder) / "small.onnx")}
+        else:
+            options.files = network_files(options.relay, options.models or TEN)
+        right = [globals()[part](options) for part in options.only]
+    raise SystemExit(not all(right))
+
+
+def network_files(relay: Path | None, names: Sequence[str]) -> dict[str, Path]:
+    """Return the ONNX file of each network; those of networks.py are written where they are not there."""
+    folder = cache_folder() / "networks"
+    known = {name: folder / f"{name}.onnx" for name in names if not name.partition("@")[0].endswith(".onnx")}
+    missing = [name for name, file in known.items() if not file.exists()]
+    if missing:
+        if relay is None:
+            raise SystemExit(f"{', '.join(missing)} must be written by Relay's environment: say which with --relay")
+        subprocess.run([relay, HERE / "export_networks.py", folder, *missing], check=True)
+    return known | {name: Path(name) for name in names if name not in known}
+
+
+def loaded(name: str, options: argparse.Namespace) -> Model:
+    file, _, shapes = str(options.files[name]).partition("@")
+    return frontends.load(file, frontends.parse_shapes(shapes) if shapes else None)
+
+
+# Slices
+
+
+def slices(options: argparse.Namespace) -> bool:
+    """Cut each network at random; return whether all is equal, and near what onnxruntime computes."""
+    backend = find_backend("host")
+    device = one_core()
+    rows, right = [], True
+    for name in options.models or TEN:
+        model = loaded(name, options)
+        compiled = backend.compile(model, [device], lambda _: None)
+        frame = {each.name: noise(Port(each.name, each.shape, each.dtype)) for each in compiled.graph.inputs}
+        names = [operator.name for operator in compiled.graph.operators]
+        whole = chained(compiled, device, [names], frame)
+        apart = against_onnxruntime(model, frame, [whole[output] for output in compiled.graph.outputs])
+        draw, equal, made_s = random.Random(0), 0, []
+        for _ in range(options.cuts):
+            parts = random_parts(compiled, draw)
+            found = chained(compiled, device, parts, frame, made_s)
+            equal += all(np.array_equal(found[output], whole[output]) for output in compiled.graph.outputs)
+        right = right and equal == options.cuts and apart <= LIMIT
+        rows.append(
+            (
+                name,
+                str(len(names)),
+                f"{equal} of {options.cuts}",
+                f"{1e3 * statistics.median(made_s):.2f}",
+                f"{1e3 * max(made_s):.2f}",
+                f"{apart:.1e}",
+            )
+        )
+        CONSOLE.print("  ", *rows[-1], style="dim", highlight=False)
+    columns = ("network", "operators", "cuts equal bit for bit", "a slice, ms, median", "worst", "onnxruntime, apart")
+    CONSOLE.print(TextTable("Random convex cuts in 2 to 4 stages", columns, tuple(rows)))
+    return right
+
+
+def random_parts(compiled: CompiledModel, draw: random.Random) -> list[list[str]]:
+    """Return the operators in a random order that can run, cut in 2 to 4."""
+    edges, operators = compiled.graph.edges, compiled.graph.operators
+    missing = [len(before) for before in edges.before]
+    ready = [index for index, count in enumerate(missing) if not count]
+    order: list[str] = []
+    while ready:
+        chosen = ready.pop(draw.randrange(len(ready)))
+        order.append(operators[chosen].name)
+        for reader in edges.after[chosen]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    ends = sorted(draw.sample(range(1, len(order)), min(draw.randint(1, 3), len(order) - 1)))
+    return [order[a:b] for a, b in pairwise((0, *ends, len(order)))]
+
+
+def chained(
+    compiled: CompiledModel,
+    device: Device,
+    parts: Sequence[Sequence[str]],
+    frame: Mapping[str, Array],
+    made_s: list[float] | None = None,
+) -> dict[str, Array]:
+    """Run stages one after the other; return all tensors that cross, in their plain layout."""
+    known = {name: (Port(name, array.shape, str(array.dtype)), array) for name, array in frame.items()}
+    for part in parts:
+        begin_s = time.perf_counter()
+        stage = compiled.stage(part, device)
+        if made_s is not None:
+            made_s.append(time.perf_counter() - begin_s)
+        inputs = [port.buffer() for port in stage.inputs]
+        for port, array in zip(stage.inputs, inputs, strict=True):
+            stands, source = known[port.name]
+            relayout(source, stands.layout, array, port.layout)
+        outputs = [port.buffer() for port in stage.outputs]
+        stage.run(inputs, outputs)
+        known.update({port.name: (port, array) for port, array in zip(stage.outputs, outputs, strict=True)})
+    return {name: to_logical(array, port.layout) for name, (port, array) in known.items()}
+
+
+def against_onnxruntime(model: Model, frame: Mapping[str, Array], found: Sequence[Array]) -> float:
+    """Return the largest difference to onnxruntime over the largest value, of the worst output."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model.content, providers=["CPUExecutionProvider"])
+    expected = session.run(None, dict(frame))
+    return max(
+        float(np.abs(one.reshape(other.shape).astype("f8") - other).max() / max(np.abs(other).max(), 1e-30))
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+# The loop
+
+
+def overhead(options: argparse.Namespace) -> bool:
+    """Time a slice of many small kernels beside the same calls of their functions alone."""
+    raise NotImplementedError
+
+
+# Speed
+
+
+class Worker:
+    """A process of relax_worker.py that is ready to take turns."""
+
+    def __init__(self, python: Path | str, kind: str, network: Path, core: int) -> None:
+        self.kind = kind
+        self._process = start(python, kind, network, core)
+        answer(self._process, kind)
+
+    def turn(self, seconds: float) -> float:
+        print(seconds, file=self._process.stdin, flush=True)
+        return float(answer(self._process, self.kind))
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def start(python: Path | str, kind: str, network: Path, core: int) -> subprocess.Popen[str]:
+    command = [str(python), str(HERE / "relax_worker.py"), kind, str(network), str(core)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def answer(process: subprocess.Popen[str], what: str) -> Any:
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"the process of {what} has ended; see above")
+    return json.loads(line)
+
+
+def one_core() -> Device:
+    """Return a core of this machine as a device."""
+    found = find_backend("host").detect()[0]
+    return Device("core", "host", found.cores[:1], found.target)
+
+
+def speed(options: argparse.Namespace) -> bool:
+    """Race Relax with our kernels against Relay with ours and against stock Relax."""
+    core, rows = max(os.sched_getaffinity(0)), []
+    ratios: dict[str, list[float]] = {"Relay, ours": [], "Relax, stock": []}
+    for name in options.models or SEVEN:
+        with ExitStack() as opened:
+            entrants = {"Relax, ours": (sys.executable, "ours"), "Relax, stock": (sys.executable, "stock")}
+            if options.relay:
+                entrants["Relay, ours"] = (options.relay, "ours")
+            workers = {}
+            for label, (python, kind) in entrants.items():
+                workers[label] = Worker(python, kind, options.files[name], core)
+                opened.callback(workers[label].close)
+            turns: dict[str, list[float]] = {label: [] for label in workers}
+            for round_ in range(options.rounds):
+                for label in in_turn(list(workers), round_):
+                    turns[label].append(workers[label].turn(options.seconds))
+        row = [name, f"{1e3 * statistics.median(turns['Relax, ours']):.2f}"]
+        for label, found in ratios.items():
+            if label not in turns:
+                row.append("-")
+                continue
+            each = [other / own for other, own in zip(turns[label], turns["Relax, ours"], strict=True)]
+            low, median, high = np.quantile(each, (0.25, 0.5, 0.75))
+            found.append(float(median))
+            row.append(f"{median:.3f} ({low:.3f}-{high:.3f})")
+        rows.append(tuple(row))
+        CONSOLE.print("  ", *row, style="dim", highlight=False)
+    means = (f"{np.exp(np.mean(np.log(found))):.3f}, least {min(found):.3f}" if found else "-" for found in ratios.values())
+    rows.append(("geometric mean", "", *means))
+    columns = ("network", "CPU ms", "TVM 0.19, our kernels / Relax, ours", "stock Relax / Relax, ours")
+    CONSOLE.print(TextTable("One core, one thread; above 1 Relax with our kernels is faster", columns, tuple(rows)))
+    return True
+
+
+def compile(options: argparse.Namespace) -> bool:  # noqa: A001 - the name of the part
+    """Compile a network in both environments in turns."""
+    name = options.models[0] if options.models else "resnet-50"
+    core = max(os.sched_getaffinity(0))
+    pythons = {"Relax": sys.executable, **({"Relay": options.relay} if options.relay else {})}
+    found: dict[str, list[dict[str, float]]] = {label: [] for label in pythons}
+    for round_ in range(min(options.rounds, 3)):
+        for label in in_turn(list(pythons), round_):
+            process = start(pythons[label], "compile", options.files[name], core)
+            found[label].append(answer(process, label))
+            process.wait()
+    for label, times in found.items():
+        wall, cpu = (statistics.median(each[key] for each in times) for key in ("wall_s", "cpu_s"))
+        CONSOLE.print(f"{name} compiled by {label} on one core: {wall:.1f} s, {cpu:.1f} s of CPU", highlight=False)
+    if len(found) == 2:
+        each = [other["cpu_s"] / own["cpu_s"] for own, other in zip(found["Relax"], found["Relay"], strict=True)]
+        CONSOLE.print(f"Relay / Relax: {statistics.median(each):.2f}", highlight=False)
+    return True
+
+
+def prediction(options: argparse.Namespace) -> bool:
+    """Run prediction.py on the same files in both environments."""
+    files = [str(options.files[name]) for name in (options.models or FIVE)]
+    for label, python in {"Relax": sys.executable, "Relay": options.relay}.items():
+        if python:
+            CONSOLE.print(f"{label}:")
+            subprocess.run([python, HERE / "prediction.py", "--models", *files, *(["--seconds", "0.2", "--rounds", "1"] if options.short else [])], check=True)
+    return True
+
+
+if __name__ == "__main__":
+    main()

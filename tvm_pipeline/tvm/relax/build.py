@@ -1,0 +1,230 @@
+"""A Relax module becomes a Library for one target, kept in the user's cache.
+
+A library is what one compilation gives: kernels as a shared object, the list of their calls, the weights, and what each
+kernel computes (`kernel_walkers.py`). It is saved as plain files; loading one runs no Relax at all, and the weights are
+mapped from the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import BundleError, ModelError
+from tvm_pipeline.files import cache_folder, replacing
+from tvm_pipeline.memory.arena import ALIGNMENT
+from tvm_pipeline.tvm.devices.targets import has_own_memory
+from tvm_pipeline.tvm.kernels import Entry, Kernel
+from tvm_pipeline.tvm.library_cache import kept_or_made
+from tvm_pipeline.tvm.machine_code import load_kernels
+from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax.importer import import_model, output_names
+from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
+
+FORMAT = 1  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+
+
+class _Constant(msgspec.Struct, frozen=True):
+    """Where a weight lies in the file of weights."""
+
+    start: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class _Saved(msgspec.Struct, frozen=True):
+    """What a library's folder says of the rest."""
+
+    target: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    kernels: list[Kernel]
+    calls: list[Call]
+    is_view: list[bool]
+    heads: list[Entry]
+    constants: list[_Constant]
+    rules: dict[str, str]
+    sizes: dict[str, int]
+
+
+@dataclass(slots=True)
+class Library:
+    """One model compiled for one target.
+
+    Attributes:
+        calls: what runs each kernel.
+        module: the compiled functions.
+        constants: the weights; every slice shares these arrays, which are `tensors` to TVM.
+        inputs: the model's inputs, in order.
+        outputs: the names of the model's outputs, in order.
+        heads: the model's outputs as (kernel, output).
+        rules: of each function the rule of its schedule.
+    """
+
+    target: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[str, ...]
+    kernels: list[Kernel]
+    calls: list[Call]
+    views: list[bool]
+    heads: list[Entry]
+    constants: list[np.ndarray]
+    rules: dict[str, str]
+    module: Any
+    folder: Path
+    tensors: list[Any] = field(init=False)
+    _functions: dict[str, Any] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tensors = [tvm_ffi.from_dlpack(constant) for constant in self.constants]
+
+    def function(self, name: str) -> Any:
+        """Return a compiled function."""
+        if name not in self._functions:
+            self._functions[name] = self.module[name]
+        return self._functions[name]
+
+    def is_reshape(self, kernel: int) -> bool:
+        """Whether the kernel only shows its input under another shape, and nothing runs."""
+        return self.views[kernel]
+
+    def save(self, folder: Path) -> None:
+        """Write the library into an existing folder."""
+        for file in self.folder.iterdir():
+            shutil.copy2(file, folder / file.name)
+
+
+def build_library(model: Model, target: str, progress: Callable[[str], None] = lambda _: None) -> Library:
+    """Compile `model` for `target`, or take it from the cache.
+
+    Raises:
+        ModelError: TVM cannot import or compile it.
+    """
+    described = "|".join((model.digest, target, tvm.__version__, "relax", str(FORMAT)))
+    folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+
+    def make() -> Path:
+        progress(f"importing {model.name}")
+        mod = import_model(model, progress)
+        with replacing(folder) as temporary:
+            temporary.mkdir()
+            compile_module(model.name, mod, target, temporary, progress)
+        return folder
+
+    return kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load_library, make, progress)
+
+
+def compile_module(
+    name: str, mod: tvm.IRModule, target: str, folder: Path, progress: Callable[[str], None] = lambda _: None
+) -> None:
+    """Compile an imported module and write the library into `folder`."""
+    progress(f"compiling {name} for {target}")
+    compiler = tvm_target(target)
+    inputs = tuple(
+        Tensor(param.name, tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
+    )
+    rules: dict[str, str] = {}
+    try:
+        fused = pipelines.fused(pipelines.simplified(mod), compiler)
+        flat = flat_module(fused)
+        kernels = pipelines.kernels(fused, compiler, rules.__setitem__)
+        executable = tvm.compile(functions_of(kernels), target=compiler)
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from error
+    except Exception as error:  # TVM's passes raise whatever their author had at hand
+        raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
+    _tell_slow(flat, rules, name, target, progress)
+    try:
+        executable.export_library(str(folder / "kernels.so"))
+    except (RuntimeError, OSError) as error:
+        raise ModelError(
+            f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
+        ) from error
+    constants = _write_constants(folder / "weights.bin", [each.numpy() for each in flat.constants])
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    saved = _Saved(
+        target,
+        inputs,
+        output_names(mod),
+        flat.kernels,
+        flat.calls,
+        flat.is_view,
+        flat.heads,
+        constants,
+        rules,
+        sizes,
+    )
+    (folder / "kernels.json").write_bytes(msgspec.json.encode(saved))
+
+
+def functions_of(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the functions of TIR of a module, each under its name."""
+    return tvm.IRModule(
+        {
+            symbol: function.with_attr("global_symbol", symbol.name_hint)
+            for symbol, function in mod.functions.items()
+            if isinstance(function, tirx.PrimFunc)
+        }
+    )
+
+
+def _write_constants(file: Path, arrays: Sequence[np.ndarray]) -> list[_Constant]:
+    """Write arrays one behind the other, each at a multiple of ALIGNMENT."""
+    found = []
+    with file.open("wb") as out:
+        for array in arrays:
+            out.write(bytes(-out.tell() % ALIGNMENT))
+            found.append(_Constant(out.tell(), array.shape, str(array.dtype)))
+            out.write(np.ascontiguousarray(array).tobytes())
+        out.write(bytes(ALIGNMENT))  # an empty file cannot be mapped
+    return found
+
+
+def load_library(folder: Path) -> Library:
+    """Read what `build_library` wrote.
+
+    Raises:
+        BundleError: it is damaged.
+    """
+    try:
+        saved = msgspec.json.decode((folder / "kernels.json").read_bytes(), type=_Saved)
+        for name, size in saved.sizes.items():  # to run code that was cut short would end the process
+            if (folder / name).stat().st_size != size:
+                raise ValueError(f"{name} is not as long as it was")
+        raw = np.memmap(folder / "weights.bin", np.uint8, "c")
+        constants = [_constant(raw, described) for described in saved.constants]
+        module = load_kernels(folder / "kernels.so", has_own_memory(saved.target))
+    except (OSError, ValueError, TypeError, msgspec.DecodeError, RuntimeError) as error:
+        raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
+    return Library(
+        saved.target,
+        saved.inputs,
+        saved.outputs,
+        saved.kernels,
+        saved.calls,
+        saved.is_view,
+        saved.heads,
+        constants,
+        saved.rules,
+        module,
+        folder,
+    )
+
+
+def _constant(raw: np.ndarray, described: _Constant) -> np.ndarray:
+    dtype = np.dtype(described.dtype)
+    size = int(np.prod(described.shape, dtype=np.int64)) * dtype.itemsize
+    return np.asarray(raw[described.start : described.start + size]).view(dtype).reshape(described.shape)
