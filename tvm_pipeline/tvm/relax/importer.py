@@ -1,0 +1,99 @@
+"""Make a Relax module of a Model; no other file calls TVM's importer. Next: `onnx_importer.py`, `simplify.py`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.tvm.relax.distinct_outputs import distinct_outputs
+from tvm_pipeline.tvm.relax.onnx_importer import OnnxImporter, RefusedNode
+from tvm_pipeline.tvm.relax.onnx_obstacles import obstacles
+
+_log = logging.getLogger(__name__)
+
+_CONTROL_FLOW = ("operator If ", "operator Loop ", "operator Scan ")  # lines of `frontends/onnx_walk.py`
+_NEEDS_RELAY = (
+    "needs TVM with Relay: run `pip install 'tvm-pipeline[relay]'` in an environment of its own, or export the model "
+    "as ONNX"
+)
+
+
+def import_model(model: Model, progress: Callable[[str], None] = lambda _: None) -> tvm.IRModule:
+    """Return the model as a module with one function `main`, a plain block of dataflow with weights as constants.
+
+    Its parameters have the names of the model's inputs, and its attribute `output_names` those of its outputs. `progress`
+    hears what is being done.
+
+    Raises:
+        ModelError: the format needs Relay, or an operator cannot be imported; the message names the operator and its
+            node.
+
+    Examples:
+        >>> main = import_model(load("squeezenet.onnx"))["main"]
+        >>> [parameter.name for parameter in main.params], main.attrs["output_names"]
+        (['data_0'], ['softmaxout_1'])
+    """
+    if model.format != "onnx":
+        raise ModelError(f"{model.name}: a model of the format {model.format} {_NEEDS_RELAY}")
+    progress(f"importing {model.name}")
+    mod = _from_onnx(model)
+    if not mod["main"].params:
+        raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
+    try:
+        return distinct_outputs(mod, model.outputs)
+    except ModelError as error:
+        raise ModelError(f"{model.name}: {error}") from error
+
+
+def _from_onnx(model: Model) -> tvm.IRModule:
+    """Import an ONNX file; where TVM refuses it, once more as onnxslim simplifies it, if that is installed."""
+    import onnx
+    import onnx.inliner
+
+    shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
+    proto = onnx.load_from_string(model.content)
+    if proto.functions:
+        proto = onnx.inliner.inline_local_functions(proto)
+    lines = [line for line in model.obstacles if line.startswith(_CONTROL_FLOW)] or obstacles(proto)
+    if lines:
+        more = [f"and {len(lines) - 3} kinds more"] if len(lines) > 3 else []
+        raise ModelError(f"{model.name}: TVM cannot import it: {'; '.join([*lines[:3], *more])}")
+
+    def imported(proto: Any) -> tvm.IRModule:
+        return OnnxImporter(shapes, proto).module()
+
+    try:
+        return imported(proto)
+    except RefusedNode as error:
+        refused = error
+    try:
+        import onnxslim
+    except ImportError:
+        raise ModelError(
+            f"{model.name}: TVM cannot import it: {refused}{_on_shapes(model)}; simplified by onnxslim it may import: "
+            "pip install 'tvm-pipeline[simplify]'"
+        ) from refused
+    for value in proto.graph.input:
+        for extent, known in zip(value.type.tensor_type.shape.dim, shapes.get(value.name, ()), strict=False):
+            extent.dim_value = known
+    try:
+        found = imported(onnxslim.slim(proto))
+    except Exception:  # onnxslim raises any type; the first reason is that of the file as the user has it
+        raise ModelError(f"{model.name}: TVM cannot import it: {refused}{_on_shapes(model)}") from refused
+    _log.warning("%s: imported as onnxslim simplifies it, since TVM refuses it: %s", model.name, refused)
+    return found
+
+
+def _on_shapes(model: Model) -> str:
+    """Return that given shapes may be the reason, where any were."""
+    if not model.shaped:
+        return ""
+    return (
+        f"; the shapes given for {', '.join(model.shaped)} may be the reason: give those that the model was made for "
+        "(sides of pictures are often multiples of 32)"
+    )

@@ -1,0 +1,243 @@
+"""What numpy computes of Relax operators: the table that `simplify.py` folds constants by. Next: `simplify.py`.
+
+name -> function of (the call, the type of its result, the values of its arguments), giving the value, a tuple of
+values, or None where numpy's result may be another than TVM's. An argument that is no tensor is None in the values:
+a rule reads it from the call. The type gives the result's shape, so operators that move no data are all one reshape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from tvm import relax, tirx
+
+Array: TypeAlias = npt.NDArray[Any]
+Value: TypeAlias = "Array | tuple[Array, ...] | None"
+
+MOST_BYTES = 1 << 28  # of a value that is made of a smaller one, such as a weight of zeros
+
+
+class Out(NamedTuple):
+    """The type of a tensor: static shape and a dtype that numpy has."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, ty: Any) -> Out | None:
+        """Return the type of a tensor; None where its shape is open or numpy has no such dtype.
+
+        Examples:
+            >>> Out.of(relax.TensorType((2, 3), "float32"))
+            Out(shape=(2, 3), dtype='float32')
+        """
+        shape = static_shape(ty)
+        if shape is None or ty.dtype is None or str(ty.dtype) not in _NUMPY_DTYPES:
+            return None
+        return cls(shape, str(ty.dtype))
+
+
+_NUMPY_DTYPES = {"bool", "float16", "float32", "float64"}
+_NUMPY_DTYPES |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+
+
+def static_shape(ty: Any) -> tuple[int, ...] | None:
+    """Return the shape of a tensor's type; None where it is no tensor, or an extent is not a number."""
+    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    extents = ty.shape.values
+    return tuple(int(e) for e in extents) if all(isinstance(e, tirx.IntImm) for e in extents) else None
+
+
+_Rule: TypeAlias = Callable[..., Value]
+
+
+def _arithmetic(function: Callable[..., Any]) -> _Rule:
+    return lambda call, out, *values: np.asarray(function(*values))
+
+
+def _floating(function: Callable[..., Any]) -> _Rule:
+    """Return a rule for floats; of integers numpy and TVM differ (rounding of a quotient, negative powers)."""
+    return lambda call, out, *values: np.asarray(function(*values)) if out.dtype.startswith("float") else None
+
+
+def _whole(function: Callable[..., Any]) -> _Rule:
+    """Return a rule for a division of integers."""
+
+    def rule(call: Any, out: Out, a: Array, b: Array) -> Value:
+        return np.asarray(function(a, b)) if np.all(b) or out.dtype.startswith("float") else None
+
+    return rule
+
+
+def _reduced(function: Callable[..., Any]) -> _Rule:
+    def rule(call: Any, out: Out, x: Array) -> Value:
+        axes = None if call.attrs.axis is None else tuple(ints(call.attrs.axis))
+        return np.reshape(function(x, axis=axes), out.shape).astype(out.dtype) if x.size else None
+
+    return rule
+
+
+def _reshape(call: Any, out: Out, x: Array, *shape: Any) -> Value:
+    return x.reshape(out.shape)
+
+
+def _transpose(call: Any, out: Out, x: Array) -> Value:
+    return np.transpose(x, None if call.attrs.axes is None else ints(call.attrs.axes))
+
+
+def _clip(call: Any, out: Out, x: Array, *bounds: Any) -> Value:
+    low, high = (bound.value for bound in call.args[1:])
+    return np.asarray(np.clip(x, x.dtype.type(low), x.dtype.type(high)))
+
+
+def _take(call: Any, out: Out, x: Array, indices: Array) -> Value:
+    if indices is None:
+        return None
+    axis = None if call.attrs.axis is None else int(call.attrs.axis)
+    extent = x.size if axis is None else x.shape[axis]
+    if indices.size and (indices.min() < -extent or indices.max() >= extent):
+        return None
+    return np.asarray(np.take(x, indices, axis=axis))
+
+
+def _strided_slice(call: Any, out: Out, x: Array, *bounds: Any) -> Value:
+    fields = [[extent.value for extent in bound.fields] for bound in call.args[1:]]
+    axes, begins, ends = fields[:3]
+    strides = fields[3] if len(fields) > 3 else [1] * len(axes)
+    window = [slice(None)] * x.ndim
+    for axis, begin, end, stride in zip(axes, begins, ends, strides, strict=True):
+        if stride < 0:
+            return None
+        window[axis] = slice(begin, end, stride)
+    return x[tuple(window)]
+
+
+def _pad(call: Any, out: Out, x: Array) -> Value:
+    if str(call.attrs.pad_mode) != "constant":
+        return None
+    widths = np.reshape(ints(call.attrs.pad_width), (x.ndim, 2))
+    return np.pad(x, widths.tolist(), constant_values=float(call.attrs.pad_value))
+
+
+def _split(call: Any, out: Out, x: Array) -> Value:
+    places = call.attrs.indices_or_sections
+    axis = int(call.attrs.axis)
+    if isinstance(places, (int, tirx.IntImm)):
+        size = -(-x.shape[axis] // int(places))  # as TVM splits: the last piece may be smaller
+        return tuple(np.split(x, range(size, x.shape[axis], size), axis))
+    return tuple(np.split(x, ints(places), axis))
+
+
+def _full(call: Any, out: Out, shape: Any, fill: Array) -> Value:
+    return None if fill is None else np.full(out.shape, fill, out.dtype)
+
+
+def _arange(call: Any, out: Out, *bounds: Any) -> Value:
+    start, stop, step = (bound.value for bound in call.args)
+    return np.arange(start, stop, step).astype(out.dtype) if "int" in out.dtype and step else None
+
+
+def _repeat(call: Any, out: Out, x: Array) -> Value:
+    return np.repeat(x, int(call.attrs.repeats), None if call.attrs.axis is None else int(call.attrs.axis))
+
+
+def _quantize(call: Any, out: Out, x: Array, scale: Array, zero: Array) -> Value:
+    if "int" not in out.dtype:
+        return None
+    scale, zero = _along(x, scale, call.attrs.axis), _along(x, zero, call.attrs.axis)
+    limits = np.iinfo(out.dtype)
+    return np.clip(np.rint(x / scale) + zero.astype("float32"), limits.min, limits.max).astype(out.dtype)
+
+
+def _dequantize(call: Any, out: Out, x: Array, scale: Array, zero: Array) -> Value:
+    scale, zero = _along(x, scale, call.attrs.axis), _along(x, zero, call.attrs.axis)
+    return ((x.astype("int32") - zero.astype("int32")) * scale.astype("float32")).astype(out.dtype)
+
+
+def _along(x: Array, parameter: Array, axis: int) -> Array:
+    """Return a parameter of quantisation so that it is broadcast along its axis."""
+    if parameter.size == 1:
+        return parameter.reshape(())
+    return parameter.reshape([-1 if index == int(axis) % x.ndim else 1 for index in range(x.ndim)])
+
+
+def ints(values: Any) -> list[int]:
+    """Return the numbers of an attribute or of an argument."""
+    return [int(value) for value in values]
+
+
+TABLE: dict[str, _Rule] = {
+    "add": _arithmetic(np.add),
+    "subtract": _arithmetic(np.subtract),
+    "multiply": _arithmetic(np.multiply),
+    "divide": _floating(np.divide),
+    "floor_divide": _whole(np.floor_divide),
+    "floor_mod": _whole(np.mod),
+    "mod": _whole(np.fmod),
+    "power": _floating(np.power),
+    "maximum": _arithmetic(np.maximum),
+    "minimum": _arithmetic(np.minimum),
+    "negative": _arithmetic(np.negative),
+    "abs": _arithmetic(np.abs),
+    "sign": _arithmetic(np.sign),
+    "square": _arithmetic(np.square),
+    "nn.relu": _arithmetic(lambda x: np.maximum(x, x.dtype.type(0))),
+    "sqrt": _floating(np.sqrt),
+    "rsqrt": _floating(lambda x: np.reciprocal(np.sqrt(x))),
+    "exp": _floating(np.exp),
+    "log": _floating(np.log),
+    "tanh": _floating(np.tanh),
+    "sin": _floating(np.sin),
+    "cos": _floating(np.cos),
+    "sigmoid": _floating(lambda x: 1 / (1 + np.exp(-x))),
+    "floor": _floating(np.floor),
+    "ceil": _floating(np.ceil),
+    "round": _floating(np.rint),
+    "trunc": _floating(np.trunc),
+    "equal": _arithmetic(np.equal),
+    "not_equal": _arithmetic(np.not_equal),
+    "less": _arithmetic(np.less),
+    "less_equal": _arithmetic(np.less_equal),
+    "greater": _arithmetic(np.greater),
+    "greater_equal": _arithmetic(np.greater_equal),
+    "logical_and": _arithmetic(np.logical_and),
+    "logical_or": _arithmetic(np.logical_or),
+    "logical_xor": _arithmetic(np.logical_xor),
+    "logical_not": _arithmetic(np.logical_not),
+    "where": _arithmetic(np.where),
+    "clip": _clip,
+    "astype": lambda call, out, x: x.astype(out.dtype),
+    "sum": _reduced(np.sum),
+    "mean": _reduced(np.mean),
+    "prod": _reduced(np.prod),
+    "max": _reduced(np.max),
+    "min": _reduced(np.min),
+    "reshape": _reshape,
+    "flatten": _reshape,
+    "expand_dims": _reshape,
+    "squeeze": _reshape,
+    "nn.batch_flatten": _reshape,
+    "broadcast_to": lambda call, out, x, shape: np.broadcast_to(x, out.shape),
+    "permute_dims": _transpose,
+    "concat": lambda call, out, fields: np.concatenate(fields, int(call.attrs.axis or 0)),
+    "stack": lambda call, out, fields: np.stack(fields, int(call.attrs.axis or 0)),
+    "split": _split,
+    "strided_slice": _strided_slice,
+    "take": _take,
+    "tile": lambda call, out, x: np.tile(x, ints(call.attrs.repeats)),
+    "repeat": _repeat,
+    "nn.pad": _pad,
+    "full": _full,
+    "full_like": lambda call, out, like, fill: np.full(out.shape, fill, out.dtype),
+    "zeros": lambda call, out, shape: np.zeros(out.shape, out.dtype),
+    "ones": lambda call, out, shape: np.ones(out.shape, out.dtype),
+    "zeros_like": lambda call, out, like: np.zeros(out.shape, out.dtype),
+    "ones_like": lambda call, out, like: np.ones(out.shape, out.dtype),
+    "arange": _arange,
+    "quantize": _quantize,
+    "dequantize": _dequantize,
+}

@@ -1,0 +1,182 @@
+"""TVM's importer of ONNX, node by node: constants folded in numpy, shapes known, errors with the node's name.
+
+TVM's own loop converts all nodes and leaves what depends on shapes to passes. It prints to the terminal where it fails,
+and names no node. Here each node is converted alone:
+
+    Shape(x: (1, 3, 8, 8))                  the constant [1, 3, 8, 8]
+    a node of constants                     its value, as onnx's own implementation computes it
+    a node that `onnx_nodes.py` rewrites    the nodes that stand for it
+    any other                               what TVM's converter makes of it, whose shape must be fixed
+
+Next: `onnx_nodes.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map, onnx_input
+
+from tvm_pipeline.tvm.relax.numpy_table import Array, static_shape
+from tvm_pipeline.tvm.relax.onnx_nodes import Known, nodes_for
+
+_WITHOUT_VALUE = ("Random", "Bernoulli", "Multinomial", "Sequence", "Optional", "ConcatFromSequence", "SplitToSequence")
+_TUPLES = frozenset(
+    (
+        *("Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert"),
+        *("ConcatFromSequence", "SplitToSequence"),
+    )
+)
+
+
+class RefusedNode(Exception):  # noqa: N818  it never leaves `importer.py`
+    """The importer refuses a node; the message names its operator, the node and the reason."""
+
+
+class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
+    """Imports one model.
+
+    Args:
+        shapes: of the inputs, by name.
+        proto: the model.
+    """
+
+    def __init__(self, shapes: Mapping[str, list[int]], proto: Any) -> None:
+        super().__init__(dict(shapes), None, sanitize=False)
+        self._proto = proto
+
+    def module(self) -> tvm.IRModule:
+        """Return the module, whose constants and shapes are known.
+
+        Raises:
+            RefusedNode: a node cannot be imported.
+        """
+        domains = ("", "ai.onnx")
+        opset = next((each.version for each in self._proto.opset_import if each.domain in domains), 1)
+        return self.from_onnx(self._proto.graph, opset)
+
+    def _check_for_unsupported_ops(self, graph: Any) -> None:
+        pass  # `onnx_obstacles.py` has told them all
+
+    def _construct_nodes(self, graph: Any) -> None:
+        for node in graph.node:
+            try:
+                for part in nodes_for(node, self._known):
+                    self._node(part)
+            except RefusedNode:
+                raise
+            except Exception as error:  # the importer raises any type
+                raise RefusedNode(f"{label(node)}: {reason(error)}") from error
+
+    def _known(self, name: str) -> Known:
+        """Return what is known of a tensor for rewriting the node that reads it."""
+        expr = self._nodes[name]
+        value = expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
+        return Known(static_shape(expr.ty) or (), str(expr.ty.dtype), value)
+
+    def _node(self, node: Any) -> None:
+        value = self._value(node)
+        if value is None:
+            self._convert(node)
+            return
+        for name, array in zip(node.output, value, strict=False):
+            self._nodes[name] = relax.const(np.ascontiguousarray(array).reshape(array.shape))
+
+    def _value(self, node: Any) -> list[Array] | None:
+        """Return the outputs of a node that depends on nothing but constants; None where they are not known."""
+        kind = node.op_type
+        if kind in ("Shape", "Size"):
+            shape = static_shape(self._nodes[node.input[0]].ty)
+            if shape is None:
+                return None
+            if kind == "Size":
+                return [np.array(math.prod(shape), "int64")]
+            ends = {attribute.name: attribute.i for attribute in node.attribute}
+            return [np.array(shape[ends.get("start", 0) : ends.get("end")], "int64")]
+        if kind == "Constant" and node.attribute[0].name == "value":
+            return [numpy_helper.to_array(node.attribute[0].t)]
+        read = {name: self._nodes[name] for name in node.input if name}
+        if kind.startswith(_WITHOUT_VALUE) or not all(isinstance(e, tvm.ir.GenericConst) for e in read.values()):
+            return None
+        return self._evaluated(node, {name: expr.value.numpy() for name, expr in read.items()})
+
+    def _evaluated(self, node: Any, read: Mapping[str, Array]) -> list[Array] | None:
+        inputs = [
+            helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            for name, array in read.items()
+        ]
+        outputs = [helper.make_empty_tensor_value_info(name) for name in node.output if name]
+        graph = helper.make_graph([node], "one node", inputs, outputs)
+        try:
+            model = helper.make_model(graph, opset_imports=list(self._proto.opset_import))
+            found = ReferenceEvaluator(model).run(None, dict(read))
+        except Exception:  # onnx's own implementation raises any type for what it has not; TVM's converter may have it
+            return None
+        if len(outputs) != len(node.output) or not all(isinstance(array, (np.ndarray, np.generic)) for array in found):
+            return None
+        return [np.asarray(array) for array in found]
+
+    def _convert(self, node: Any) -> None:
+        """Let TVM's converter make an expression of a node, and give its outputs their names."""
+        inputs = onnx_input()
+        inputs.extend(self._nodes[name] if name else None for name in node.input)
+        attributes = self._parse_attr(node.attribute)
+        attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
+        found = self._convert_operator(node.op_type, inputs, attributes, self.opset)
+        if isinstance(found.ty, relax.TupleType) and node.op_type not in _TUPLES:
+            fields = [
+                found.fields[index]
+                if isinstance(found, relax.Tuple)
+                else self.bb.emit(relax.TupleGetItem(found, index))
+                for index in range(len(found.ty.fields))
+            ]
+        else:
+            fields = [found]
+        if len(fields) < len(node.output):
+            raise ValueError(f"TVM computes {len(fields)} of its {len(node.output)} outputs")
+        for name, expr in zip(node.output, fields, strict=False):
+            expr = self._tensor(expr)
+            if node.op_type not in _TUPLES:
+                _check_static(node, expr)
+            self._nodes[name] = expr
+
+    def _tensor(self, expr: Any) -> Any:
+        """Return a shape of numbers as a constant; other expressions as they are."""
+        if isinstance(expr, relax.ShapeExpr) and all(isinstance(e, tvm.tirx.IntImm) for e in expr.values):
+            return relax.const(np.array([int(extent) for extent in expr.values], "int64"))
+        return expr
+
+
+def _check_static(node: Any, expr: Any) -> None:
+    if static_shape(expr.ty) is None:
+        raise RefusedNode(
+            f"{label(node)}: its shape depends on data; export the model with fixed shapes and without what follows it "
+            "(a selection of boxes, for instance)"
+        )
+
+
+def label(node: Any) -> str:
+    """Return a node's operator and name; where it has no name, its first output."""
+    name = f"node {node.name}" if node.name else f"output {next(iter(node.output), '?')}"
+    return f"operator {node.op_type} ({name})"
+
+
+def reason(error: BaseException) -> str:
+    """Return the reason in TVM's message without its stack of frames."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = [line for line in lines if not line.startswith(("File", "[", "Stack trace", "Traceback"))]
+    text = (telling or [type(error).__name__])[-1]
+    return text.removeprefix("InternalError: ").removeprefix("ValueError: ")[:300]
+
+
+def converters() -> frozenset[str]:
+    """Return the operators that TVM's importer has, whatever their domain."""
+    return frozenset(_get_convert_map())
