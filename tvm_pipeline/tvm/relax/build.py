@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +30,15 @@ from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.relax import pipelines
-from tvm_pipeline.tvm.relax.importer import import_model, output_names
+from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
+from tvm_pipeline.tvm.relax.schedules.lowering import PIPELINE
+from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline.tvm.target_text import tvm_target
+from tvm_pipeline.tvm.tvm_errors import reason
 
+SLOW_RULES = ("plain", "default")
+SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
 FORMAT = 1  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
@@ -117,7 +122,6 @@ def build_library(model: Model, target: str, progress: Callable[[str], None] = l
     folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
 
     def make() -> Path:
-        progress(f"importing {model.name}")
         mod = import_model(model, progress)
         with replacing(folder) as temporary:
             temporary.mkdir()
@@ -138,15 +142,16 @@ def compile_module(
     )
     rules: dict[str, str] = {}
     try:
-        fused = pipelines.fused(pipelines.simplified(mod), compiler)
+        fused = pipelines.fused(simplified(mod), compiler)
         flat = flat_module(fused)
-        kernels = pipelines.kernels(fused, compiler, rules.__setitem__)
-        executable = tvm.compile(functions_of(kernels), target=compiler)
+        kernels = pipelines.kernels(fused, compiler, rules)
+        executable = tvm.compile(functions_of(kernels), target=compiler, tir_pipeline=PIPELINE)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
-    _tell_slow(flat, rules, name, target, progress)
+    for line in slow_operators(flat, rules):
+        progress(f"{name} for {target}: {line}")
     try:
         executable.export_library(str(folder / "kernels.so"))
     except (RuntimeError, OSError) as error:
@@ -158,7 +163,7 @@ def compile_module(
     saved = _Saved(
         target,
         inputs,
-        output_names(mod),
+        tuple(map(str, mod["main"].attrs["output_names"])),
         flat.kernels,
         flat.calls,
         flat.is_view,
@@ -168,6 +173,20 @@ def compile_module(
         sizes,
     )
     (folder / "kernels.json").write_bytes(msgspec.json.encode(saved))
+
+
+def slow_operators(flat: FlatModule, rules: Mapping[str, str]) -> list[str]:
+    """Return a line for each kind of operator with much work that no fast schedule serves."""
+    slow: dict[str, list[int]] = {}
+    for kernel, call in zip(flat.kernels, flat.calls, strict=True):
+        if kernel.macs >= SLOW_MACS and rules[call.function].startswith(SLOW_RULES):
+            kind = next((kind for kind, _ in kernel.operators if kind in call.function), kernel.operators[0][0])
+            slow.setdefault(kind, []).append(kernel.macs)
+    return [
+        f"{len(macs)} of the operator {kind} run by plain loops ({sum(macs) / 1e6:.1f} million multiply-adds): no fast "
+        "schedule serves them"
+        for kind, macs in slow.items()
+    ]
 
 
 def functions_of(mod: tvm.IRModule) -> tvm.IRModule:
