@@ -36,7 +36,7 @@ import tvm_pipeline.tvm  # noqa: F401 - before `import tvm`, since it sets TVM's
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.graph import Operator, OperatorGraph, readers_of
 from tvm_pipeline.errors import ModelError, RunError
-from tvm_pipeline.tvm.relay.importer import reason
+from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline_edgetpu.compiler import compile_parts
 from tvm_pipeline_edgetpu.interpreter import CPU, make_interpreter
 from tvm_pipeline_edgetpu.model import TfliteModel, parse_model

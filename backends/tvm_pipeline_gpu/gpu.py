@@ -27,7 +27,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform, core_ranges
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.tvm.devices.targets import compiler_target, kind_of
+from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
 from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
 
@@ -140,7 +140,7 @@ class GpuBackend:
         order: Order,
         choices: AnyChoices | None = None,
     ) -> RelayModel:
-        from tvm_pipeline.tvm.relay.agreement import check_agreement
+        from tvm_pipeline.tvm.agreement import check_agreement
         from tvm_pipeline.tvm.relay.compiled import RelayModel
 
         self._keep_software_on_its_cores(progress)
@@ -258,8 +258,6 @@ def _filled(device: Device, gpu: Gpu) -> Device:
 def _check_known(device: Device, gpu: Gpu) -> None:
     """Raise PlatformError where TVM does not know the target, or lays memory out more densely than the GPU can."""
     import tvm
-
-    from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT
 
     try:
         tvm.target.Target(compiler_target(device.target))

@@ -20,7 +20,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
-from tvm_pipeline.tvm.relay.agreement import check_agreement
+from tvm_pipeline.tvm.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.schedules.choices import Choices

@@ -15,9 +15,9 @@ from tvm_pipeline_gpu.gpu import bind
 
 from tests.support.networks import as_model, model_outputs, random_frame, random_stages, relay_module, run_stages
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm.agreement import check_agreement
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import compiler_target
-from tvm_pipeline.tvm.relay.agreement import check_agreement
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 NETWORK = "shapes"

@@ -26,9 +26,10 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError
 from tvm_pipeline.report import devices_table
+from tvm_pipeline.tvm.agreement import check_agreement
+from tvm_pipeline.tvm.compiled_model import SliceStage
 from tvm_pipeline.tvm.devices.targets import compiler_target
-from tvm_pipeline.tvm.relay.agreement import check_agreement
-from tvm_pipeline.tvm.relay.compiled import RelayModel, RelayStage
+from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 FRAMES = 6
 CHECKING = "checking that both targets compute the same"
@@ -223,7 +224,7 @@ def test_a_gpu_that_computes_nothing_is_an_error(branching: RelayModel, platform
     assert model.refused == {}
 
 
-class OffStage(RelayStage):
+class OffStage(SliceStage):
     """A stage whose outputs are off."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -237,7 +238,7 @@ class Off(RelayModel):
 
     is_off: Callable[[Sequence[str]], bool] = staticmethod(lambda operators: len(operators) > 1)
 
-    def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
+    def stage(self, operators: Sequence[str], device: Device) -> SliceStage:
         runner = super().stage(operators, device)
         if device.backend == "gpu" and self.is_off(operators):
             runner.__class__ = OffStage

@@ -18,8 +18,9 @@ from tests.support.networks import as_model, relay_module
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relay.agreement import check_agreement
-from tvm_pipeline.tvm.relay.compiled import RelayModel, RelayStage
+from tvm_pipeline.tvm.agreement import check_agreement
+from tvm_pipeline.tvm.compiled_model import SliceStage
+from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 import tvm  # isort: skip
 
@@ -141,7 +142,7 @@ def test_no_number_is_equal_to_itself_alone(compiled: Compiled, two_devices: Pai
         check_agreement(RelayModel("net", [changed[0], sound], lambda _: None), two_devices, lambda _: None)
 
 
-class Beside(RelayStage):
+class Beside(SliceStage):
     """A stage whose first output is off."""
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -152,7 +153,7 @@ class Beside(RelayStage):
 class FaultyCuts(RelayModel):
     """A model whose stages of several operators are wrong for the second target, and those of one operator right."""
 
-    def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
+    def stage(self, operators: Sequence[str], device: Device) -> SliceStage:
         runner = super().stage(operators, device)
         if len(operators) > 1 and device.target == list(self.libraries)[1]:
             runner.__class__ = Beside

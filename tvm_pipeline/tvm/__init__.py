@@ -3,9 +3,15 @@
 kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
+slice_plan.py       which kernels a slice runs, and where each tensor lies
+compiled_model.py   one library for each target under one operator graph, cut into stages
+agreement.py        the libraries of one model compute the same, which is checked when it is compiled
 tiles.py            register tiles: how much of a convolution one pass over the weights computes
 winograd.py         Winograd's algorithm: its transforms, and how far its values are off
 kernel_order.py     the order of kernels that needs the least memory
+library_cache.py    one process compiles a library, others wait for it, and damaged ones are compiled anew
+machine_code.py     which processor the code of a library is for
+tvm_errors.py       what TVM raises, and the reason in its messages
 stack_placement.py  the depth of the stack at which kernels are called
 devices/            devices with memory of their own: CUDA and OpenCL
 relay/              Relay and the graph executor it compiles for

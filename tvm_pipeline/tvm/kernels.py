@@ -1,7 +1,7 @@
 """Kernels, their outputs and their entries: the vocabulary of this package, free of any intermediate representation.
 
-Relay's walkers (`relay/kernel_walkers.py`) make kernels; `alignment.py` turns the kernels of several libraries into one
-operator graph, and `kernel_order.py` orders them by memory. A second IR brings walkers of its own and shares the rest.
+Each IR's walkers make kernels (`relay/kernel_walkers.py`); `alignment.py` turns the kernels of several libraries into
+one operator graph, `slice_plan.py` selects some of them, and `kernel_order.py` orders them by memory.
 
 A kernel is one fused function. Each keeps its elementary operators and their arguments (two libraries are aligned by
 them), its work, and the origin of each output. Operators that only move elements (layout changes, reshapes)
@@ -11,10 +11,9 @@ the glue that it needs, and no cut or plan ever names glue.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import tvm
 
 Entry = tuple[int, int]  # (kernel, output), or (-1, index of a model input)
 
@@ -71,10 +70,11 @@ class Kernel:
 def tensor_bytes(shape: Sequence[int], dtype: str) -> int:
     """Return the bytes of a tensor, its dtype named as TVM does.
 
-    >>> tensor_bytes((1, 3, 224, 224), "float32")
-    602112
+    >>> tensor_bytes((1, 3, 224, 224), "float32"), tensor_bytes((8,), "bool"), tensor_bytes((8,), "bfloat16")
+    (602112, 8, 16)
     """
     count = 1
     for extent in shape:
         count *= int(extent)
-    return count * max(tvm.DataType(dtype).bits // 8, 1)
+    bits = re.match(r"(?:e\dm\d_)?[a-z]+(\d+)", dtype)  # as float32, float8_e4m3fn or e4m3_float8; bool has none
+    return count * max(int(bits[1]) // 8 if bits else 0, 1)

@@ -15,10 +15,6 @@ import tvm
 from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
 
-# An array within another one begins at a multiple of this many bytes. CL_DEVICE_MEM_BASE_ADDR_ALIGN is 128 bytes on
-# PoCL and Mali and 512 on NVIDIA; CUDA allocates at multiples of 256.
-ALIGNMENT = 512
-
 
 class DeviceParams:
     """The parameters of one library on one device; each is copied there when it is first asked for."""

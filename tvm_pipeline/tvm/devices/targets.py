@@ -14,6 +14,9 @@ import re
 _TARGET = re.compile(r"(?P<kind>\w+)(?::(?P<index>\d+))?(?P<options>.*)", re.DOTALL)
 # Kinds whose devices compute in memory of their own, each with its number in DLPack.
 DEVICE_TYPES = {"cuda": 2, "opencl": 4}
+# An array within another one on such a device begins at a multiple of this many bytes. CL_DEVICE_MEM_BASE_ADDR_ALIGN is
+# 128 bytes on PoCL and Mali and 512 on NVIDIA; CUDA allocates at multiples of 256.
+ALIGNMENT = 512
 
 
 def kind_of(target: str) -> str:

@@ -32,15 +32,12 @@ The graph executor's, which only `relay.build` serves (a second IR brings its ow
 
 work_done.py           how much of an import or a compile is done, and how long the rest may take
 build.py               a module becomes a Library for one target, kept in a cache
-library_cache.py       one process compiles a library, others wait for it, and damaged ones are compiled anew
-machine_code.py        which processor the code of a library is for
 several_targets.py     the libraries of one model for several targets, compiled at the same time
-slicing.py             some operators of a library become a slice of its graph JSON
+slicing.py             a planned slice of a library becomes graph JSON
 executor.py            a slice that runs on CPU cores
 device_executor.py     a slice that runs on a device with memory of its own
 tuning/                the search for faster schedules of a library's kernels
-agreement.py           the libraries of one model compute the same, which is checked when it is compiled
-compiled.py            one library for each target under one operator graph
+compiled.py            the compiled model, on `tvm/compiled_model.py`
 
 An import of this package without Relay raises an ImportError that says what to install.
 """

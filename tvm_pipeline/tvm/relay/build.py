@@ -28,13 +28,13 @@ from tvm_pipeline.files import cache_folder, replacing, write_bytes
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_target
 from tvm_pipeline.tvm.kernels import Kernel
+from tvm_pipeline.tvm.library_cache import kept_or_made
+from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
-from tvm_pipeline.tvm.relay.importer import import_model, reason
+from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
-from tvm_pipeline.tvm.relay.library_cache import kept_or_made
-from tvm_pipeline.tvm.relay.machine_code import load_kernels
 from tvm_pipeline.tvm.relay.output_names import load_output_names, save_output_names
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
@@ -42,6 +42,7 @@ from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
+from tvm_pipeline.tvm.tvm_errors import reason
 
 TUNING = "tuning.json"  # of a library: its Tuning
 FORMAT = 11  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
@@ -121,14 +122,6 @@ class Library:
         """Whether the kernel only shows its input under another shape, and nothing runs."""
         node = self.kernels[kernel].node
         return bool(self.graph["nodes"][node]["attrs"]["func_name"] == "__nop")
-
-    def entry_shape(self, entry: tuple[int, int]) -> tuple[int, ...]:
-        kernel, index = entry
-        return self.inputs[index].shape if kernel < 0 else self.kernels[kernel].outputs[index].shape
-
-    def entry_dtype(self, entry: tuple[int, int]) -> str:
-        kernel, index = entry
-        return self.inputs[index].dtype if kernel < 0 else self.kernels[kernel].outputs[index].dtype
 
     def save(self, folder: Path) -> None:
         """Writes the library into an existing folder."""

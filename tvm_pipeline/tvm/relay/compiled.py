@@ -1,4 +1,4 @@
-"""A model compiled for every target of its devices: the CompiledModel of TVM backends.
+"""A model compiled by Relay for every target of its devices; what is no IR's is in `tvm/compiled_model.py`.
 
 Next: `build.py`, which compiles, and `slicing.py`, which cuts.
 """
@@ -7,91 +7,58 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import tvm
 
-from tvm_pipeline.backends.contract import Array, Order, Seconds
+from tvm_pipeline.backends.contract import Order, Seconds
 from tvm_pipeline.backends.ports import aligned_empty, input_for_timing
 from tvm_pipeline.backends.tuning import TunedKernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
-from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError
-from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
-from tvm_pipeline.tvm.alignment import Alignment, align
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.tvm.compiled_model import Bind, TvmModel
 from tvm_pipeline.tvm.devices.cuda_compiler import check_code
 from tvm_pipeline.tvm.devices.cuda_events import device_clock
-from tvm_pipeline.tvm.devices.device_arrays import ALIGNMENT, DeviceParams
+from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.relay.build import Library, load_library
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
-from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, AnyWorkload
 from tvm_pipeline.tvm.relay.several_targets import build_libraries
-from tvm_pipeline.tvm.relay.slicing import SliceGraph, slice_graph
+from tvm_pipeline.tvm.relay.slicing import SliceGraph, as_graph
 from tvm_pipeline.tvm.relay.tuning.device_records import recorded
-
-Bind = Callable[[Device], None]
-MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
-REFUSED = "refused.json"  # of a saved model: what `RelayModel.refused` says, where that is anything
+from tvm_pipeline.tvm.slice_plan import SlicePlan
+from tvm_pipeline.tvm.tvm_errors import reason
 
 
-class RelayModel:
-    """One library for each target, under one operator graph.
-
-    Args:
-        name: the name of the model.
-        libraries: one for each target.
-        bind: binds the calling thread to a device.
-        order: how stages order their kernels.
-
-    Attributes:
-        refused: by target, the operators that its devices must not compute, with the reason; `agreement.py` finds them.
-    """
+class RelayModel(TvmModel[Library]):
+    """A model compiled by Relay; see `TvmModel`."""
 
     def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, order: Order = "listed") -> None:
-        self.order: Order = order
-        self.refused: Mapping[str, Mapping[str, str]] = {}
-        self.libraries = {library.target: library for library in libraries}
-        first = libraries[0]
-        kernels = [library.kernels for library in libraries]
-        heads = [library.heads for library in libraries]
-        self.graph, alignments = align(name, first.inputs, kernels, heads, first.outputs)
-        self._alignments = dict(zip(self.libraries, alignments, strict=True))
-        self._bind = bind
+        super().__init__(name, libraries, bind, order)
         self._on_device: dict[str, DeviceParams] = {}  # by the target of the device, with its index
         self._with_programs: set[str] = set()
 
+    @staticmethod
+    def read_library(folder: Path) -> Library:
+        return load_library(folder)
+
     def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
-        """Return the operators as a slice of the device's library; raise PlanError where they are none."""
-        library, alignment = self._library(device)
-        refused = self.refused.get(library.target, {})
-        for name in operators:
-            if name in refused:
-                raise PlanError(
-                    f"device {device.label} cannot compute operator {name} of {self.graph.name}: {refused[name]}; put "
-                    "it into a stage on another device, or plan again"
-                )
-        aligned_to = ALIGNMENT if has_own_memory(library.target) else HOST_ALIGNMENT
-        return slice_graph(library, alignment, self.graph, operators, self.order == "memory", aligned_to)
+        """Return the operators as graph JSON; errors are those of `plan_slice`."""
+        return as_graph(self._library(device)[0], self.plan_slice(operators, device))
 
-    def computes(self, device: Device) -> list[str]:
-        refused = self.refused.get(compiler_target(device.target), {})
-        return [operator.name for operator in self.graph.operators if operator.name not in refused]
-
-    def stage(self, operators: Sequence[str], device: Device) -> RelayStage:
-        return RelayStage(self.runnable(self.cut(operators, device), device), device, self._bind)
+    def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice | DeviceSlice:
+        return self.runnable(as_graph(self._library(device)[0], plan), device)
 
     def runnable(self, part: SliceGraph, device: Device, *, debug: bool = False) -> Slice | DeviceSlice:
         """Return a slice of `cut` that can run, for `pass_timer` where it is made with `debug`."""
@@ -150,34 +117,20 @@ class RelayModel:
         with suppress(tvm.TVMError):  # The driver cannot compile an operator that is refused: then no program is kept.
             save_programs(library.module, library.folder, index_of(target))
 
-    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
-        part = self.cut(operators, device)
-        return part.unordered_bytes, part.activation_bytes
+    def time_stage(self, operators: Sequence[str], device: Device, repeats: int) -> Seconds:
+        """Return seconds of the operators of a stage (repeats x operators).
 
-    def time_operators(self, device: Device, repeats: int) -> Seconds:
-        """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
-
-        They tell how the time of a whole pass is shared out, and the profile scales them to whole passes. CUDA devices
-        are timed by their own clock where it is at hand (`devices/cuda_events.py`), others by the host's. Operators
-        that the device does not compute have NaN; then the others are timed in the longest stages of them.
+        CUDA devices are timed by their own clock where it is at hand (`devices/cuda_events.py`), others by the host's.
         """
-        column = {operator.name: index for index, operator in enumerate(self.graph.operators)}
-        seconds = np.full((repeats, len(column)), np.nan)
-        for names in longest_stages(self.graph, self.computes(device)):
-            seconds[:, [column[name] for name in names]] = self._time_stage(names, device, repeats)
-        return seconds
-
-    def _time_stage(self, names: Sequence[str], device: Device, repeats: int) -> Seconds:
-        """Return seconds of the operators of a stage (repeats x operators)."""
-        part = self.cut(names, device)
+        part = self.cut(operators, device)
         whole = self.runnable(part, device, debug=True)
         whole.set_buffers(
             [input_for_timing(self.graph, p) for p in part.inputs], [port.buffer() for port in part.outputs]
         )
-        column = {name: index for index, name in enumerate(names)}
+        column = {name: index for index, name in enumerate(operators)}
         columns = [column[operator] for _, operator in part.operator_nodes]
         time_pass = pass_timer(whole, device.target)
-        seconds = np.zeros((repeats, len(names)))
+        seconds = np.zeros((repeats, len(operators)))
         for row in seconds:
             np.add.at(row, columns, time_pass())
         return np.maximum(seconds, 1e-9)
@@ -223,41 +176,9 @@ class RelayModel:
                 found.setdefault(operator, []).append(workload)
         return found
 
-    def slicer(self) -> None:
-        """Return None: compiled code is cut here, not the model's file."""
-
-    def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
-        """Write every library whole, so that it can be cut anywhere; the stages do not matter."""
-        (folder / "name").write_text(self.graph.name)
-        if self.order == "memory":
-            (folder / MEMORY_ORDERED).touch()
-        if self.refused:
-            (folder / REFUSED).write_bytes(msgspec.json.encode(self.refused))
-        for index, library in enumerate(self.libraries.values()):
-            subfolder = folder / str(index)
-            subfolder.mkdir()
-            library.save(subfolder)
-
     def close(self) -> None:
         """Release the parameters on devices; the libraries are freed with the last stage that uses them."""
         self._on_device.clear()
-
-    @classmethod
-    def load(cls, folder: Path, bind: Bind) -> RelayModel:
-        """Read what `save` wrote; raise BundleError where it is damaged."""
-        try:
-            name = (folder / "name").read_text()
-        except OSError as error:
-            raise BundleError(f"{folder}: the compiled model is missing; compile it again") from error
-        subfolders = sorted(
-            (entry for entry in folder.iterdir() if entry.name.isdecimal()), key=lambda entry: int(entry.name)
-        )
-        if not subfolders:
-            raise BundleError(f"{folder}: the compiled model is missing; compile it again")
-        order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
-        model = cls(name, [load_library(subfolder) for subfolder in subfolders], bind, order)
-        model.refused = _read_refused(folder / REFUSED)
-        return model
 
     @classmethod
     def compile(
@@ -287,41 +208,6 @@ class RelayModel:
             for target in targets:
                 compiled.prepare(target, progress)
         return compiled
-
-    def _library(self, device: Device) -> tuple[Library, Alignment]:
-        target = compiler_target(device.target)
-        library = self.libraries.get(target)
-        if library is None:
-            compiled = ", ".join(repr(target) for target in self.libraries)
-            raise PlatformError(
-                f"device {device.name} wants target {device.target!r}; the model was compiled for {compiled}"
-            )
-        return library, self._alignments[target]
-
-
-class RelayStage:
-    """A slice on a device: the StageRunner of TVM backends."""
-
-    def __init__(self, part: Slice | DeviceSlice, device: Device, bind: Bind) -> None:
-        self._part: Slice | DeviceSlice | None = part
-        self.inputs, self.outputs = part.inputs, part.outputs
-        self.activation_bytes = part.graph.activation_bytes
-        self._device, self._bind_to = device, bind
-
-    def bind(self) -> None:
-        self._bind_to(self._device)
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        part = self._part
-        if part is None:
-            raise RunError(f"a stage on {self._device.label} was closed; make a new one")
-        part.run(inputs, outputs)
-
-    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
-        return isinstance(self._part, DeviceSlice) and self._part.keep(tensor, arrays, copied=copied)
-
-    def close(self) -> None:
-        self._part = None  # frees the executor and its arena; a run that still goes on keeps them until it ends
 
 
 def pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds]:
@@ -356,16 +242,6 @@ def pass_timer(whole: Slice | DeviceSlice, target: str) -> Callable[[], Seconds]
         return seconds - cost
 
     return by_host
-
-
-def _read_refused(file: Path) -> dict[str, dict[str, str]]:
-    """Read `RelayModel.refused`; nothing is refused where there is no file. Raise BundleError where it is damaged."""
-    if not file.exists():
-        return {}
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, str]])
-    except (OSError, msgspec.DecodeError) as error:
-        raise BundleError(f"{file}: {error}; compile the model again") from error
 
 
 def _call_cost(execute: Any) -> float:

@@ -20,8 +20,8 @@ from tvm_pipeline.tvm.devices.mirrors import Mirror, Mirrors, mirrors_on
 from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
-from tvm_pipeline.tvm.relay.importer import reason
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
+from tvm_pipeline.tvm.tvm_errors import reason
 
 MOST_KNOWN = 64  # arrays of the host for one tensor; a pipeline has one for each frame inside
 
@@ -89,6 +89,7 @@ class DeviceSlice:
         self._params, self._device = params, params.device
         release_with(self, self._device, vars(self))
         self.inputs, self.outputs, self.graph = graph.inputs, graph.outputs, graph
+        self.activation_bytes = graph.activation_bytes
         # What crosses the cut points here until its first array is given; nothing is ever written there.
         largest = max(tensor_bytes(port.shape, port.dtype) for port in (*graph.inputs, *graph.outputs))
         self._arena = tvm.nd.empty((max(graph.activation_bytes, largest, 1),), "uint8", self._device)

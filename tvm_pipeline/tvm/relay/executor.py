@@ -45,6 +45,7 @@ class Slice:
 
     def __init__(self, library: Library, part: SliceGraph, *, debug: bool = False) -> None:
         self.inputs, self.outputs, self.graph = part.inputs, part.outputs, part
+        self.activation_bytes = part.activation_bytes
         ports = [*part.inputs, *part.outputs]
         largest = max(tensor_bytes(port.shape, port.dtype) for port in ports)
         # Inputs and outputs point here until their first buffers are given; nothing is ever written there.

@@ -21,12 +21,9 @@ from tvm.relay.frontend import common, onnx
 
 from tvm_pipeline.tvm.relay.fold import Folder
 from tvm_pipeline.tvm.relay.fold_table import Array, Out
+from tvm_pipeline.tvm.tvm_errors import RefusedOperator
 
 _ONE_AT_A_TIME = threading.RLock()  # the importers' modules are shared by all threads
-
-
-class RefusedOperator(Exception):  # noqa: N818  it never leaves `importer.py`
-    """The importer refuses an operator; the message names it and its node."""
 
 
 @contextmanager

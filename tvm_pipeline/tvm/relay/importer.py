@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,12 +14,13 @@ from tvm import relay
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
-from tvm_pipeline.tvm.relay.import_folding import RefusedOperator, faster_importer
+from tvm_pipeline.tvm.relay.import_folding import faster_importer
 from tvm_pipeline.tvm.relay.json_trial import check_readable
 from tvm_pipeline.tvm.relay.output_names import with_output_names
 from tvm_pipeline.tvm.relay.tflite_repairs import RepairedConverter
 from tvm_pipeline.tvm.relay.tflite_walk import obstacles
 from tvm_pipeline.tvm.relay.work_done import WorkDone
+from tvm_pipeline.tvm.tvm_errors import reason
 
 Params = dict[str, Any]
 
@@ -184,14 +184,3 @@ def _is_open(type_: Any) -> bool:
     if isinstance(type_, relay.TupleType):
         return any(_is_open(field) for field in type_.fields)
     return any(not isinstance(extent, tvm.tir.IntImm) for extent in type_.shape)
-
-
-def reason(error: BaseException) -> str:
-    """Return the reason in TVM's message without its stack of frames: the line that names an error and the next one."""
-    if isinstance(error, RefusedOperator) and error.__cause__ is not None:
-        return f"{error}: {reason(error.__cause__)}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    named = [index for index, line in enumerate(lines) if re.match(r"\w*(Error|Exception): ", line)]
-    telling = [index for index, line in enumerate(lines) if not line.startswith(("File", "[", "Stack trace"))]
-    where = (named or telling or [0])[-1]
-    return " ".join(lines[where : where + (2 if lines[where].endswith(":") else 1)])[:300]

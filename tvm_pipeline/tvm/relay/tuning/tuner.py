@@ -23,7 +23,7 @@ from tvm.target.x86 import get_simd_32bit_lanes
 from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.tvm.relay.build import Library, as_compiled, build_library
-from tvm_pipeline.tvm.relay.importer import import_model, reason
+from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.schedules.choices import (
     Choice,
     Choices,
@@ -36,6 +36,7 @@ from tvm_pipeline.tvm.relay.tuning.candidates import Candidate, Stopwatch, compi
 from tvm_pipeline.tvm.relay.tuning.race import ROUNDS, Times, race, winners
 from tvm_pipeline.tvm.relay.tuning.tasks import Task, optimized, tasks_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record, best_of, read_records, recorded_choices
+from tvm_pipeline.tvm.tvm_errors import reason
 
 CANDIDATES = 10  # of a workload, the choice of the static rule among them
 FINALISTS = 3  # of a workload that several functions hold: measured in all of them

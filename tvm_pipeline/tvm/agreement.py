@@ -6,7 +6,7 @@ model is compiled, on one frame of noise: first each operator alone, on each tar
 cut consists of operators; then a few random cuts against the unsplit model.
 
 The CPU is the reference of GPUs. An operator that a GPU computes otherwise, or cannot run, is refused there: the model
-says so (`RelayModel.refused`), and the operator stays on other devices. Any other difference is an error. What was
+says so (`TvmModel.refused`), and the operator stays on other devices. Any other difference is an error. What was
 found is remembered in the cache.
 """
 
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
-import tvm
 
 from tvm_pipeline.backends.contract import Array, Port, Progress, StageRunner
 from tvm_pipeline.backends.ports import noise
@@ -33,9 +33,9 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import relayout, to_logical
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.files import cache_folder, write_bytes
+from tvm_pipeline.tvm.compiled_model import TvmModel
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import reason
+from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
 FORMAT = 2  # raise it when what agreed once must be checked again
 CUTS = 3  # for each pair of targets
@@ -61,7 +61,7 @@ Refused = dict[str, dict[str, str]]  # by target, the operators that it must not
 _log = logging.getLogger(__name__)
 
 
-def check_agreement(model: RelayModel, devices: Sequence[Device], progress: Progress) -> None:
+def check_agreement(model: TvmModel[Any], devices: Sequence[Device], progress: Progress) -> None:
     """Check that all libraries of a model compute the same, on the first of `devices` of each target; prepare these.
 
     What a GPU must not compute is put into `model.refused`, and logged as a warning. Nothing is run where the devices
@@ -98,8 +98,10 @@ def check_agreement(model: RelayModel, devices: Sequence[Device], progress: Prog
         model.prepare(device.target, progress)
 
 
-def _record(model: RelayModel, devices: Sequence[Device]) -> Path | None:
+def _record(model: TvmModel[Any], devices: Sequence[Device]) -> Path | None:
     """Return the file of what was found of these libraries; None where a library was never in the cache."""
+    import tvm
+
     folders = [model.libraries[compiler_target(device.target)].folder for device in devices]
     described = [tvm.__version__, str(FORMAT), *(device.target for device in devices)]
     for target in (device.target for device in devices if has_own_memory(device.target)):
@@ -270,7 +272,7 @@ class _UnableError(ModelError):
 class _Bound:
     """A device, and a thread that is bound to it, since the caller's own thread must stay bound to none."""
 
-    def __init__(self, model: RelayModel, device: Device, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, model: TvmModel[Any], device: Device, thread: ThreadPoolExecutor) -> None:
         self.target = device.target
         self.has_own_memory = has_own_memory(device.target)
         self._model, self._device, self._thread = model, device, thread
@@ -292,7 +294,7 @@ class _Bound:
                 self._thread.submit(self._run, runner, inputs, outputs).result()
             finally:
                 runner.close()
-        except (tvm.TVMError, RunError) as error:
+        except (TVMError, RunError) as error:
             why = reason(error)
             raise _UnableError(
                 f"{self._model.graph.name}: {_shown(operators)} cannot run for {self.target!r}: {why}; leave that "
@@ -303,10 +305,13 @@ class _Bound:
 
     def check_answers(self, failed: str, why: str) -> None:
         """Raise ModelError where a device with memory of its own does not even copy after an operator failed on it."""
+        import tvm
+
         device = tvm.device(kind_of(self.target), index_of(self.target))
+        on_device = tvm.nd.array if hasattr(tvm, "nd") else tvm.runtime.tensor  # of TVM 0.19, and of later ones
         try:
-            self._thread.submit(lambda: tvm.nd.array(np.ones(1, "float32"), device).numpy()).result()
-        except tvm.TVMError as error:
+            self._thread.submit(lambda: on_device(np.ones(1, "float32"), device).numpy()).result()
+        except TVMError as error:
             raise ModelError(
                 f"{self._model.graph.name}: operator {failed} ends all work of this process for {self.target!r}: "
                 f"{why}; leave that device out of the platform"
@@ -320,7 +325,7 @@ class _Bound:
 
 
 @contextmanager
-def _bound(model: RelayModel, device: Device) -> Iterator[_Bound]:
+def _bound(model: TvmModel[Any], device: Device) -> Iterator[_Bound]:
     with ThreadPoolExecutor(1) as thread:
         yield _Bound(model, device, thread)
 

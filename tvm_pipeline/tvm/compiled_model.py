@@ -1,0 +1,237 @@
+"""A model compiled for every target of its devices, whatever the IR: the base of the CompiledModel of TVM backends.
+
+One library for each target stands under one operator graph (`alignment.py`), and a stage is a slice of a library
+(`slice_plan.py`). An IR derives its own model from TvmModel, as `relay/compiled.py` does, and adds how a library is
+read and how a slice runs. No IR and no TVM is imported here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+
+from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
+from tvm_pipeline.backends.optional import Keeper
+from tvm_pipeline.core.partition import longest_stages
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, PlanError, PlatformError, RunError
+from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
+from tvm_pipeline.tvm.alignment import Alignment, align
+from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, has_own_memory
+from tvm_pipeline.tvm.slice_plan import KernelLibrary, SlicePlan, plan_slice
+
+Bind = Callable[[Device], None]
+MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
+REFUSED = "refused.json"  # of a saved model: what `TvmModel.refused` says, where that is anything
+
+
+class SavedLibrary(KernelLibrary, Protocol):
+    """A library that can be kept in files.
+
+    Attributes:
+        outputs: the names of the model's outputs, in order; none where its file does not tell.
+        folder: where the cache has it; None where it was never there.
+    """
+
+    @property
+    def outputs(self) -> tuple[str, ...]: ...
+
+    @property
+    def folder(self) -> Path | None: ...
+
+    def save(self, folder: Path) -> None:
+        """Write the library into an existing folder."""
+
+
+class RunnableSlice(Protocol):
+    """A slice that runs; it may have `keep` as well (`backends.optional.Keeper`)."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    activation_bytes: int
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute `outputs` from `inputs`; one thread at a time calls it."""
+
+
+L = TypeVar("L", bound=SavedLibrary)
+M = TypeVar("M", bound="TvmModel[Any]")
+
+
+class TvmModel(ABC, Generic[L]):
+    """One library for each target, under one operator graph.
+
+    A model of an IR gives `read_library`, `runnable_plan` and `time_stage`. It may override `prepare`,
+    `time_transfers` and `close`, which do nothing here: CPU cores need none of them.
+
+    Args:
+        name: the name of the model.
+        libraries: one for each target.
+        bind: binds the calling thread to a device.
+        order: how stages order their kernels.
+
+    Attributes:
+        refused: by target, the operators that its devices must not compute, with the reason; `agreement.py` finds them.
+    """
+
+    def __init__(self, name: str, libraries: Sequence[L], bind: Bind, order: Order = "listed") -> None:
+        self.order: Order = order
+        self.refused: Mapping[str, Mapping[str, str]] = {}
+        self.libraries = {library.target: library for library in libraries}
+        first = libraries[0]
+        kernels = [library.kernels for library in libraries]
+        heads = [library.heads for library in libraries]
+        self.graph, alignments = align(name, first.inputs, kernels, heads, first.outputs)
+        self._alignments = dict(zip(self.libraries, alignments, strict=True))
+        self._bind = bind
+
+    @staticmethod
+    @abstractmethod
+    def read_library(folder: Path) -> L:
+        """Read what `save` of a library wrote; raise BundleError where it is damaged."""
+
+    @abstractmethod
+    def runnable_plan(self, plan: SlicePlan, device: Device) -> RunnableSlice:
+        """Return a planned slice of the device's library as what runs there; raise RunError where it has no room."""
+
+    @abstractmethod
+    def time_stage(self, operators: Sequence[str], device: Device, repeats: int) -> Seconds:
+        """Return seconds of the operators of a stage (repeats x operators), each kernel timed where it runs in it."""
+
+    def plan_slice(self, operators: Sequence[str], device: Device) -> SlicePlan:
+        """Return the operators as a slice of the device's library.
+
+        Raises:
+            PlanError: they are no legal stage, or the device must not compute one of them.
+            PlatformError: the model was not compiled for the device's target.
+        """
+        library, alignment = self._library(device)
+        refused = self.refused.get(library.target, {})
+        for name in operators:
+            if name in refused:
+                raise PlanError(
+                    f"device {device.label} cannot compute operator {name} of {self.graph.name}: {refused[name]}; put "
+                    "it into a stage on another device, or plan again"
+                )
+        aligned_to = ALIGNMENT if has_own_memory(library.target) else HOST_ALIGNMENT
+        return plan_slice(library, alignment, self.graph, operators, self.order == "memory", aligned_to)
+
+    def computes(self, device: Device) -> list[str]:
+        refused = self.refused.get(compiler_target(device.target), {})
+        return [operator.name for operator in self.graph.operators if operator.name not in refused]
+
+    def stage(self, operators: Sequence[str], device: Device) -> SliceStage:
+        return SliceStage(self.runnable_plan(self.plan_slice(operators, device), device), device, self._bind)
+
+    def prepare(self, target: str, progress: Callable[[str], None]) -> None:
+        """Make a device ready to run the model, once all is known of what it must not compute."""
+
+    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
+        plan = self.plan_slice(operators, device)
+        return plan.unordered_bytes, plan.activation_bytes
+
+    def time_operators(self, device: Device, repeats: int) -> Seconds:
+        """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
+
+        They tell how the time of a whole pass is shared out, and the profile scales them to whole passes. Operators
+        that the device does not compute have NaN; then the others are timed in the longest stages of them.
+        """
+        column = {operator.name: index for index, operator in enumerate(self.graph.operators)}
+        seconds = np.full((repeats, len(column)), np.nan)
+        for names in longest_stages(self.graph, self.computes(device)):
+            seconds[:, [column[name] for name in names]] = self.time_stage(names, device, repeats)
+        return seconds
+
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[Seconds, Seconds] | None:
+        """Return None: CPU cores compute in the host's memory."""
+        return None
+
+    def slicer(self) -> None:
+        """Return None: compiled code is cut here, not the model's file."""
+
+    def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
+        """Write every library whole, so that it can be cut anywhere; the stages do not matter."""
+        (folder / "name").write_text(self.graph.name)
+        if self.order == "memory":
+            (folder / MEMORY_ORDERED).touch()
+        if self.refused:
+            (folder / REFUSED).write_bytes(msgspec.json.encode(self.refused))
+        for index, library in enumerate(self.libraries.values()):
+            subfolder = folder / str(index)
+            subfolder.mkdir()
+            library.save(subfolder)
+
+    @classmethod
+    def load(cls: type[M], folder: Path, bind: Bind) -> M:
+        """Read what `save` wrote; raise BundleError where it is damaged."""
+        try:
+            name = (folder / "name").read_text()
+        except OSError as error:
+            raise BundleError(f"{folder}: the compiled model is missing; compile it again") from error
+        subfolders = sorted(
+            (entry for entry in folder.iterdir() if entry.name.isdecimal()), key=lambda entry: int(entry.name)
+        )
+        if not subfolders:
+            raise BundleError(f"{folder}: the compiled model is missing; compile it again")
+        order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
+        model = cls(name, [cls.read_library(subfolder) for subfolder in subfolders], bind, order)
+        model.refused = _read_refused(folder / REFUSED)
+        return model
+
+    def close(self) -> None:
+        """Do nothing: a library is freed with the last stage that uses it."""
+
+    def _library(self, device: Device) -> tuple[L, Alignment]:
+        """Return the library for a device, and its alignment; raise PlatformError where there is none."""
+        target = compiler_target(device.target)
+        library = self.libraries.get(target)
+        if library is None:
+            compiled = ", ".join(repr(target) for target in self.libraries)
+            raise PlatformError(
+                f"device {device.name} wants target {device.target!r}; the model was compiled for {compiled}"
+            )
+        return library, self._alignments[target]
+
+
+class SliceStage:
+    """A slice on a device: the StageRunner of TVM backends."""
+
+    def __init__(self, part: RunnableSlice, device: Device, bind: Bind) -> None:
+        self._part: RunnableSlice | None = part
+        self.inputs, self.outputs = part.inputs, part.outputs
+        self.activation_bytes = part.activation_bytes
+        self._device, self._bind_to = device, bind
+
+    def bind(self) -> None:
+        self._bind_to(self._device)
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        part = self._part
+        if part is None:
+            raise RunError(f"a stage on {self._device.label} was closed; make a new one")
+        part.run(inputs, outputs)
+
+    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
+        part: object = self._part
+        return isinstance(part, Keeper) and part.keep(tensor, arrays, copied=copied)
+
+    def close(self) -> None:
+        self._part = None  # frees the executor and its arena; a run that still goes on keeps them until it ends
+
+
+def _read_refused(file: Path) -> dict[str, dict[str, str]]:
+    """Read `TvmModel.refused`; nothing is refused where there is no file. Raise BundleError where it is damaged."""
+    if not file.exists():
+        return {}
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, dict[str, str]])
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{file}: {error}; compile the model again") from error
