@@ -13,6 +13,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import onnx
 from networks import MODELS, load_lively
 from peers import network_file
 
@@ -30,7 +31,8 @@ def main() -> None:
         if file.exists():
             continue
         with tempfile.TemporaryDirectory() as folder:
-            write_bytes(file, network_file(load_lively(name), Path(folder)).read_bytes())
+            proto = onnx.load(network_file(load_lively(name), Path(folder)))
+        write_bytes(file, onnx.shape_inference.infer_shapes(proto).SerializeToString())
 
 
 if __name__ == "__main__":

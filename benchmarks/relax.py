@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
@@ -190,8 +191,38 @@ def against_onnxruntime(model: Model, frame: Mapping[str, Array], found: Sequenc
 
 
 def overhead(options: argparse.Namespace) -> bool:
-    """Time a slice of many small kernels beside the same calls of their functions alone."""
-    raise NotImplementedError
+    """Time a slice of many small kernels beside the same kernels called from C by TVM's own timer."""
+    import tvm
+
+    device, width, count = one_core(), 16, 100
+    nodes = [onnx.helper.make_node("Softmax", [f"t{each}"], [f"t{each + 1}"]) for each in range(count)]
+    ends = [onnx.helper.make_tensor_value_info(name, 1, (1, width)) for name in ("t0", f"t{count}")]
+    graph = onnx.helper.make_graph(nodes, "softmaxes", ends[:1], ends[1:])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(proto, Path(folder) / "softmaxes.onnx")
+        compiled = find_backend("host").compile(frontends.load(Path(folder) / "softmaxes.onnx"), [device], str)
+    names = [operator.name for operator in compiled.graph.operators]
+    runner = compiled.runnable_plan(compiled.plan_slice(names, device), device)
+    inputs, outputs = [noise(port) for port in runner.inputs], [port.buffer() for port in runner.outputs]
+    bound = compiled.stage(names, device)
+    bound.bind()
+    call = compiled.libraries[device.target].calls[0]
+    _, tensors = runner.calls(inputs, outputs)[0]
+    timer = compiled.libraries[device.target].module.time_evaluator(call.function, tvm.cpu(), number=10_000)
+    found = []
+    for _ in range(3 if options.short else 30):
+        alone_s = timer(*tensors).mean
+        begin_s = time.perf_counter()
+        for _ in range(100):
+            runner.run(inputs, outputs)
+        found.append((time.perf_counter() - begin_s) / (100 * count) - alone_s)
+    low, median, high = (1e6 * each for each in np.quantile(found, (0.25, 0.5, 0.75)))
+    CONSOLE.print(
+        f"{count} kernels of {1e6 * alone_s:.2f} us: the loop adds {median:.3f} us ({low:.3f}-{high:.3f}) to each",
+        highlight=False,
+    )
+    return True
 
 
 # Speed
