@@ -138,7 +138,7 @@ def compile_module(
     progress(f"compiling {name} for {target}")
     compiler = tvm_target(target)
     inputs = tuple(
-        Tensor(param.name, tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
+        Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )
     rules: dict[str, str] = {}
     try:
