@@ -1,4 +1,4 @@
-"""What no schedule can say of a convolution's loops: marks in scheduled functions, and a pipeline of TIR that heeds them.
+"""What no schedule can say of a convolution's loops: marks in scheduled functions, and a pipeline that heeds them.
 
 *Registers.* TVM keeps a tile of 1 KiB or more in memory that it allocates, and LLVM then stores sums at each step where
 it cannot prove that nothing else reads them: at the edge of an image, or beside a prefetch. On the stack nothing can.
