@@ -45,6 +45,14 @@ def kernels(build: Callable[..., Any], arrays: list[Array], target: tvm.target.T
 
 def run(build: Callable[..., Any], arrays: list[Array], target: tvm.target.Target) -> tuple[Array, list[str]]:
     """Return what a Relax function gives for these arrays, and the rules of its kernels in the order of the calls."""
+    _, result, rules = calls(build, arrays, target)
+    return result, rules
+
+
+def calls(
+    build: Callable[..., Any], arrays: list[Array], target: tvm.target.Target
+) -> tuple[list[tuple[Any, list[Any]]], Array, list[str]]:
+    """Return the kernels of a Relax function with their tensors, what they give, and the rule of each."""
     module = kernels(build, arrays, target)
     functions, rules = {}, {}
     for name, function in module.functions_items():
@@ -53,11 +61,11 @@ def run(build: Callable[..., Any], arrays: list[Array], target: tvm.target.Targe
             functions[name] = function.with_attr("global_symbol", name.name_hint)
     library = tvm.compile(tvm.IRModule(functions), target=target).jit()
 
-    values = dict(zip(module["main"].params, map(tvm.runtime.tensor, arrays), strict=True))
-    called: list[str] = []
+    values = dict(zip(module["main"].params, map(_tensor, arrays), strict=True))
+    called, used = [], []
 
     def value(argument: Any) -> Any:
-        return values[argument] if isinstance(argument, relax.Var) else argument.value
+        return values[argument] if isinstance(argument, relax.Var) else _tensor(argument.value.numpy())
 
     (block,) = module["main"].body.blocks
     for binding in block.bindings:
@@ -65,11 +73,17 @@ def run(build: Callable[..., Any], arrays: list[Array], target: tvm.target.Targe
             name, arguments = binding.value.args[0].name_hint, binding.value.args[1]
             (ty,) = binding.value.ty_args
             # What a kernel does not write would be seen.
-            output = tvm.runtime.tensor(np.full([int(extent) for extent in ty.shape], 99, str(ty.dtype)))
-            library[name](*map(value, arguments), output)
-            called.append(rules[name])
-            values[binding.var] = output
+            values[binding.var] = _tensor(np.full([int(extent) for extent in ty.shape], 99, str(ty.dtype)))
+            tensors = [*map(value, arguments), values[binding.var]]
+            library[name](*tensors)
+            called.append((library[name], tensors))
+            used.append(rules[name])
         else:
             values[binding.var] = values[binding.value]
     result: Array = values[module["main"].body.body].numpy()
-    return result, called
+    return called, result, used
+
+
+def _tensor(array: Array) -> Any:
+    """Return a tensor at an address that vectors are aligned to, as kernels take it."""
+    return tvm.runtime.tensor(array)
