@@ -251,7 +251,7 @@ def test_an_if_that_depends_on_data_becomes_both_branches(tmp_path: Path, rank: 
             "If",
             "c",
             "y z",
-            then_branch=graph([node("Relu", "x", "a")], outputs="a r"),
+            then_branch=graph([node("Relu", "x", "a"), node("Identity", "r", "b")], outputs="a b"),
             else_branch=graph([node("Neg", "x", "a"), node("Sqrt", "r", "b")], outputs="a b"),
         ),
     ]

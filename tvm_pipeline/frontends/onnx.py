@@ -41,7 +41,8 @@ def read(
     try:
         import onnx
     except ImportError as error:
-        raise ModelError(f"{path}: reading ONNX needs the package onnx: pip install 'tvm-pipeline[relay]'") from error
+        install = "pip install 'tvm-pipeline[relay]' or 'tvm-pipeline[relax]'"
+        raise ModelError(f"{path}: reading ONNX needs the package onnx: {install}") from error
     from google.protobuf.message import DecodeError
 
     from tvm_pipeline.frontends import onnx_control_flow, onnx_rewriting, onnx_walk
@@ -53,6 +54,8 @@ def read(
             raise ModelError(
                 f"{path}: its weights lie in another file; make it one with onnx.save(onnx.load(path), new_path)"
             )
+        if not proto.graph.node:  # newer checkers say something else of it
+            raise ModelError(f"{path}: the graph has no inputs or no operators")
         onnx.checker.check_model(proto)
     except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -64,7 +67,7 @@ def read(
     shapes = {**stated, **shapes}
     constants = {initializer.name for initializer in proto.graph.initializer}
     declared = [value for value in proto.graph.input if value.name not in constants]
-    if not declared or not proto.graph.node:
+    if not declared:
         raise ModelError(f"{path}: the graph has no inputs or no operators")
     _check_names(path, shapes, [value.name for value in declared])
     open_ = {v.name: v.type.tensor_type.shape.dim for v in declared if v.name not in shapes and not all(_extents(v))}
