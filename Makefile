@@ -1,8 +1,13 @@
 # `make demo` and `make test` set everything up; both need only Python 3.10-3.13, a C compiler (gcc or clang, for
 # linking what TVM compiles) and a package registry.
 PYTHON ?= python3
-VENV ?= .venv
+# Relay is TVM 0.19, Relax today's TVM. One environment cannot hold both: `make TVM=relax test` makes a second one.
+TVM ?= relay
+VENV ?= .venv$(if $(filter relax,$(TVM)),-relax)
 BIN := $(VENV)/bin
+ifeq ($(filter relay relax,$(TVM)),)
+  $(error TVM is relay or relax, not '$(TVM)')
+endif
 
 .PHONY: demo test lint docs dist bench clean
 
@@ -11,7 +16,7 @@ $(VENV)/.stamp: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
 	  { echo "Python 3.10-3.13 is needed; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[relay,video,plot,edgetpu,onnxruntime,watch,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(TVM),video,plot,edgetpu,onnxruntime,watch,dev]'
 	touch $@
 
 demo: $(VENV)/.stamp
@@ -44,4 +49,4 @@ bench: $(VENV)/.stamp
 	for script in benchmarks/*.py; do grep -q '__main__' $$script || continue; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) out build dist site *.egg-info
+	rm -rf .venv .venv-relax $(VENV) out build dist site *.egg-info

@@ -1,4 +1,8 @@
-"""Every run of the tests takes the same examples: a failure on one machine is a failure on all."""
+"""Every run of the tests takes the same examples: a failure on one machine is a failure on all.
+
+An environment has Relay or Relax. Nearly all tests run with Relay, and those in tests/relax with Relax alone. Tests
+that must hold with both are listed in BOTH; the others know no TVM, or are Relay's.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -25,8 +30,33 @@ if hasattr(providers, "_get_local_constants"):
 
 CORES = os.sched_getaffinity(0)
 
+TESTS = Path(__file__).parent
+# Folders and files that run in an environment with Relax, too.
+BOTH = ("frontends", "onnxruntime")
+
+
+def _has_relax() -> bool:
+    found = find_spec("tvm")  # imports nothing
+    return bool(found and found.origin) and not (Path(found.origin).parent / "relay").is_dir()
+
+
+HAS_RELAX = _has_relax()
+
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60, print_blob=False)
 settings.load_profile("repeatable")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what is for the other TVM, unless the command line names it."""
+    named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
+    if not named <= {TESTS, TESTS.parent} or collection_path in named or not collection_path.is_relative_to(TESTS):
+        return None
+    own = [TESTS / name for name in ("relax", *BOTH)]
+    if HAS_RELAX:
+        wanted = any(path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in own)
+    else:
+        wanted = collection_path != own[0]
+    return None if wanted else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
