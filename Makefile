@@ -45,8 +45,15 @@ docs: $(VENV)/.docs-stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Every figure of docs/figures.md; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
+# `make TVM=relax bench` gives those of Relax, beside Relay's of .venv; other benchmarks and it use the last two.
+RELAX_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py export_networks.py)
+
 bench: $(VENV)/.stamp
-	for script in benchmarks/*.py; do grep -q '__main__' $$script || continue; $(BIN)/python $$script || exit 1; done
+ifeq ($(TVM),relax)
+	$(BIN)/python benchmarks/relax.py --relay .venv/bin/python
+else
+	for script in $(filter-out $(RELAX_BENCHMARKS),$(wildcard benchmarks/*.py)); do grep -q '__main__' $$script || continue; $(BIN)/python $$script || exit 1; done
+endif
 
 clean:
 	rm -rf .venv .venv-relax $(VENV) out build dist site *.egg-info

@@ -2,9 +2,9 @@
 
 The wheel is installed with no extra and with each extra alone, the source distribution once. Every environment must
 plan, and must do the work that its extra is for; a command whose extra is missing must name that extra. Both packages
-must hold every file of the repository that belongs into them.
+must hold every file of the repository that belongs into them. Two extras with a TVM each must be refused together.
 
-    python .ci/packages.py [EXTRA ...]      (`none` and `sdist` are names as well; all of them without one)
+    python .ci/packages.py [EXTRA ...]      (`none`, `both` and `sdist` are names as well; all of them without one)
 """
 
 from __future__ import annotations
@@ -103,12 +103,23 @@ def check_none(env: Environment) -> None:
     needs(env, "video", "run", "model.tar", "--source", "0")
 
 
-def check_relay(env: Environment) -> None:
+def compiles(env: Environment) -> None:
     env.cli("devices", says="cpu0")
     env.python("import onnx_models, pathlib; onnx_models.write_picture_net(pathlib.Path('net.onnx'))")
     env.cli("compile", "net.onnx", "-o", "model.tar", "--verify", "0", says="model.tar")
     env.cli("bench", "model.tar", "--seconds", "0.1", "--rounds", "1", "--json", says="measured")
+
+
+def check_relay(env: Environment) -> None:
+    env.cli("--version", says="Relay, TVM 0.19.0")
+    compiles(env)
     env.cli("plan", "squeezenet", "--json", says='"status"')
+
+
+def check_relax(env: Environment) -> None:
+    env.cli("--version", says="Relax, TVM 0.27.0")
+    compiles(env)
+    env.cli("tune", "net.onnx", code=1, says="pip install 'tvm-pipeline[relay]'")
 
 
 def check_video(env: Environment) -> None:
@@ -163,6 +174,7 @@ def check_onnxruntime(env: Environment) -> None:
 CHECKS: dict[str, Callable[[Environment], None]] = {
     "none": check_none,
     "relay": check_relay,
+    "relax": check_relax,
     "video": check_video,
     "plot": check_plot,
     "watch": check_watch,
@@ -196,8 +208,11 @@ def check_contents(wheel: Path, sdist: Path) -> None:
             raise CheckError(f"{wheel.name} lacks {name}")
 
 
-def make_environment(folder: Path, package: Path, extra: str) -> Environment:
-    """Make a virtual environment in `folder`, and install the package there with its extra (`[relay]`, or nothing)."""
+def install(folder: Path, package: Path, extra: str) -> str:
+    """Make a virtual environment in `folder`, and install the package there with its extra (`[relay]`, or nothing).
+
+    Return what pip says where it fails, else nothing.
+    """
     venv.create(folder / "venv", symlinks=True)
     # The caller's pip saves a pip in each environment; bytecode is compiled for the modules that are really imported.
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet"]
@@ -205,17 +220,29 @@ def make_environment(folder: Path, package: Path, extra: str) -> Environment:
     done = subprocess.run(
         [*pip, "--no-compile", "--prefer-binary", requirement], capture_output=True, text=True, check=False, cwd=folder
     )
-    if done.returncode:
-        raise CheckError(f"pip install {requirement}:\n{done.stderr}")
-    return Environment(folder)
+    return f"pip install {requirement}:\n{done.stderr}" if done.returncode else ""
+
+
+def check_both(wheel: Path) -> str:
+    """Ask for both TVMs in one environment, which pip must refuse; return a line for people."""
+    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-both-") as temporary:
+        refused = install(Path(temporary), wheel, "[relay,relax]")
+    if "conflicting dependencies" not in refused:
+        raise CheckError(f"pip installs [relay,relax] in one environment, or fails otherwise:\n{refused}")
+    return "both: pip refuses [relay,relax]"
 
 
 def check(name: str, wheel: Path, sdist: Path) -> str:
     """Install one environment and try it; return a line for people."""
+    if name == "both":
+        return check_both(wheel)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"tvm-pipeline-{name}-") as temporary:
         extra = "" if name in ("none", "sdist") else f"[{name}]"
-        env = make_environment(Path(temporary), sdist if name == "sdist" else wheel, extra)
+        failed = install(Path(temporary), sdist if name == "sdist" else wheel, extra)
+        if failed:
+            raise CheckError(failed)
+        env = Environment(Path(temporary))
         installed_s = time.monotonic() - begin
         for file in FIXTURES:
             shutil.copy2(ROOT / file, env.folder)
@@ -253,4 +280,4 @@ def main(names: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or list(CHECKS)))
+    sys.exit(main(sys.argv[1:] or [*CHECKS, "both"]))
