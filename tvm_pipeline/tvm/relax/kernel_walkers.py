@@ -29,6 +29,7 @@ _WEIGHT = Source(None, -1)
 # What keeps every byte where it is, and what moves elements besides.
 RESHAPES = frozenset(("reshape", "squeeze", "expand_dims", "flatten"))
 MOVES = RESHAPES | {"layout_transform"}
+_ONLY_MOVES = re.compile("(?:(?:{})(?:_|$))+".format("|".join(sorted(MOVES))))
 
 
 @dataclass(slots=True)
@@ -198,10 +199,10 @@ class _Walk:
     def _operator(
         self, function: Any, name: str, read: list[tuple[Source, str]], shapes: list[tuple[int, ...]]
     ) -> list[tuple[Source, str]]:
-        kind = re.sub(r"\d+$", "", name)
+        kind = _kind(name)
         self.kinds.add(kind)
         stated = function.attrs.get(LAYOUT) if function.attrs else None
-        if kind in MOVES:
+        if _ONLY_MOVES.fullmatch(kind):
             return [(read[0][0], str(stated or ""))]
         layout = str(stated) if stated is not None else ""
         if stated is None:
@@ -214,21 +215,32 @@ class _Walk:
         return [(Source(number, index), layout) for index in range(len(shapes))]
 
 
+def _kind(name: str) -> str:
+    """Return the kind of a function's name: of a kernel that FuseTIR made, the names of its parts.
+
+    Examples:
+        >>> _kind("conv2d12"), _kind("fused_conv2d3_add1_relu")
+        ('conv2d', 'conv2d_add_relu')
+    """
+    parts = name.removeprefix("fused_")
+    return re.sub(r"\d+$" if parts == name else r"\d+(?=_|$)", "", parts)
+
+
 def _rank(layout: str) -> int:
     return sum(map(str.isalpha, layout))
 
 
 def macs_of(function: Any) -> int:
-    """Return the multiply-accumulates of a function before it is scheduled: of blocks that add products up."""
+    """Return the multiply-accumulates of a function, scheduled or not: of blocks that add products up."""
     return sum(
         math.prod(int(axis.dom.extent) for axis in block.iter_vars)
         for block in _blocks(function.body)
-        if block.init is not None and _adds_products(block.body)
+        if _adds_products(block.body) and any(axis.iter_type == tirx.IterVar.CommReduce for axis in block.iter_vars)
     )
 
 
 def _blocks(statement: Any) -> Iterator[Any]:
-    """Yield the blocks of a function that is not scheduled."""
+    """Yield the blocks of a function."""
     if isinstance(statement, s_tir.SBlockRealize):
         yield statement.block
         yield from _blocks(statement.block.body)
