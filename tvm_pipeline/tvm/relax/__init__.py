@@ -1,1 +1,43 @@
-"""skeleton"""
+"""Relax, the intermediate representation of TVM since 0.20: models compiled and cut by apache-tvm 0.27.
+
+From a file to a plain module:
+
+importer.py           a Model becomes a Relax module
+onnx_importer.py      an ONNX graph, node by node, by TVM's converters
+onnx_nodes.py         nodes that TVM's converters read wrongly
+onnx_converters.py    converters of nodes that TVM's importer lacks
+onnx_quantized.py     quantised nodes as float operators between their roundings
+onnx_obstacles.py     what cannot be imported, by the names of the file
+distinct_outputs.py   each output of a model is a tensor of its own
+dataflow.py           read a function that is one block of dataflow
+rewriting.py          write such a function anew by rules
+simplify.py           constants are folded in numpy, batch norms become part of convolutions
+scale_folding.py      factors move into weights
+numpy_table.py        what numpy computes of Relax's operators
+pad_channels.py       convolutions get as many channels as fill vectors
+
+From a plain module to kernels:
+
+blocked.py            images in blocked layout, which fast convolutions read
+schedules/            schedules of our own for CPU cores
+gpu_schedules.py      schedules for GPUs: ours of convolutions, TVM's of the rest
+gpu_conv2d.py         a convolution on a GPU
+gpu_tiles.py          the tiles of a convolution on a GPU
+pipelines.py          the passes in their order
+kernel_walkers.py     the kernels of a module: what each computes, and on what
+build.py              a module becomes a Library for one target, kept in a cache
+cuda_kernels.py       compile kernels for CUDA devices
+
+What runs:
+
+call_loop.py          a slice that runs on CPU cores: a loop over compiled functions
+cuda_loop.py          a slice that runs on a CUDA device
+compiled.py           one library for each target under one operator graph
+
+Passes for scripts (`tvm_pipeline.relax` gathers them):
+
+extraction.py         the pass ExtractOperatorGraph
+partition_pipeline.py  the pass PartitionPipeline
+memory_order.py       the pass MemoryOrder
+cpu_pipeline.py       a pipeline of passes for `tvm.compile`
+"""
