@@ -168,7 +168,9 @@ def _through_shared(
     """Have all threads bring a tile of a matrix into shared memory, and each what it needs into registers."""
     own = s.cache_read(anchor, index, "local")
     s.compute_at(own, term, preserve_unit_loops=True)
-    s.vectorize(s.get_loops(own)[-1])
+    vectors, vector = s.split(s.get_loops(own)[-1], [None, 4 if tile[3 + (index == 0)] % 4 == 0 else 1])
+    s.unroll(vectors)
+    s.vectorize(vector)
     shared = s.cache_read(own, 0, "shared")
     s.compute_at(shared, step, preserve_unit_loops=True)
     group, depth, across = s.get_loops(shared)[-3:]
@@ -246,10 +248,9 @@ def _take_in_consumers(s: s_tir.Schedule, sums: SBlockRV, extents: Extents) -> N
     size = extents.groups * extents.outputs * extents.columns
     while consumers := s.get_consumers(sums):
         first, *others = sorted(consumers, key=lambda block: len(s.get_consumers(block)), reverse=True)
-        if _elements(s, first) != size or any(_elements(s, block) != size for block in s.get_consumers(first)):
-            # Inlined, it would not be stored, and what is behind would compute it for each of its own elements.
-            if others or _elements(s, first) != size:
-                return
+        behind = s.get_consumers(first)
+        if _elements(s, first) != size or (others and any(_elements(s, block) != size for block in behind)):
+            return
         if others:  # a value that is read twice, as in x * sigmoid(x), becomes one that is read by the last alone
             s.compute_inline(first)
         else:

@@ -81,8 +81,8 @@ def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[t
         if scheduled is not None:
             return scheduled
     raise ModelError(
-        "it has no schedule for GPUs, not even dlight's fallback (it computes something in loops of its own); leave the "
-        "GPU out of the platform, or simplify the model so that this operator is not in it"
+        "it has no schedule for GPUs, not even dlight's fallback (it computes something in loops of its own); leave "
+        "the GPU out of the platform, or simplify the model so that this operator is not in it"
     )
 
 
