@@ -17,7 +17,8 @@ import tvm
 
 from tests.support.networks import relay_module
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.tvm.devices.cuda_compiler import NVRTC, Nvrtc, nvrtc
+from tvm_pipeline.tvm.devices.cuda_toolkit import NVRTC
+from tvm_pipeline.tvm.devices.nvrtc import Nvrtc, nvrtc
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline.tvm.relay.fold import fast_build
 
@@ -131,7 +132,7 @@ def test_a_driver_that_is_older_than_nvrtc_gets_no_ptx(tmp_path: Path) -> None:
     """It would refuse that; it gets the machine's code, an ELF file, which TVM can tell up to its first zero byte."""
     installed("cuda_nvrtc/lib/libnvrtc.so.12")
     code = (
-        "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tvm_pipeline.tvm.devices.cuda_compiler import nvrtc; "
+        "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tvm_pipeline.tvm.devices.nvrtc import nvrtc; "
         "source = 'extern \"C\" __global__ void first(float* out) { out[threadIdx.x] = 1; }'; "
         "form, code = nvrtc('sm_87').compile(source, 'sm_87'); print(form, code[:4], code.split(b'\\0')[0].isascii())"
     )

@@ -4,6 +4,7 @@ targets.py        the target of a device: what it is compiled for, and which of 
 runtimes.py       make TVM able to compile for a kind of device and to run on it
 addons.py         build what the TVM of PyPI lacks, from its own sources, into the cache
 cuda_toolkit.py   where CUDA's libraries and headers are on this machine
+nvrtc.py          NVIDIA's compiler: source becomes code for a device
 cuda_compiler.py  compile kernels for CUDA devices with the TVM of PyPI
 cuda_events.py    time kernels by the clock of a CUDA device
 releasing.py      free memory of a device in a thread of its own, since a driver may hang

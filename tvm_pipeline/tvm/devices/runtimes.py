@@ -18,7 +18,8 @@ import tvm
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices import cuda_toolkit
 from tvm_pipeline.tvm.devices.addons import Addon, load_addon
-from tvm_pipeline.tvm.devices.cuda_compiler import add_compiler, arch_of, nvrtc
+from tvm_pipeline.tvm.devices.cuda_compiler import add_compiler
+from tvm_pipeline.tvm.devices.nvrtc import arch_of, nvrtc
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES, compiler_target, kind_of
 
 _PARTS = tuple(
