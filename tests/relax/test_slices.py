@@ -1,0 +1,209 @@
+"""A model compiled by Relax: its values, and its slices bit for bit."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from tests.relax.layers import MCPU, target_of
+from tests.relax.mixed_net import INPUTS, mixed_net
+from tvm_pipeline.backends.contract import Array, CompiledModel, Port
+from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.tensor_layout import relayout, to_logical
+from tvm_pipeline.errors import BundleError, PlanError
+from tvm_pipeline.tvm.relax.build import load_library
+from tvm_pipeline.tvm.relax.compiled import RelaxModel
+
+LANES = (16, 8, 4)
+
+
+def bind(_device: Device) -> None:
+    """Leave the thread as it is: the tests run one stage after the other."""
+
+
+def device_of(lanes: int) -> Device:
+    target_of(lanes)
+    return Device(f"of{lanes}", "host", (0,), f"llvm -mcpu={MCPU[lanes]}")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return mixed_net()
+
+
+@pytest.fixture(scope="module")
+def frame() -> dict[str, Array]:
+    return {name: noise(Port(name, shape, "float32")) for name, shape in INPUTS.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(model: Model, frame: Mapping[str, Array]) -> list[Array]:
+    session = onnxruntime.InferenceSession(model.content, providers=["CPUExecutionProvider"])
+    return session.run(None, dict(frame))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(params=LANES, scope="module")
+def compiled(
+    request: pytest.FixtureRequest, model: Model, cache: Path
+) -> tuple[CompiledModel, Device]:
+    device = device_of(request.param)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(cache))
+        return RelaxModel.compile(model, [device.target], bind, lambda _: None), device
+
+
+def chained(
+    compiled: CompiledModel, parts: Sequence[tuple[Sequence[str], Device]], frame: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Run stages one after the other; return all tensors that cross, in their plain layout."""
+    known = {name: (Port(name, array.shape, str(array.dtype)), array) for name, array in frame.items()}
+    for names, device in parts:
+        stage = compiled.stage(names, device)
+        inputs = [port.buffer() for port in stage.inputs]
+        for port, array in zip(stage.inputs, inputs, strict=True):
+            stands, source = known[port.name]
+            relayout(source, stands.layout, array, port.layout)
+        outputs = [port.buffer() for port in stage.outputs]
+        stage.run(inputs, outputs)
+        known.update({port.name: (port, array) for port, array in zip(stage.outputs, outputs, strict=True)})
+    return {name: to_logical(array, port.layout) for name, (port, array) in known.items()}
+
+
+def random_parts(compiled: CompiledModel, draw: random.Random) -> list[list[str]]:
+    """Return the operators in a random order that can run, cut in 2 to 4."""
+    edges, operators = compiled.graph.edges, compiled.graph.operators
+    missing = [len(before) for before in edges.before]
+    ready, order = [index for index, count in enumerate(missing) if not count], []
+    while ready:
+        chosen = ready.pop(draw.randrange(len(ready)))
+        order.append(operators[chosen].name)
+        for reader in edges.after[chosen]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                ready.append(reader)
+    ends = sorted(draw.sample(range(1, len(order)), min(draw.randint(1, 3), len(order) - 1)))
+    return [order[a:b] for a, b in pairwise((0, *ends, len(order)))]
+
+
+def whole(compiled: CompiledModel, device: Device, frame: Mapping[str, Array]) -> dict[str, Array]:
+    return chained(compiled, [([operator.name for operator in compiled.graph.operators], device)], frame)
+
+
+def test_values_are_those_of_onnxruntime(
+    compiled: tuple[CompiledModel, Device], frame: dict[str, Array], expected: list[Array]
+) -> None:
+    model, device = compiled
+    found = whole(model, device, frame)
+    assert model.graph.outputs == ("image", "scores")
+    for name, right in zip(model.graph.outputs, expected, strict=True):
+        np.testing.assert_allclose(found[name].reshape(right.shape), right, rtol=1e-4, atol=1e-5)
+
+
+def test_random_cuts_are_equal_bit_for_bit(compiled: tuple[CompiledModel, Device], frame: dict[str, Array]) -> None:
+    model, device = compiled
+    right, draw = whole(model, device, frame), random.Random(1)
+    for _ in range(15):
+        parts = random_parts(model, draw)
+        found = chained(model, [(part, device) for part in parts], frame)
+        for output in model.graph.outputs:
+            np.testing.assert_array_equal(found[output], right[output], str(parts))
+
+
+def test_operators_run_in_blocks(compiled: tuple[CompiledModel, Device]) -> None:
+    """Only the input of the grouped convolution and the outputs change their layout; all else stays in blocks."""
+    model, device = compiled
+    (library,) = model.libraries.values()
+    moved = [call.function for call, kernel in zip(library.calls, library.kernels, strict=True) if kernel.is_glue]
+    assert sum("layout_transform" in name for name in moved) <= 3, moved
+    assert model.graph.operators[0].kind == "conv2d+add+relu"
+
+
+def test_stages_of_two_targets_agree(model: Model, frame: dict[str, Array], own_cache: Path) -> None:
+    """Libraries of different vectors share one graph, and a cut between them is near the unsplit model."""
+    devices = [device_of(8), device_of(4)]
+    compiled = RelaxModel.compile(model, [device.target for device in devices], bind, lambda _: None)
+    right, draw = whole(compiled, devices[0], frame), random.Random(2)
+    for _ in range(3):
+        parts = [(part, devices[index % 2]) for index, part in enumerate(random_parts(compiled, draw))]
+        found = chained(compiled, parts, frame)
+        for output in compiled.graph.outputs:
+            np.testing.assert_allclose(found[output], right[output], rtol=1e-4, atol=1e-5)
+
+
+def test_a_saved_model_computes_the_same(
+    compiled: tuple[CompiledModel, Device], frame: dict[str, Array], tmp_path: Path
+) -> None:
+    model, device = compiled
+    model.save(tmp_path)
+    loaded = RelaxModel.load(tmp_path, bind)
+    assert loaded.graph == model.graph
+    again, right = whole(loaded, device, frame), whole(model, device, frame)
+    for output in model.graph.outputs:
+        np.testing.assert_array_equal(again[output], right[output])
+
+
+@pytest.mark.parametrize("file", ["kernels.so", "weights.bin", "kernels.json"])
+def test_a_damaged_library_is_refused(
+    compiled: tuple[CompiledModel, Device], tmp_path: Path, file: str
+) -> None:
+    model, _ = compiled
+    model.save(tmp_path)
+    damaged = tmp_path / "0" / file
+    damaged.write_bytes(damaged.read_bytes()[:-7])
+    with pytest.raises(BundleError, match="compile it again"):
+        load_library(tmp_path / "0")
+
+
+def test_weights_outside_of_their_file_are_refused(compiled: tuple[CompiledModel, Device], tmp_path: Path) -> None:
+    model, _ = compiled
+    model.save(tmp_path)
+    described = tmp_path / "0" / "kernels.json"
+    described.write_text(described.read_text().replace('"start":0,', '"start":99999999,', 1))
+    with pytest.raises(BundleError, match="compile it again"):
+        load_library(tmp_path / "0")
+
+
+def test_memory_order_needs_no_more(model: Model, cache: Path, frame: dict[str, Array]) -> None:
+    device = device_of(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(cache))
+        ordered = RelaxModel.compile(model, [device.target], bind, lambda _: None, "memory")
+        listed = RelaxModel.compile(model, [device.target], bind, lambda _: None)
+    names = [operator.name for operator in ordered.graph.operators]
+    before, after = ordered.activation_bytes(names, device)
+    assert after <= before == listed.activation_bytes(names, device)[1]
+    right, found = whole(listed, device, frame), whole(ordered, device, frame)
+    for output in listed.graph.outputs:
+        np.testing.assert_array_equal(found[output], right[output])
+
+
+def test_operators_are_timed_where_they_run(compiled: tuple[CompiledModel, Device]) -> None:
+    """Every operator has a time, and together they are no longer than what measuring them took."""
+    model, device = compiled
+    begin_s = time.perf_counter()
+    seconds = model.time_operators(device, 3)
+    took_s = time.perf_counter() - begin_s
+    assert seconds.shape == (3, len(model.graph.operators))
+    assert (seconds > 0).all()
+    assert seconds.sum() <= took_s
+
+
+def test_parts_that_come_back_are_no_stage(compiled: tuple[CompiledModel, Device]) -> None:
+    model, device = compiled
+    first, last = model.graph.operators[0].name, model.graph.operators[-1].name
+    with pytest.raises(PlanError):
+        model.stage([first, last], device)
