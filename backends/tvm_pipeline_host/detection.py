@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tvm_pipeline.boards.core_kinds import SYSTEM, core_names, kind_of_core, offline_cores, part_of
 from tvm_pipeline.core.platform import Device, core_ranges
+from tvm_pipeline.tvm.target_text import tvm_target
 
 
 def available_cores() -> tuple[int, ...]:
@@ -54,12 +55,11 @@ def host_target(system: Path = SYSTEM) -> str:
     the target is the best generic level whose extensions are all present. A core that LLVM does not know, as the Denver
     of a Jetson TX2, runs the code of the kind that `boards/core_kinds.py` names.
     """
-    import tvm
     from tvm.target import codegen
 
     name = str(codegen.llvm_get_system_cpu())
     if name == "generic":
-        known = set(map(str, codegen.llvm_get_cpu_archlist(tvm.target.Target("llvm"))))
+        known = set(map(str, codegen.llvm_get_cpu_archlist(tvm_target("llvm"))))
         name = next((processor for processor in processors(available_cores(), system) if processor in known), name)
     missing = missing_features(f"llvm -mcpu={name}")
     if not missing:
@@ -92,9 +92,7 @@ def left_out_cores(system: Path = SYSTEM) -> list[str]:
 
 def other_processor(target: str) -> str:
     """Return the kind of processor that a target's triple names where this machine has another; else nothing."""
-    import tvm
-
-    triple = str(tvm.target.Target(target).attrs.get("mtriple") or "")
+    triple = str(tvm_target(target).attrs.get("mtriple") or "")
     named, present = triple.partition("-")[0], platform.machine()
     is_same = not named or named == present or all(kind.startswith(("arm", "aarch64")) for kind in (named, present))
     return "" if is_same else named
@@ -106,14 +104,14 @@ def missing_features(target: str) -> list[str]:
     Raises:
         ValueError: TVM or LLVM does not know the target.
     """
-    import tvm
     from tvm.target import codegen
 
-    parsed = tvm.target.Target(target)
-    if parsed.kind.name != "llvm" or not parsed.mcpu:
+    parsed = tvm_target(target)
+    processor = str(parsed.attrs.get("mcpu") or "")
+    if parsed.kind.name != "llvm" or not processor:
         return []
-    if str(parsed.mcpu) not in map(str, codegen.llvm_get_cpu_archlist(parsed)):
-        raise ValueError(f"LLVM knows no processor {parsed.mcpu}")  # LLVM would compile for a default processor
+    if processor not in map(str, codegen.llvm_get_cpu_archlist(parsed)):
+        raise ValueError(f"LLVM knows no processor {processor}")  # LLVM would compile for a default processor
     present = _x86_flags()
     if not present:
         return []

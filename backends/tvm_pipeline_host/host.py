@@ -1,6 +1,7 @@
 """The host backend: it detects CPU clusters, compiles by TVM, and binds threads to cores.
 
-Next: `detection.py`, then `tvm_pipeline/tvm/relay/compiled.py`.
+It uses the TVM that is installed (`tvm_pipeline/tvm/installed.py`), of Relay or of Relax, and imports it when a model
+comes. Next: `detection.py`, then `tvm_pipeline/tvm/compiled_model.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
@@ -20,11 +22,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
-from tvm_pipeline.tvm.agreement import check_agreement
-from tvm_pipeline.tvm.relay.compiled import RelayModel
-from tvm_pipeline.tvm.relay.importer import import_model
-from tvm_pipeline.tvm.relay.schedules.choices import Choices
-from tvm_pipeline.tvm.relay.tuning.tuner import tune
+from tvm_pipeline.tvm.installed import installed_ir
 from tvm_pipeline_host.detection import (
     available_cores,
     described,
@@ -34,6 +32,11 @@ from tvm_pipeline_host.detection import (
     missing_features,
     other_processor,
 )
+
+if TYPE_CHECKING:
+    from tvm_pipeline.tvm.compiled_model import TvmModel
+
+_IR = installed_ir()
 
 
 class HostBackend:
@@ -48,7 +51,7 @@ class HostBackend:
 
     def refuses_slice(self, model: Model) -> str:
         try:
-            import_model(model)
+            _import_model(model)
         except ModelError as error:
             return str(error)
         return ""
@@ -85,18 +88,29 @@ class HostBackend:
 
     def compile(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> RelayModel:
-        return _compiled(model, devices, progress, order, None)
+    ) -> TvmModel[Any]:
+        return _compiled(model, devices, progress, order)
 
     def compile_untuned(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> RelayModel:
-        return _compiled(model, devices, progress, order, {})
+    ) -> TvmModel[Any]:
+        return _compiled(model, devices, progress, order, is_tuned=False)
 
     def tune(
         self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
     ) -> TuningReport:
-        """Search for faster kernels on the first core of a device; see `backends.tuning.Tuner`."""
+        """Search for faster kernels on the first core of a device; see `backends.tuning.Tuner`.
+
+        Raises:
+            PlatformError: Relax is installed, whose kernels have fixed schedules.
+        """
+        if _IR == "relax":
+            raise PlatformError(
+                f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
+                "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
+            )
+        from tvm_pipeline.tvm.relay.tuning.tuner import tune
+
         stopped = threading.Event()
 
         def tell(line: str) -> None:
@@ -121,8 +135,8 @@ class HostBackend:
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: kernels of several models share a core without preparation."""
 
-    def load(self, folder: Path) -> RelayModel:
-        return RelayModel.load(folder, bind)
+    def load(self, folder: Path) -> TvmModel[Any]:
+        return _kind().load(folder, bind)
 
     def versions(self) -> Mapping[str, str]:
         import tvm
@@ -134,12 +148,45 @@ class HostBackend:
 
 
 def _compiled(
-    model: Model, devices: Sequence[Device], progress: Progress, order: Order, choices: Choices | None
-) -> RelayModel:
+    model: Model, devices: Sequence[Device], progress: Progress, order: Order, *, is_tuned: bool = True
+) -> TvmModel[Any]:
+    from tvm_pipeline.tvm.agreement import check_agreement
+
     targets = [device.target for device in devices]
-    compiled = RelayModel.compile(model, targets, bind, progress, order, choices=choices)
+    compiled: TvmModel[Any]
+    if _IR == "relay":
+        from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+        compiled = RelayModel.compile(model, targets, bind, progress, order, choices=None if is_tuned else {})
+    else:
+        from tvm_pipeline.tvm.relax.compiled import RelaxModel
+
+        compiled = RelaxModel.compile(model, targets, bind, progress, order)
     check_agreement(compiled, devices, progress)
     return compiled
+
+
+def _kind() -> type[TvmModel[Any]]:
+    """Return the class of compiled models."""
+    if _IR == "relay":
+        from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+        return RelayModel
+    from tvm_pipeline.tvm.relax.compiled import RelaxModel
+
+    return RelaxModel
+
+
+def _import_model(model: Model) -> None:
+    """Raise ModelError where TVM cannot import the model."""
+    if _IR == "relay":
+        from tvm_pipeline.tvm.relay import importer as relay
+
+        relay.import_model(model)
+    else:
+        from tvm_pipeline.tvm.relax import importer as relax
+
+        relax.import_model(model)
 
 
 def bind(device: Device) -> None:

@@ -1,5 +1,6 @@
 """All code that calls TVM. Nothing outside this package and the backends imports TVM.
 
+installed.py        which TVM is installed, and so which IR compiles
 kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
@@ -11,6 +12,7 @@ winograd.py         Winograd's algorithm: its transforms, and how far its values
 kernel_order.py     the order of kernels that needs the least memory
 library_cache.py    one process compiles a library, others wait for it, and damaged ones are compiled anew
 machine_code.py     which processor the code of a library is for
+target_text.py      the target of a device as TVM's own
 tvm_errors.py       what TVM raises, and the reason in its messages
 stack_placement.py  the depth of the stack at which kernels are called
 devices/            devices with memory of their own: CUDA and OpenCL

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,10 +24,12 @@ from tvm_pipeline.errors import BundleError, PlanError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, has_own_memory
+from tvm_pipeline.tvm.installed import RELEASES, Ir
 from tvm_pipeline.tvm.slice_plan import KernelLibrary, SlicePlan, plan_slice
 
 Bind = Callable[[Device], None]
 MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
+IR = "ir"  # a file of a saved model: the IR that compiled it
 REFUSED = "refused.json"  # of a saved model: what `TvmModel.refused` says, where that is anything
 
 
@@ -67,8 +69,8 @@ M = TypeVar("M", bound="TvmModel[Any]")
 class TvmModel(ABC, Generic[L]):
     """One library for each target, under one operator graph.
 
-    A model of an IR gives `read_library`, `runnable_plan` and `time_stage`. It may override `prepare`,
-    `time_transfers` and `close`, which do nothing here: CPU cores need none of them.
+    A model of an IR names it (`ir`) and gives `read_library`, `runnable_plan` and `time_stage`. It may override
+    `prepare`, `time_transfers` and `close`, which do nothing here: CPU cores need none of them.
 
     Args:
         name: the name of the model.
@@ -79,6 +81,8 @@ class TvmModel(ABC, Generic[L]):
     Attributes:
         refused: by target, the operators that its devices must not compute, with the reason; `agreement.py` finds them.
     """
+
+    ir: ClassVar[Ir]
 
     def __init__(self, name: str, libraries: Sequence[L], bind: Bind, order: Order = "listed") -> None:
         self.order: Order = order
@@ -160,6 +164,7 @@ class TvmModel(ABC, Generic[L]):
     def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
         """Write every library whole, so that it can be cut anywhere; the stages do not matter."""
         (folder / "name").write_text(self.graph.name)
+        (folder / IR).write_text(self.ir)
         if self.order == "memory":
             (folder / MEMORY_ORDERED).touch()
         if self.refused:
@@ -171,11 +176,18 @@ class TvmModel(ABC, Generic[L]):
 
     @classmethod
     def load(cls: type[M], folder: Path, bind: Bind) -> M:
-        """Read what `save` wrote; raise BundleError where it is damaged."""
+        """Read what `save` wrote; raise BundleError where it is damaged, or was compiled by another IR."""
         try:
             name = (folder / "name").read_text()
         except OSError as error:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again") from error
+        made_by = _made_by(folder)
+        if made_by != cls.ir:
+            other, here = RELEASES[made_by].title, RELEASES[cls.ir].title
+            raise BundleError(
+                f"{folder}: compiled with {other}, and this environment has {here}: compile the model again here, or "
+                f"run it where tvm-pipeline[{made_by}] is installed"
+            )
         subfolders = sorted(
             (entry for entry in folder.iterdir() if entry.name.isdecimal()), key=lambda entry: int(entry.name)
         )
@@ -225,6 +237,15 @@ class SliceStage:
 
     def close(self) -> None:
         self._part = None  # frees the executor and its arena; a run that still goes on keeps them until it ends
+
+
+def _made_by(folder: Path) -> str:
+    """Return the IR that compiled a saved model: Relay where no file tells, as before there was another."""
+    file = folder / IR
+    made_by = file.read_text().strip() if file.exists() else "relay"
+    if made_by not in RELEASES:
+        raise BundleError(f"{file}: {made_by!r} is none of {', '.join(RELEASES)}; compile the model again")
+    return made_by
 
 
 def _read_refused(file: Path) -> dict[str, dict[str, str]]:

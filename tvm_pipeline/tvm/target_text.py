@@ -1,9 +1,59 @@
-"""temporary, rshared writes it"""
-import tvm
-def tvm_target(text):
-    kind, *options = text.split()
-    d = {"kind": kind}
-    for o in options:
-        k, v = o.lstrip("-").split("=", 1)
-        d[k] = v.split(",") if k == "mattr" else v
-    return tvm.target.Target(d)
+"""The target of a device as TVM's own Target: TVM 0.19 reads the text, TVM 0.27 only its parts."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tvm
+
+_LISTS = ("mattr", "keys", "libs")
+_TEXTS = ("mcpu", "mtriple", "mfloat-abi", "mabi", "arch", "device", "model", "tag", "jit", "host")
+
+
+def tvm_target(text: str) -> tvm.target.Target:
+    """Return the target that a text such as `llvm -mcpu=x86-64-v3` names, without the index of a device.
+
+    Raises:
+        ValueError: TVM knows no such kind or option.
+    """
+    import tvm
+
+    return tvm.target.Target(text if hasattr(tvm, "relay") else target_parts(text))
+
+
+def target_parts(text: str) -> dict[str, Any]:
+    """Return a target by its parts, as TVM 0.27 takes it.
+
+    Raises:
+        ValueError: it begins with no kind, or what follows is no option.
+
+    Examples:
+        >>> target_parts("llvm -mcpu=x86-64-v3 -mattr=+avx2,+fma -num-cores 2 -fast-math")
+        {'kind': 'llvm', 'mcpu': 'x86-64-v3', 'mattr': ['+avx2', '+fma'], 'num-cores': 2, 'fast-math': True}
+    """
+    kind, *words = shlex.split(text) or [""]
+    parts: dict[str, Any] = {"kind": kind}
+    waiting = ""  # an option whose value may be the next word
+    for word in words:
+        if word.startswith("-") and len(word) > 1:
+            waiting, is_given, value = word.lstrip("-").partition("=")
+            parts[waiting] = _value(waiting, value) if is_given else True
+            waiting = "" if is_given else waiting
+        elif waiting:
+            parts[waiting], waiting = _value(waiting, word), ""
+        else:
+            raise ValueError(f"{word!r} in the target {text!r} is no option: options begin with a dash")
+    return parts
+
+
+def _value(option: str, text: str) -> Any:
+    if option in _LISTS:
+        return text.split(",")
+    if option not in _TEXTS:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        if text.lstrip("+-").isdecimal():
+            return int(text)
+    return text

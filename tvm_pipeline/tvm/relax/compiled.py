@@ -24,6 +24,8 @@ from tvm_pipeline.tvm.slice_plan import SlicePlan
 class RelaxModel(TvmModel[Library]):
     """A model compiled by Relax; see `TvmModel`."""
 
+    ir = "relax"
+
     @staticmethod
     def read_library(folder: Path) -> Library:
         return load_library(folder)

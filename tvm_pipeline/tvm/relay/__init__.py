@@ -42,9 +42,6 @@ compiled.py            the compiled model, on `tvm/compiled_model.py`
 An import of this package without Relay raises an ImportError that says what to install.
 """
 
-try:
-    from tvm import relay  # noqa: F401
-except ImportError as error:
-    raise ImportError(
-        "TVM with Relay is not installed: run `pip install 'tvm-pipeline[relay]'`, or bring your own build of TVM 0.19"
-    ) from error
+from tvm_pipeline.tvm.installed import demand
+
+demand("relay")

@@ -44,6 +44,8 @@ from tvm_pipeline.tvm.tvm_errors import reason
 class RelayModel(TvmModel[Library]):
     """A model compiled by Relay; see `TvmModel`."""
 
+    ir = "relay"
+
     def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, order: Order = "listed") -> None:
         super().__init__(name, libraries, bind, order)
         self._on_device: dict[str, DeviceParams] = {}  # by the target of the device, with its index

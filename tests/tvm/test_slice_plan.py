@@ -1,0 +1,143 @@
+"""A planned slice computes what its operators do, from an arena in which nothing that is still read is overwritten.
+
+Libraries are made up at random, with worse glue than TVM's. A plan is carried out on symbols: an arena of blocks knows
+which entry wrote each of them last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.networks import random_stages
+from tests.tvm.test_numbering import library, random_fusion, random_network
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.errors import PlanError
+from tvm_pipeline.tvm.alignment import align
+from tvm_pipeline.tvm.kernels import Entry, Kernel, Source, tensor_bytes
+from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape, plan_slice
+
+INPUTS = tuple(Tensor(f"x{index}", (1, 4, 4, 4)) for index in range(2))
+BLOCK = 64
+Symbol = tuple[Any, ...]  # ("x0",), or (operator, field, symbols of its arguments)
+
+
+@dataclass
+class Kernels:
+    """A library of no IR. `own` are the operators of each kernel, by what they are called in all libraries."""
+
+    kernels: list[Kernel]
+    own: list[list[int]]
+    heads: list[Entry]
+    views: set[int]
+    target: str = "any"
+    inputs: tuple[Tensor, ...] = INPUTS
+
+    def is_reshape(self, kernel: int) -> bool:
+        return kernel in self.views
+
+    def made(self, kernel: int, reads: Sequence[Symbol]) -> list[Symbol]:
+        """Return what a kernel makes of what it reads."""
+        made: list[Symbol] = []
+
+        def symbol(source: Source) -> Symbol:
+            if source.operator is not None:
+                return (source.index, made[source.operator])
+            return ("weight",) if source.index < 0 else reads[source.index]
+
+        for name, arguments in zip(self.own[kernel], self.kernels[kernel].arguments, strict=True):
+            made.append((name, *map(symbol, arguments)))
+        return [symbol(output.source) for output in self.kernels[kernel].outputs]
+
+    def whole(self, frame: Sequence[Symbol]) -> list[Symbol]:
+        """Return the heads."""
+        known: dict[Entry, Symbol] = {(-1, index): symbol for index, symbol in enumerate(frame)}
+        for index, kernel in enumerate(self.kernels):
+            made = self.made(index, [known[entry] for entry in kernel.reads])
+            known.update({(index, field): symbol for field, symbol in enumerate(made)})
+        return [known[head] for head in self.heads]
+
+
+def random_library(draw: Random) -> Kernels:
+    network = random_network(draw)
+    kernels, own, heads = library(network, random_fusion(network, draw), draw, tangled=True)
+    glue = [index for index, kernel in enumerate(kernels) if kernel.is_glue and len(kernel.reads) == 1]
+    return Kernels(kernels, own, heads, {index for index in glue if draw.random() < 0.5})
+
+
+def carried_out(plan: SlicePlan, of: Kernels, frame: Sequence[Symbol]) -> list[Symbol]:
+    """Return the outputs of a slice, in an arena that tells where something is read that was overwritten."""
+    owner: list[Entry | None] = [None] * (plan.activation_bytes // BLOCK)
+    held: dict[Entry, Symbol] = {}
+
+    def blocks(entry: Entry) -> range:
+        size = tensor_bytes(entry_shape(of, entry), entry_dtype(of, entry))
+        assert plan.offsets[entry] % BLOCK == 0
+        assert plan.offsets[entry] + size <= plan.activation_bytes
+        return range(plan.offsets[entry] // BLOCK, (plan.offsets[entry] + size) // BLOCK)
+
+    def read(entry: Entry) -> Symbol:
+        if entry in plan.read_from:
+            return frame[plan.read_from[entry]]
+        below = plan.views.get(entry, entry)
+        if below not in plan.written:
+            assert {owner[block] for block in blocks(entry)} == {below}, f"{entry} was overwritten"
+        return held[below]
+
+    for call in plan.calls:
+        assert call.is_view == of.is_reshape(call.kernel)
+        if call.is_view:
+            continue
+        kernel = of.kernels[call.kernel]
+        for field, symbol in enumerate(of.made(call.kernel, [read(entry) for entry in kernel.reads])):
+            entry = call.kernel, field
+            held[entry] = symbol
+            if entry not in plan.written:
+                for block in blocks(entry):
+                    owner[block] = entry
+        for entry in kernel.reads:  # it read them while it wrote
+            read(entry)
+    outputs = [read(entry) for entry in plan.exports]
+    assert {**plan.written, **{entry: index for index, entry in plan.copied.items()}} == {
+        entry: index for index, entry in enumerate(plan.exports)
+    }
+    return outputs
+
+
+@given(st.randoms(use_true_random=False))
+def test_slices_compute_what_the_whole_does(draw: Random) -> None:
+    one = random_library(draw)
+    graph, [alignment] = align("net", INPUTS, [one.kernels], [one.heads])
+    frame: dict[str, Symbol] = {tensor.name: (tensor.name,) for tensor in INPUTS}
+    expected = one.whole(list(frame.values()))
+    for memory_ordered in (False, True):
+        known = dict(frame)
+        for stage in random_stages(graph, draw, draw.randint(1, min(4, len(graph)))):
+            plan = plan_slice(one, alignment, graph, stage, memory_ordered)
+            assert plan.unordered_bytes >= plan.activation_bytes
+            assert {call.operator for call in plan.calls} == set(stage)
+            assert len(plan.imports) == len(plan.inputs)
+            made = carried_out(plan, one, [known[port.name] for port in plan.inputs])
+            known.update({port.name: symbol for port, symbol in zip(plan.outputs, made, strict=True)})
+        assert [known[name] for name in graph.outputs] == expected
+
+
+def test_a_path_that_leaves_the_slice_and_comes_back_is_refused() -> None:
+    draw = Random(0)
+    graph = None
+    while graph is None or len(graph) < 3 or not any(2 in after for after in graph.edges.after):
+        one = random_library(draw)
+        graph, [alignment] = align("net", INPUTS, [one.kernels], [one.heads])
+        edges = graph.edges
+        chains = [(a, b, c) for a in range(len(graph)) for b in edges.after[a] for c in edges.after[b]]
+        if not chains:
+            graph = None
+    first, _, last = (graph.operators[index].name for index in chains[0])
+    with pytest.raises(PlanError):
+        plan_slice(one, alignment, graph, [first, last])

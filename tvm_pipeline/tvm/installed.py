@@ -1,0 +1,117 @@
+"""Which TVM is installed, and so which IR compiles: Relay of TVM 0.19, or Relax of TVM 0.27.
+
+Both are the Python package `tvm`, so an environment has one of them. It is found without an import, which takes a
+second. TVM 0.19 has an early Relax as well: where Relay is, Relay is used.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+Ir = Literal["relay", "relax"]
+
+
+class _Release(NamedTuple):
+    """The release of TVM that has an IR.
+
+    Attributes:
+        name, tvm: of the IR and the release, for messages.
+        distribution: what the extra installs.
+        versions: matches the start of those that fit.
+        told_by: file of the package that states the version.
+    """
+
+    name: str
+    tvm: str
+    distribution: str
+    versions: str
+    told_by: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} ({self.tvm})"
+
+
+RELEASES: dict[str, _Release] = {
+    "relay": _Release("Relay", "TVM 0.19", "xtc-tvm-python-bindings", r"0\.19(?!\d)", "_ffi/libinfo.py"),
+    "relax": _Release("Relax", "TVM 0.27", "apache-tvm", r"0\.27\.0(?!\d)", "_version.py"),
+}
+_RELAY, _RELAX = RELEASES.values()
+_INSTALL = {ir: f"pip install 'tvm-pipeline[{ir}]'" for ir in RELEASES}
+
+
+@cache
+def installed_ir() -> Ir:
+    """Return the IR of the TVM that is installed.
+
+    Raises:
+        ImportError: no TVM is installed, one of another version, or one over the other. The message says what to
+            install.
+    """
+    _check_one_alone()
+    folder = tvm_folder()
+    if folder is None:
+        raise ImportError(
+            f"TVM is not installed: run `{_INSTALL['relay']}` for {_RELAY.title}, or, in another environment, "
+            f"`{_INSTALL['relax']}` for {_RELAX.title}"
+        )
+    ir: Ir = "relay" if (folder / "relay").is_dir() else "relax"
+    found = _version(folder / RELEASES[ir].told_by)
+    if found and not re.match(RELEASES[ir].versions, found):
+        raise ImportError(
+            f"TVM {found} is installed in {folder}, and tvm-pipeline uses {_RELAY.title} or {_RELAX.title} alone: run "
+            f"`{_INSTALL[ir]}`, which installs the version that fits"
+        )
+    return ir
+
+
+def demand(ir: Ir) -> None:
+    """Raise ImportError where TVM with this IR is not what is installed."""
+    wanted = RELEASES[ir]
+    if tvm_folder() is None:
+        raise ImportError(
+            f"TVM with {wanted.name} is not installed: run `{_INSTALL[ir]}`, or bring your own build of {wanted.tvm}"
+        )
+    found = installed_ir()
+    if found != ir:
+        raise ImportError(
+            f"TVM with {wanted.name} is not installed, and {RELEASES[found].title} is: the two cannot share an "
+            f"environment, so run `{_INSTALL[ir]}` in another one"
+        )
+
+
+def tvm_folder() -> Path | None:
+    """Return where the package `tvm` is; None where there is none."""
+    found = find_spec("tvm")
+    places = found.submodule_search_locations if found is not None else None
+    return next((Path(place) for place in places or ()), None)
+
+
+def _check_one_alone() -> None:
+    """Raise ImportError where both distributions of the package `tvm` are installed."""
+    found = []
+    for release in RELEASES.values():
+        try:
+            found.append(f"{release.distribution} {version(release.distribution)}")
+        except PackageNotFoundError:
+            return
+    names = " ".join(release.distribution for release in RELEASES.values())
+    raise ImportError(
+        f"{' and '.join(found)} are installed in one environment. Both are the package `tvm`, so one has overwritten "
+        f"files of the other: run `pip uninstall {names}`, delete the folder `tvm` that this leaves, and install one "
+        f"extra: {' or '.join(f'`{line}`' for line in _INSTALL.values())}"
+    )
+
+
+def _version(file: Path) -> str:
+    """Return the version that a file of TVM states; empty where it does not, as in some builds of one's own."""
+    try:
+        found = re.search(r"^__version__ = (?:version = )?[\"'](.*?)[\"']", file.read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return found[1] if found else ""
