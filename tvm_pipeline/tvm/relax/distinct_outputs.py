@@ -46,7 +46,8 @@ def distinct_outputs(mod: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
         new = relax.Tuple(copied) if isinstance(result, relax.Tuple) else copied[0]
         main = Rewriter(main, lambda _: ()).written("main", new)
     main = main.with_attr(OUTPUT_NAMES, list(names)) if names else main
-    return tvm.IRModule({"main": main})
+    functions = {symbol: main if symbol.name_hint == "main" else other for symbol, other in mod.functions.items()}
+    return tvm.IRModule(functions)
 
 
 def output_names(mod: tvm.IRModule) -> tuple[str, ...]:

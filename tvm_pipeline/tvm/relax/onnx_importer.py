@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import tvm
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
@@ -26,7 +25,10 @@ from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map, onnx_input
 
 from tvm_pipeline.tvm.relax.numpy_table import Array, static_shape
-from tvm_pipeline.tvm.relax.onnx_nodes import Known, nodes_for
+from tvm_pipeline.tvm.relax.onnx_converters import CONVERTERS
+from tvm_pipeline.tvm.relax.onnx_nodes import REWRITES, Known, Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_quantized import QUANTISED
+from tvm_pipeline.tvm.relax.onnx_recurrent import RECURRENT
 
 _WITHOUT_VALUE = ("Random", "Bernoulli", "Multinomial", "Sequence", "Optional", "ConcatFromSequence", "SplitToSequence")
 _TUPLES = frozenset(
@@ -35,6 +37,9 @@ _TUPLES = frozenset(
         *("ConcatFromSequence", "SplitToSequence"),
     )
 )
+
+
+_REWRITES: dict[str, Rewrite] = {**REWRITES, **QUANTISED, **RECURRENT}
 
 
 class RefusedNode(Exception):  # noqa: N818  it never leaves `importer.py`
@@ -61,7 +66,11 @@ class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
         """
         domains = ("", "ai.onnx")
         opset = next((each.version for each in self._proto.opset_import if each.domain in domains), 1)
-        return self.from_onnx(self._proto.graph, opset)
+        try:
+            return self.from_onnx(self._proto.graph, opset)
+        except RefusedNode:
+            self.bb._end_block()  # an open one is told on the terminal
+            raise
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
         pass  # `onnx_obstacles.py` has told them all
@@ -69,26 +78,36 @@ class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
     def _construct_nodes(self, graph: Any) -> None:
         for node in graph.node:
             try:
-                for part in nodes_for(node, self._known):
-                    self._node(part)
+                self._import(node)
             except RefusedNode:
                 raise
             except Exception as error:  # the importer raises any type
                 raise RefusedNode(f"{label(node)}: {reason(error)}") from error
+
+    def _import(self, node: Any) -> None:
+        """Import a node, or what stands for it."""
+        value = self._value(node)
+        if value is not None:
+            for name, array in zip(node.output, value, strict=False):
+                self._nodes[name] = relax.const(np.ascontiguousarray(array).reshape(array.shape))
+            return
+        site = Site(node, self.opset, self._known)
+        rewrite = _REWRITES.get(node.op_type)
+        parts = rewrite(site) if rewrite else None
+        if parts is None:
+            self._convert(site)
+            return
+        for part in parts:  # a part of the same kind is not rewritten again
+            if part.op_type == node.op_type:
+                self._convert(Site(part, self.opset, self._known))
+            else:
+                self._import(part)
 
     def _known(self, name: str) -> Known:
         """Return what is known of a tensor for rewriting the node that reads it."""
         expr = self._nodes[name]
         value = expr.value.numpy() if isinstance(expr, tvm.ir.GenericConst) else None
         return Known(static_shape(expr.ty) or (), str(expr.ty.dtype), value)
-
-    def _node(self, node: Any) -> None:
-        value = self._value(node)
-        if value is None:
-            self._convert(node)
-            return
-        for name, array in zip(node.output, value, strict=False):
-            self._nodes[name] = relax.const(np.ascontiguousarray(array).reshape(array.shape))
 
     def _value(self, node: Any) -> list[Array] | None:
         """Return the outputs of a node that depends on nothing but constants; None where they are not known."""
@@ -124,13 +143,19 @@ class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
             return None
         return [np.asarray(array) for array in found]
 
-    def _convert(self, node: Any) -> None:
-        """Let TVM's converter make an expression of a node, and give its outputs their names."""
+    def _convert(self, site: Site) -> None:
+        """Make an expression of a node, by TVM's converter or ours, and give its outputs their names."""
+        node = site.node
         inputs = onnx_input()
         inputs.extend(self._nodes[name] if name else None for name in node.input)
         attributes = self._parse_attr(node.attribute)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
-        found = self._convert_operator(node.op_type, inputs, attributes, self.opset)
+        own = CONVERTERS.get(node.op_type)
+        found = own(site, inputs) if own else None
+        if found is None:
+            found = self._convert_operator(node.op_type, inputs, attributes, self.opset)
+        else:
+            found = self.bb.normalize(found)
         if isinstance(found.ty, relax.TupleType) and node.op_type not in _TUPLES:
             fields = [
                 found.fields[index]
@@ -178,5 +203,5 @@ def reason(error: BaseException) -> str:
 
 
 def converters() -> frozenset[str]:
-    """Return the operators that TVM's importer has, whatever their domain."""
-    return frozenset(_get_convert_map())
+    """Return the operators that can be imported, whatever their domain."""
+    return frozenset(_get_convert_map()) | frozenset(_REWRITES) | {"Constant"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from tvm_pipeline.tvm.relax.onnx_importer import converters, label
-from tvm_pipeline.tvm.relax.onnx_nodes import REWRITTEN
 
 # Operators of onnxruntime's that TVM's importer has, or that are those of ONNX under another domain.
 _OF_MICROSOFT = frozenset(
@@ -24,7 +23,7 @@ _ADVICE = {
 
 def obstacles(proto: Any) -> list[str]:
     """Return a line for each kind of operator that cannot be imported, with its first node and what to do."""
-    has = converters() | REWRITTEN | {"Constant"}
+    has = converters()
     found: dict[tuple[str, str], list[str]] = {}
     for node in proto.graph.node:
         why = _why(node, has)

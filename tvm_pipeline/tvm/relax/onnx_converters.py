@@ -1,0 +1,78 @@
+"""Operators of ONNX that TVM 0.27 imports as functions of TIR, as operators of Relax, which passes know.
+
+    Clip(x, 0, 6)        call_tir(maximum) -> call_tir(minimum)   here: clip(x, 0, 6)
+    Pad(x, constant)     call_tir(pad)                            here: nn.pad
+    Tile(x, [1, 2])      call_tir(tile)                           here: tile
+
+Each function takes the inputs as expressions, and returns an expression, or None where TVM's own converter shall do.
+Next: `onnx_nodes.py`, which rewrites nodes before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_pipeline.tvm.relax.dataflow import constant_of
+from tvm_pipeline.tvm.relax.onnx_nodes import Site
+
+
+def _clip(site: Site, inputs: Sequence[Any]) -> Any:
+    x, dtype = inputs[0], str(inputs[0].ty.dtype)
+    bounds = [site.attributes.get("min"), site.attributes.get("max")] if site.opset < 11 else [None, None]
+    for position in (1, 2):
+        if len(inputs) > position and inputs[position] is not None:
+            value = constant_of(inputs[position])
+            bounds[position - 1] = inputs[position] if value is None else value.item()
+    low, high = (None if isinstance(bound, float) and np.isnan(bound) else bound for bound in bounds)
+    is_number = [isinstance(bound, (int, float)) for bound in (low, high)]
+    if all(is_number) and dtype.startswith("float") and low <= high:
+        return relax.op.clip(x, float(low), float(high))
+    # Bounds in the order of ONNX: where they cross, the upper one wins.
+    if low is not None:
+        x = relax.op.maximum(x, relax.const(low, dtype) if is_number[0] else low)
+    if high is not None:
+        x = relax.op.minimum(x, relax.const(high, dtype) if is_number[1] else high)
+    return x
+
+
+def _pad(site: Site, inputs: Sequence[Any]) -> Any:
+    attributes, rank = site.attributes, len(inputs[0].ty.shape)
+    pads, fill = attributes.get("pads") or attributes.get("paddings"), attributes.get("value", 0.0)
+    axes = list(range(rank))
+    if site.opset >= 11:
+        given = [None if each is None else constant_of(each) for each in inputs[1:]]
+        if any(each is not None and value is None for each, value in zip(inputs[1:], given, strict=True)):
+            return None
+        given += [None] * 3
+        if given[0] is None:
+            return None
+        pads = given[0].tolist()
+        fill = 0.0 if given[1] is None else given[1].item()
+        axes = axes if given[2] is None else [int(axis) % rank for axis in given[2]]
+    if str(attributes.get("mode", "constant")) != "constant" or pads is None or not np.isfinite(fill):
+        return None
+    widths = np.zeros((rank, 2), int)
+    widths[axes] = np.reshape(pads, (2, -1)).T
+    if widths.min() < 0 or not str(inputs[0].ty.dtype).startswith("float"):
+        return None
+    return relax.op.nn.pad(inputs[0], widths.ravel().tolist(), "constant", float(fill))
+
+
+def _tile(site: Site, inputs: Sequence[Any]) -> Any:
+    repeats = constant_of(inputs[1])
+    return None if repeats is None else relax.op.tile(inputs[0], repeats.tolist())
+
+
+def _cast(site: Site, inputs: Sequence[Any]) -> Any:
+    """A cast to the type that is there already is none."""
+    from onnx import helper
+
+    wanted = helper.tensor_dtype_to_np_dtype(site.attributes["to"])
+    return inputs[0] if str(inputs[0].ty.dtype) == str(wanted) else None
+
+
+CONVERTERS: dict[str, Callable[[Site, Sequence[Any]], Any]] = {"Clip": _clip, "Pad": _pad, "Tile": _tile, "Cast": _cast}
