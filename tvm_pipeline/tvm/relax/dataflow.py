@@ -6,9 +6,14 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
-from tvm_pipeline.errors import ModelError
+from tvm_pipeline.errors import GraphError, ModelError, PlanError
+
+# What a pass raises comes back through TVM, which makes a RuntimeError of every class that it does not know.
+for _error in (GraphError, ModelError, PlanError):
+    tvm_ffi.register_error(_error.__name__, _error)
 
 Constant = type(relax.const(0.0))  # its class has another name in each version of TVM
 

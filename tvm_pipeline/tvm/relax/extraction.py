@@ -12,7 +12,8 @@ from tvm import relax, tirx
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError, ModelError
 from tvm_pipeline.tvm.alignment import Alignment, align
-from tvm_pipeline.tvm.relax.kernel_walkers import FlatModule, flat_module
+from tvm_pipeline.tvm.relax.dataflow import plain_main
+from tvm_pipeline.tvm.relax.kernel_walkers import FlatModule, fields, flat_module
 
 ATTRIBUTE = "operator_graph"
 OUTPUT_NAMES = "output_names"  # of `main`: the names of its results in the file that it is from
@@ -63,20 +64,27 @@ class Analysis:
 
 def analyse(mod: tvm.IRModule, name: str = "main") -> Analysis:
     """Read the operator graph off a module behind FuseOps; raise ModelError where it is no dataflow graph."""
-    params = main_of(mod).params
-    for param in params:
-        if not has_fixed_shape(param.ty):
-            raise ModelError(
-                f"parameter {param.name} of main is {param.ty}; only tensors of fixed shapes can be cut: give the "
-                "frontend the shape of each input"
-            )
+    flat = flat_main(mod)
+    params = mod["main"].params
     inputs = tuple(Tensor(var.name, tuple(map(int, var.ty.shape)), str(var.ty.dtype)) for var in params)
-    flat = flat_module(mod)
     names = [str(each) for each in mod["main"].attrs.get(OUTPUT_NAMES) or ()]
     graph, alignments = align(
         name, inputs, [flat.kernels], [flat.heads], names if len(names) == len(flat.heads) else ()
     )
     return Analysis(graph, alignments[0], flat)
+
+
+def flat_main(mod: tvm.IRModule) -> FlatModule:
+    """Return what `main` computes as a list of calls; raise ModelError where it is no graph with fixed shapes."""
+    main = main_of(mod)
+    made = [binding.var for binding in plain_main(main)[0] if isinstance(binding.value, tvm.ir.Call)]
+    for var, said in [*((param, "parameter") for param in main.params), *((var, "tensor") for var in made)]:
+        if not all(map(has_fixed_shape, fields(var.ty) if said == "tensor" else [var.ty])):
+            raise ModelError(
+                f"{said} {var.name} of main is {var.ty}; only tensors of fixed shapes can be cut: give the frontend "
+                "the shape of each input"
+            )
+    return flat_module(mod)
 
 
 def main_of(mod: tvm.IRModule) -> Any:
