@@ -37,7 +37,8 @@ from rich.console import Console
 from slices import exactness
 from tvm_pipeline_host.detection import host_target
 
-from tests.support.networks import random_frame, whole_outputs
+from tests.support.networks import whole_outputs
+from tests.support.stages import random_frame
 from tvm_pipeline.backends.bundle import open_bundle
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model

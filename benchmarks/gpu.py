@@ -58,7 +58,7 @@ from live import AROUND, WATCHDOG_S, failures, failures_of, is_right, switches, 
 from rig import FRAMES, Breakable, Rig, kept_full, random_plan, same, unsplit
 from soak import grown, resident_bytes
 
-from tests.support.networks import Written, random_stages, run_from
+from tests.support.stages import Written, random_stages, run_from
 from tvm_pipeline import Problem, profile_model
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.platform import Device

@@ -27,8 +27,9 @@ from tvm_pipeline_gpu.targets import target_for
 from tvm_pipeline_host.detection import host_target
 
 from tests.support import software_cuda
-from tests.support.networks import NETWORKS, Written, as_model, as_written, random_frame
+from tests.support.networks import NETWORKS, as_model
 from tests.support.software_cuda import SoftwareCuda
+from tests.support.stages import Written, as_written, random_frame
 from tvm_pipeline import Device, Plan, Platform, Prediction, Problem, Stage, settle_platform
 from tvm_pipeline.backends.contract import Array, Backend
 from tvm_pipeline.core.model import Model

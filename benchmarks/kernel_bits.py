@@ -22,7 +22,8 @@ from rich.console import Console
 from slices import exactness
 from tvm_pipeline_host.detection import missing_features
 
-from tests.support.networks import every_tensor, random_frame
+from tests.support.networks import every_tensor
+from tests.support.stages import random_frame
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.report import TextTable

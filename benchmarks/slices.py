@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tvm_pipeline_host.detection import host_target
 
-from tests.support.networks import every_tensor, random_frame, random_stages, run_stages, whole_outputs
+from tests.support.networks import every_tensor, whole_outputs
+from tests.support.stages import random_frame, random_stages, run_stages
 from tvm_pipeline.core.graph import OperatorGraph, crossing_tensors
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device

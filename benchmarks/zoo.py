@@ -208,7 +208,7 @@ def plans_of(graph: Any) -> list[list[Sequence[str]]]:
 
 
 def cuts_of(graph: Any, count: int) -> list[list[list[str]]]:
-    from tests.support.networks import random_stages
+    from tests.support.stages import random_stages
 
     draw, most = random.Random(0), min(4, len(graph))
     return [random_stages(graph, draw, draw.randint(2, most)) for _ in range(count if most > 1 else 0)]
@@ -218,7 +218,7 @@ def real(
     compiled: Any, target: str, found: Sequence[Sequence[Sequence[str]]], frame: Arrays, whole: list[np.ndarray]
 ) -> tuple[int, str]:
     """Return how many of these stages are made real and equal the whole, and what is wrong with the first other."""
-    from tests.support.networks import model_outputs, run_stages
+    from tests.support.stages import model_outputs, run_stages
     from tvm_pipeline.core.platform import Device
 
     device, made, message = Device("cpu0", "host", (0,), target), 0, ""

@@ -15,8 +15,9 @@ pytest.importorskip("tvm")
 import tvm
 from tvm_pipeline_gpu.gpu import bind
 
-from tests.support.networks import NETWORKS, model_outputs, random_frame, random_stages, run_stages
+from tests.support.networks import NETWORKS
 from tests.support.software_cuda import SoftwareCuda
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.profiling.links import SIZES

@@ -23,8 +23,9 @@ from tvm import autotvm, relay
 from tvm_pipeline_gpu.detection import survey
 from tvm_pipeline_gpu.gpu import bind
 
-from tests.support.networks import as_model, model_outputs, random_frame, run_stages
+from tests.support.networks import as_model
 from tests.support.software_cuda import SoftwareCuda
+from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.backends.tuning import TunedKernels, Tuner, tuned_kernels
 from tvm_pipeline.core.model import Model

@@ -14,8 +14,9 @@ from tvm import relay
 from tvm_pipeline_gpu.gpu import bind
 from tvm_pipeline_host.detection import host_target
 
-from tests.support.networks import as_model, model_outputs, random_frame, run_stages
+from tests.support.networks import as_model
 from tests.support.software_cuda import SoftwareCuda
+from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.relay.compiled import RelayModel

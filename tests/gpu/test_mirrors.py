@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("tvm")
 
 from tests.support.fake_backend import make_plan
-from tests.support.networks import model_outputs, random_frame, run_stages
 from tests.support.software_cuda import SoftwareCuda
+from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline import Pipeline
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import PAGE, Port, aligned_empty

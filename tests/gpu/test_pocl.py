@@ -13,7 +13,8 @@ pytest.importorskip("tvm")
 from tvm_pipeline_gpu.detection import survey
 from tvm_pipeline_gpu.gpu import bind
 
-from tests.support.networks import as_model, model_outputs, random_frame, random_stages, relay_module, run_stages
+from tests.support.networks import as_model, relay_module
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.agreement import check_agreement
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run

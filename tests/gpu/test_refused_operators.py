@@ -18,8 +18,9 @@ from tvm_pipeline_gpu import backend
 from tvm_pipeline_gpu.gpu import bind
 
 from tests.support.fake_backend import make_plan
-from tests.support.networks import Weights, as_model, image, random_frame
+from tests.support.networks import Weights, as_model, image
 from tests.support.software_cuda import SoftwareCuda
+from tests.support.stages import random_frame
 from tvm_pipeline import Bundle, Pipeline, Plan, Problem, open_bundle, planning, profile_model, write_bundle
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model

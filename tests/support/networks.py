@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from random import Random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,10 @@ import tvm  # isort: skip
 from tvm import relay  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip
 
-from tvm_pipeline.backends.contract import Array, Port
-from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device
-from tvm_pipeline.core.tensor_layout import relayout, to_logical
+from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.tvm.relay.compiled import RelayModel
-
-Written = dict[str, tuple[Port, Array]]  # tensors by name, each as its port says
 
 
 class Weights:
@@ -184,58 +179,6 @@ def _saved(params: Mapping[str, Any]) -> bytes:
         header, names, arrays = saved[:16], names + saved[24:ends], arrays + saved[ends + 8 :]
     count = struct.pack("<Q", len(params))
     return header + count + names + count + arrays if params else b""
-
-
-def random_frame(inputs: Iterable[Tensor | Port], seed: int = 1) -> dict[str, Array]:
-    draw = np.random.default_rng(seed)
-    return {tensor.name: draw.standard_normal(tensor.shape).astype(tensor.dtype) for tensor in inputs}
-
-
-def random_stages(graph: OperatorGraph, random: Random, stages: int) -> list[list[str]]:
-    """Return a legal cut: a random topological order in consecutive parts, so that any downset may come first."""
-    known, order = {tensor.name for tensor in graph.inputs}, []
-    waiting = list(graph.operators)
-    while waiting:
-        ready = [operator for operator in waiting if known.issuperset(operator.inputs)]
-        chosen = ready[0] if random.random() < 0.3 else random.choice(ready)
-        waiting.remove(chosen)
-        order.append(chosen.name)
-        known.update(tensor.name for tensor in chosen.outputs)
-    positions = sorted(random.sample(range(1, len(order)), stages - 1))
-    return [order[a:b] for a, b in zip([0, *positions], [*positions, len(order)], strict=True)]
-
-
-def run_stages(
-    model: RelayModel, stages: Sequence[tuple[Sequence[str], Device]], frame: Mapping[str, Array]
-) -> Written:
-    """Run one frame through the stages, one after another; return every tensor that crossed, as it was written."""
-    return run_from(model, stages, as_written(model.graph.inputs, frame))
-
-
-def as_written(inputs: Iterable[Tensor], frame: Mapping[str, Array]) -> Written:
-    """Return a frame as tensors that stages read."""
-    return {tensor.name: (Port(tensor.name, tensor.shape, tensor.dtype), frame[tensor.name]) for tensor in inputs}
-
-
-def run_from(
-    model: RelayModel, stages: Iterable[tuple[Sequence[str], Device]], tensors: Mapping[str, tuple[Port, Array]]
-) -> Written:
-    """Run stages one after another; return `tensors` and all that the stages hand on, as they wrote it."""
-    known = dict(tensors)
-    for operators, device in stages:
-        runner = model.stage(operators, device)
-        inputs, outputs = ([port.buffer() for port in ports] for ports in (runner.inputs, runner.outputs))
-        for port, array in zip(runner.inputs, inputs, strict=True):
-            written, source = known[port.name]
-            relayout(source, written.layout, array, port.layout)
-        runner.run(inputs, outputs)
-        runner.close()
-        known.update({port.name: (port, array) for port, array in zip(runner.outputs, outputs, strict=True)})
-    return known
-
-
-def model_outputs(model: RelayModel, tensors: Mapping[str, tuple[Port, Array]]) -> list[Array]:
-    return [to_logical(tensors[name][1], tensors[name][0].layout) for name in model.graph.outputs]
 
 
 def whole_outputs(model: RelayModel, target: str, frame: Mapping[str, Array]) -> list[Array]:

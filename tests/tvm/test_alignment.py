@@ -12,16 +12,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import (
-    NETWORKS,
-    Weights,
-    as_model,
-    image,
-    model_outputs,
-    random_frame,
-    random_stages,
-    run_stages,
-)
+from tests.support.networks import NETWORKS, Weights, as_model, image
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tests.tvm.test_numbering import conv, conv_and_add, read, written
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.platform import Device

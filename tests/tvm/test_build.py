@@ -14,7 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import as_model, model_outputs, random_frame, relay_module, run_stages
+from tests.support.networks import as_model, relay_module
+from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import as_model, model_outputs, random_frame, random_stages, run_stages, whole_outputs
+from tests.support.networks import as_model, whole_outputs
 from tests.support.planned import planned
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tests.support.tangled import tangled_module
 from tests.tvm.test_numbering import library, random_fusion, random_network
 from tvm_pipeline.backends.contract import Order

@@ -17,15 +17,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import (
-    Weights,
-    as_model,
-    image,
-    model_outputs,
-    random_frame,
-    random_stages,
-    run_stages,
-)
+from tests.support.networks import Weights, as_model, image
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes

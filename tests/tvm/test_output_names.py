@@ -16,8 +16,8 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 from tvm import relay
 
-from tests.support.networks import random_frame
 from tests.support.onnx_models import onnx_bytes
+from tests.support.stages import random_frame
 from tests.tvm.test_alignment import PICTURE, add, conv
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.model import Model

@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import NETWORKS, random_frame, random_stages, relay_module
+from tests.support.networks import NETWORKS, relay_module
+from tests.support.stages import random_frame, random_stages
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.errors import GraphError, PipelineError, PlanError
 from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_graph

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from tests.support.networks import Weights, random_frame
+from tests.support.networks import Weights
+from tests.support.stages import random_frame
 from tests.tvm.targets import LEVELS, TARGETS, built, by_topi, run, runs_here
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.tvm.relay import fold, schedules

@@ -17,18 +17,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import (
-    NETWORKS,
-    Weights,
-    as_model,
-    every_tensor,
-    image,
-    model_outputs,
-    random_frame,
-    random_stages,
-    relay_module,
-    run_stages,
-)
+from tests.support.networks import NETWORKS, Weights, as_model, every_tensor, image, relay_module
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.errors import PlanError

@@ -13,7 +13,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import as_model, model_outputs, random_frame, relay_module, run_stages
+from tests.support.networks import as_model, relay_module
+from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tests.tvm.test_schedules import layer
 from tvm_pipeline.backends.tuning import TunedKernels, tuned_kernels

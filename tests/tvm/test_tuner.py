@@ -11,7 +11,8 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import as_model, model_outputs, random_frame, relay_module, run_stages
+from tests.support.networks import as_model, relay_module
+from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import runs_here
 from tests.tvm.test_build import text_model
 from tvm_pipeline.backends.registry import find_backend

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("tvm")
 
-from tests.support.networks import Weights, as_model, model_outputs, random_frame, random_stages, run_stages
+from tests.support.networks import Weights, as_model
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tests.tvm.test_tuner import tuned
 from tvm_pipeline.backends.contract import Array

@@ -17,7 +17,8 @@ import tvm
 from tvm import te
 from tvm.contrib import graph_executor
 
-from tests.support.networks import random_frame, relay_module
+from tests.support.networks import relay_module
+from tests.support.stages import random_frame
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.tvm.devices import programs
