@@ -4,7 +4,9 @@ It is three libraries that pose as CUDA's, so that nothing in the product knows 
 on a GPU also does so here. Kernels run on the CPU: the device shows that code works, and nothing about speed.
 
 cuda.cc      the driver API, and what is modelled of a device and what is not
+driver13.cc  what TVM 0.27 calls of it besides
 runtime.cc   the runtime API, which TVM calls
+runtime13.cc what TVM 0.27 calls of it besides
 nvrtc.cc     the compiler of CUDA source
 devices.cc   which devices there are, and their faults
 memory.cc    their memory
@@ -34,15 +36,24 @@ import ctypes
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 _HERE = Path(__file__).parent
-# Each library with its sources, in the order in which they are loaded: the first holds what the others share.
-_LIBRARIES = {
-    "libcuda.so.1": ("cuda.cc", "devices.cc", "memory.cc", "kernels.cc", "fibers.cc"),
+_DRIVER = ("cuda.cc", "devices.cc", "memory.cc", "kernels.cc", "fibers.cc")
+Libraries = Mapping[str, tuple[str, ...]]
+# Each library with its sources, in the order in which they are loaded: the first holds what the others share. TVM 0.19
+# is built for the first set, and TVM 0.27 comes built for the second.
+CUDA_12: Libraries = {
+    "libcuda.so.1": _DRIVER,
     "libcudart.so.12": ("runtime.cc",),
     "libnvrtc.so.12": ("nvrtc.cc",),
+}
+CUDA_13: Libraries = {
+    "libcuda.so.1": (*_DRIVER, "driver13.cc"),
+    "libcudart.so.13": ("runtime.cc", "runtime13.cc"),
+    "libnvrtc.so.13": ("nvrtc.cc",),
 }
 # Modules of networks compile twice as fast as with -O2, and run no slower; with -O0 they run three times slower.
 _KERNEL_FLAGS = "-O1"
@@ -56,7 +67,7 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def build(folder: Path) -> None:
+def build(folder: Path, made: Libraries = CUDA_12) -> None:
     """Build the libraries into `folder`, laid out like a CUDA toolkit: include/ and lib64/.
 
     Raises RuntimeError with the compiler's output.
@@ -68,7 +79,9 @@ def build(folder: Path) -> None:
     libraries = folder / "lib64"
     libraries.mkdir(parents=True, exist_ok=True)
     shutil.copytree(_HERE / "include", folder / "include", dirs_exist_ok=True)
-    for name, sources in _LIBRARIES.items():
+    for name, sources in made.items():
+        version = libraries / f"{name}.version"
+        version.write_text(f"{name} {{ global: *; }};\n")
         command = [
             found,
             *("-O1", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread"),
@@ -78,6 +91,8 @@ def build(folder: Path) -> None:
             f"-I{_HERE / 'include'}",
             *(str(_HERE / source) for source in sources),
             *("-o", str(libraries / name), f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", f"-L{libraries}"),
+            # TVM 0.27 comes linked with NVIDIA's, and asks for its functions by this version.
+            *((f"-Wl,--version-script={version}",) if name == "libcudart.so.13" else ()),
             *(() if name == "libcuda.so.1" else ("-l:libcuda.so.1",)),
             "-ldl",
         ]
@@ -86,13 +101,13 @@ def build(folder: Path) -> None:
             raise RuntimeError(f"{name} of the software CUDA device does not compile:\n{result.stderr}")
 
 
-def load(folder: Path) -> SoftwareCuda:
+def load(folder: Path, made: Libraries = CUDA_12) -> SoftwareCuda:
     """Make the libraries in `folder` this process's CUDA, for good: the loader finds a loaded library by its name.
 
     The headers beside them become this process's as well, through the variable CUDA_HOME.
     """
     os.environ["CUDA_HOME"] = str(folder)
-    return SoftwareCuda([ctypes.CDLL(str(folder / "lib64" / name), ctypes.RTLD_GLOBAL) for name in _LIBRARIES])
+    return SoftwareCuda([ctypes.CDLL(str(folder / "lib64" / name), ctypes.RTLD_GLOBAL) for name in made])
 
 
 def environment(folder: Path) -> dict[str, str]:

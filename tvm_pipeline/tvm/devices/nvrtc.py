@@ -91,8 +91,10 @@ class Nvrtc:
 
     def _includes(self) -> tuple[Path, ...]:
         """Return the folders of headers that kernels include, with the standard library for them (`cccl`)."""
-        major = self.version // 1000
-        folders = next((toolkit.includes for toolkit in toolkits() if toolkit.version // 1000 == major), ())
+        own = Path(self._library._name).parent
+        known = [toolkit for toolkit in toolkits() if toolkit.version // 1000 == self.version // 1000]
+        known.sort(key=lambda toolkit: own not in toolkit.libraries)
+        folders = known[0].includes if known else ()
         return *folders, *(folder / "cccl" for folder in folders if (folder / "cccl").is_dir())
 
     def _got(self, program: ctypes.c_void_p, what: str) -> bytes:
