@@ -30,6 +30,7 @@ import tvm_ffi
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.devices import cuda_toolkit
 from tvm_pipeline.tvm.devices.nvrtc import nvrtc
+from tvm_pipeline.tvm.machine_code import load_kernels
 
 HOST_FILE, DEVICE_FILE = "kernels.so", "kernels.cuda"
 _RUNTIME = "libtvm_runtime_cuda.so"  # of TVM's wheel
@@ -163,7 +164,7 @@ def load_cuda_kernels(folder: Path) -> Any:
         PlatformError: TVM cannot use a CUDA device here; the message says what is missing.
     """
     ready_to_run()
-    module = tvm.runtime.load_module(str(folder / HOST_FILE))
+    module = load_kernels(folder / HOST_FILE, alone=True)
     read = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda")
     module.import_module(read((folder / DEVICE_FILE).read_bytes()))
     return module

@@ -220,3 +220,6 @@ inline int __dp4a(int a, unsigned b, int sum) { return software_cuda_dot<signed 
 inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
   return software_cuda_dot<unsigned char, unsigned char>(a, b, sum);
 }
+
+/* TVM 0.27 writes `__shared__ alignas(64) float`, where CUDA's compiler takes it, and g++ only this. */
+#define alignas(n) __attribute__((aligned(n)))
