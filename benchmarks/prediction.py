@@ -11,20 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 
-from networks import MODELS, load
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline import Problem, detect_platform, planning, profile_model, settle_platform
+from tvm_pipeline import Problem, detect_platform, frontends, planning, profile_model, settle_platform
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.runtime.comparison import Measured, compare
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--models", nargs="+", help="files, or names that networks.py knows (with Relay alone)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each candidate in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--short", action="store_true", help="one small model, briefly: proves that it works")
@@ -36,8 +37,8 @@ def main() -> None:
     console = Console(width=140)
     backend, platform = settle_platform(detect_platform())
     rows: list[tuple[str, Measured]] = []
-    for name in arguments.models:
-        compiled = backend.compile(load(name), platform.devices, lambda _: None)
+    for name, model in models(arguments.models):
+        compiled = backend.compile(model, platform.devices, lambda _: None)
         profile = profile_model(backend, compiled, platform)
         candidates = planning.plan(Problem(compiled.graph, platform, profile)).candidates
         for warning in profile.warnings:
@@ -51,6 +52,18 @@ def main() -> None:
         arguments.json.write_text(
             json.dumps({**summary, "rows": [row(name, result) for name, result in rows]}, indent=1)
         )
+
+
+def models(names: list[str] | None) -> Iterator[tuple[str, Model]]:
+    """Yield each network under its name; those of networks.py where none are named."""
+    files = [name for name in names or () if Path(name).suffix]
+    if names and len(files) == len(names):
+        yield from ((Path(name).stem, frontends.load(name)) for name in names)
+        return
+    import networks
+
+    for name in names or networks.MODELS:
+        yield name, networks.load(name)
 
 
 def show(console: Console, name: str, measured: list[Measured]) -> None:

@@ -293,7 +293,9 @@ def speed(options: argparse.Namespace) -> bool:
             row.append(f"{median:.3f} ({low:.3f}-{high:.3f})")
         rows.append(tuple(row))
         CONSOLE.print("  ", *row, style="dim", highlight=False)
-    means = (f"{np.exp(np.mean(np.log(found))):.3f}, least {min(found):.3f}" if found else "-" for found in ratios.values())
+    means = (
+        f"{np.exp(np.mean(np.log(found))):.3f}, least {min(found):.3f}" if found else "-" for found in ratios.values()
+    )
     rows.append(("geometric mean", "", *means))
     columns = ("network", "CPU ms", "TVM 0.19, our kernels / Relax, ours", "stock Relax / Relax, ours")
     CONSOLE.print(TextTable("One core, one thread; above 1 Relax with our kernels is faster", columns, tuple(rows)))
@@ -326,7 +328,8 @@ def prediction(options: argparse.Namespace) -> bool:
     for label, python in {"Relax": sys.executable, "Relay": options.relay}.items():
         if python:
             CONSOLE.print(f"{label}:")
-            subprocess.run([python, HERE / "prediction.py", "--models", *files, *(["--seconds", "0.2", "--rounds", "1"] if options.short else [])], check=True)
+            briefly = ("--seconds", "0.2", "--rounds", "1") if options.short else ()
+            subprocess.run([python, HERE / "prediction.py", "--models", *files, *briefly], check=True)
     return True
 
 

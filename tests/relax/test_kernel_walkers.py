@@ -17,7 +17,9 @@ from tvm_pipeline.tvm.relax.simplify import simplified
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})  # vectors of 8
 
 
-def flat(nodes: list, weights: dict[str, tuple[int, ...]], outputs: tuple[str, ...] = ("y",), **inputs: tuple) -> FlatModule:
+def flat(
+    nodes: list, weights: dict[str, tuple[int, ...]], outputs: tuple[str, ...] = ("y",), **inputs: tuple
+) -> FlatModule:
     draw = np.random.default_rng(0)
     constants = {name: draw.standard_normal(shape).astype("float32") for name, shape in weights.items()}
     infos = [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]

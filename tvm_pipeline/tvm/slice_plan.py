@@ -307,7 +307,9 @@ def _input(chosen: _Selection, operators: Sequence[str], entry: Entry, shape: Sh
             f"the stage of {held} reads a tensor that no operator hands on, on {library.target}; put it into one "
             "stage with the operators in front of it, and report this as a fault of tvm-pipeline"
         )
-    return Port(alignment.names[value], shape, entry_dtype(library, entry), _layout(library, entry))
+    # Another shape of the same bytes, as a view shows it, is in the logical order.
+    layout = _layout(library, entry) if shape == entry_shape(library, entry) else ""
+    return Port(alignment.names[value], shape, entry_dtype(library, entry), layout)
 
 
 def _layout(library: KernelLibrary, entry: Entry) -> str:
