@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -30,8 +29,8 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -41,12 +40,12 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tests.support.onnx_models import write_picture_net
+from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline import Device, frontends
 from tvm_pipeline.backends.contract import Array, CompiledModel
-from tvm_pipeline.backends.ports import Port, noise
+from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.tensor_layout import relayout, to_logical
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.runtime.comparison import in_turn
@@ -108,15 +107,16 @@ def slices(options: argparse.Namespace) -> bool:
     for name in options.models or TEN:
         model = loaded(name, options)
         compiled = backend.compile(model, [device], lambda _: None)
-        frame = {each.name: noise(Port(each.name, each.shape, each.dtype)) for each in compiled.graph.inputs}
+        frame = random_frame(compiled.graph.inputs)
         names = [operator.name for operator in compiled.graph.operators]
-        whole = chained(compiled, device, [names], frame)
-        apart = against_onnxruntime(model, frame, [whole[output] for output in compiled.graph.outputs])
-        draw, equal, made_s = random.Random(0), 0, []
+        whole = model_outputs(compiled, run_stages(compiled, [(names, device)], frame))
+        apart = against_onnxruntime(model, frame, whole)
+        draw, equal, made_s = Random(0), 0, []
         for _ in range(options.cuts):
-            parts = random_parts(compiled, draw)
-            found = chained(compiled, device, parts, frame, made_s)
-            equal += all(np.array_equal(found[output], whole[output]) for output in compiled.graph.outputs)
+            parts = random_stages(compiled.graph, draw, draw.randint(2, min(4, len(names))))
+            made_s += [seconds_to_make(compiled, part, device) for part in parts]
+            found = model_outputs(compiled, run_stages(compiled, [(part, device) for part in parts], frame))
+            equal += all(map(np.array_equal, found, whole))
         right = right and equal == options.cuts and apart <= LIMIT
         rows.append(
             (
@@ -134,45 +134,10 @@ def slices(options: argparse.Namespace) -> bool:
     return right
 
 
-def random_parts(compiled: CompiledModel, draw: random.Random) -> list[list[str]]:
-    """Return the operators in a random order that can run, cut in 2 to 4."""
-    edges, operators = compiled.graph.edges, compiled.graph.operators
-    missing = [len(before) for before in edges.before]
-    ready = [index for index, count in enumerate(missing) if not count]
-    order: list[str] = []
-    while ready:
-        chosen = ready.pop(draw.randrange(len(ready)))
-        order.append(operators[chosen].name)
-        for reader in edges.after[chosen]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                ready.append(reader)
-    ends = sorted(draw.sample(range(1, len(order)), min(draw.randint(1, 3), len(order) - 1)))
-    return [order[a:b] for a, b in pairwise((0, *ends, len(order)))]
-
-
-def chained(
-    compiled: CompiledModel,
-    device: Device,
-    parts: Sequence[Sequence[str]],
-    frame: Mapping[str, Array],
-    made_s: list[float] | None = None,
-) -> dict[str, Array]:
-    """Run stages one after the other; return all tensors that cross, in their plain layout."""
-    known = {name: (Port(name, array.shape, str(array.dtype)), array) for name, array in frame.items()}
-    for part in parts:
-        begin_s = time.perf_counter()
-        stage = compiled.stage(part, device)
-        if made_s is not None:
-            made_s.append(time.perf_counter() - begin_s)
-        inputs = [port.buffer() for port in stage.inputs]
-        for port, array in zip(stage.inputs, inputs, strict=True):
-            stands, source = known[port.name]
-            relayout(source, stands.layout, array, port.layout)
-        outputs = [port.buffer() for port in stage.outputs]
-        stage.run(inputs, outputs)
-        known.update({port.name: (port, array) for port, array in zip(stage.outputs, outputs, strict=True)})
-    return {name: to_logical(array, port.layout) for name, (port, array) in known.items()}
+def seconds_to_make(compiled: CompiledModel, part: Sequence[str], device: Device) -> float:
+    begin_s = time.perf_counter()
+    compiled.stage(part, device)
+    return time.perf_counter() - begin_s
 
 
 def against_onnxruntime(model: Model, frame: Mapping[str, Array], found: Sequence[Array]) -> float:

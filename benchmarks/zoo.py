@@ -38,6 +38,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tvm_pipeline import frontends
+from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import PipelineError
@@ -108,18 +109,14 @@ def loaded(entry: Entry, path: Path) -> Model:
 
 def compiled_for_host(model: Model) -> tuple[Any, str]:
     """Return the compiled model and its target; report seconds of importing alone, then of all that compiling takes."""
-    from tvm_pipeline_host.detection import host_target
-
-    from tvm_pipeline.tvm.relay.compiled import RelayModel
-    from tvm_pipeline.tvm.relay.importer import import_model
-
+    backend = find_backend("host")
     begin_s, cpu_s = time.perf_counter(), time.process_time()
-    import_model(model)
+    backend.refuses_slice(model)  # which imports it
     report(import_s=time.perf_counter() - begin_s, import_cpu_s=time.process_time() - cpu_s)
-    begin_s, target = time.perf_counter(), host_target()
-    compiled = RelayModel.compile(model, [target], lambda _: None, lambda _: None)
+    begin_s, device = time.perf_counter(), backend.detect()[0]
+    compiled = backend.compile(model, [device], lambda _: None)
     report(compile_s=time.perf_counter() - begin_s, operators=len(compiled.graph))
-    return compiled, target
+    return compiled, device.target
 
 
 def fed(inputs: Sequence[Tensor], described: str) -> Arrays:

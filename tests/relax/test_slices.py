@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import onnxruntime
@@ -14,11 +13,11 @@ import pytest
 
 from tests.relax.layers import MCPU, target_of
 from tests.relax.mixed_net import INPUTS, mixed_net
+from tests.support.stages import model_outputs, random_stages, run_stages
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.core.tensor_layout import relayout, to_logical
 from tvm_pipeline.errors import BundleError, PlanError
 from tvm_pipeline.tvm.relax.build import load_library
 from tvm_pipeline.tvm.relax.compiled import RelaxModel
@@ -64,61 +63,36 @@ def compiled(request: pytest.FixtureRequest, model: Model, cache: Path) -> tuple
         return RelaxModel.compile(model, [device.target], bind, lambda _: None), device
 
 
-def chained(
-    compiled: CompiledModel, parts: Sequence[tuple[Sequence[str], Device]], frame: Mapping[str, Array]
-) -> dict[str, Array]:
-    """Run stages one after the other; return all tensors that cross, in their plain layout."""
-    known = {name: (Port(name, array.shape, str(array.dtype)), array) for name, array in frame.items()}
-    for names, device in parts:
-        stage = compiled.stage(names, device)
-        inputs = [port.buffer() for port in stage.inputs]
-        for port, array in zip(stage.inputs, inputs, strict=True):
-            stands, source = known[port.name]
-            relayout(source, stands.layout, array, port.layout)
-        outputs = [port.buffer() for port in stage.outputs]
-        stage.run(inputs, outputs)
-        known.update({port.name: (port, array) for port, array in zip(stage.outputs, outputs, strict=True)})
-    return {name: to_logical(array, port.layout) for name, (port, array) in known.items()}
+def outputs(
+    compiled: CompiledModel, stages: Sequence[tuple[Sequence[str], Device]], frame: Mapping[str, Array]
+) -> list[Array]:
+    return model_outputs(compiled, run_stages(compiled, stages, frame))
 
 
-def random_parts(compiled: CompiledModel, draw: random.Random) -> list[list[str]]:
-    """Return the operators in a random order that can run, cut in 2 to 4."""
-    edges, operators = compiled.graph.edges, compiled.graph.operators
-    missing = [len(before) for before in edges.before]
-    ready, order = [index for index, count in enumerate(missing) if not count], []
-    while ready:
-        chosen = ready.pop(draw.randrange(len(ready)))
-        order.append(operators[chosen].name)
-        for reader in edges.after[chosen]:
-            missing[reader] -= 1
-            if not missing[reader]:
-                ready.append(reader)
-    ends = sorted(draw.sample(range(1, len(order)), min(draw.randint(1, 3), len(order) - 1)))
-    return [order[a:b] for a, b in pairwise((0, *ends, len(order)))]
+def whole(compiled: CompiledModel, device: Device, frame: Mapping[str, Array]) -> list[Array]:
+    return outputs(compiled, [([operator.name for operator in compiled.graph.operators], device)], frame)
 
 
-def whole(compiled: CompiledModel, device: Device, frame: Mapping[str, Array]) -> dict[str, Array]:
-    return chained(compiled, [([operator.name for operator in compiled.graph.operators], device)], frame)
+def check_equal(found: Sequence[Array], right: Sequence[Array], what: object) -> None:
+    for one, other in zip(found, right, strict=True):
+        np.testing.assert_array_equal(one, other, str(what))
 
 
 def test_values_are_those_of_onnxruntime(
     compiled: tuple[CompiledModel, Device], frame: dict[str, Array], expected: list[Array]
 ) -> None:
     model, device = compiled
-    found = whole(model, device, frame)
     assert model.graph.outputs == ("image", "scores")
-    for name, right in zip(model.graph.outputs, expected, strict=True):
-        np.testing.assert_allclose(found[name].reshape(right.shape), right, rtol=1e-4, atol=1e-5)
+    for found, right in zip(whole(model, device, frame), expected, strict=True):
+        np.testing.assert_allclose(found.reshape(right.shape), right, rtol=1e-4, atol=1e-5)
 
 
 def test_random_cuts_are_equal_bit_for_bit(compiled: tuple[CompiledModel, Device], frame: dict[str, Array]) -> None:
     model, device = compiled
-    right, draw = whole(model, device, frame), random.Random(1)
+    right, draw = whole(model, device, frame), Random(1)
     for _ in range(15):
-        parts = random_parts(model, draw)
-        found = chained(model, [(part, device) for part in parts], frame)
-        for output in model.graph.outputs:
-            np.testing.assert_array_equal(found[output], right[output], str(parts))
+        parts = random_stages(model.graph, draw, draw.randint(2, 4))
+        check_equal(outputs(model, [(part, device) for part in parts], frame), right, parts)
 
 
 def test_operators_run_in_blocks(compiled: tuple[CompiledModel, Device]) -> None:
@@ -134,12 +108,12 @@ def test_stages_of_two_targets_agree(model: Model, frame: dict[str, Array], own_
     """Libraries of different vectors share one graph, and a cut between them is near the unsplit model."""
     devices = [device_of(8), device_of(4)]
     compiled = RelaxModel.compile(model, [device.target for device in devices], bind, lambda _: None)
-    right, draw = whole(compiled, devices[0], frame), random.Random(2)
+    right, draw = whole(compiled, devices[0], frame), Random(2)
     for _ in range(3):
-        parts = [(part, devices[index % 2]) for index, part in enumerate(random_parts(compiled, draw))]
-        found = chained(compiled, parts, frame)
-        for output in compiled.graph.outputs:
-            np.testing.assert_allclose(found[output], right[output], rtol=1e-4, atol=1e-5)
+        parts = random_stages(compiled.graph, draw, 3)
+        found = outputs(compiled, [(part, devices[index % 2]) for index, part in enumerate(parts)], frame)
+        for one, other in zip(found, right, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_a_saved_model_computes_the_same(
@@ -149,9 +123,7 @@ def test_a_saved_model_computes_the_same(
     model.save(tmp_path)
     loaded = RelaxModel.load(tmp_path, bind)
     assert loaded.graph == model.graph
-    again, right = whole(loaded, device, frame), whole(model, device, frame)
-    for output in model.graph.outputs:
-        np.testing.assert_array_equal(again[output], right[output])
+    check_equal(whole(loaded, device, frame), whole(model, device, frame), "loaded")
 
 
 def test_every_cut_is_equal_bit_for_bit(compiled: tuple[CompiledModel, Device], frame: dict[str, Array]) -> None:
@@ -159,9 +131,7 @@ def test_every_cut_is_equal_bit_for_bit(compiled: tuple[CompiledModel, Device], 
     model, device = compiled
     right, names = whole(model, device, frame), [operator.name for operator in model.graph.operators]
     for cut in range(1, len(names)):
-        found = chained(model, [(names[:cut], device), (names[cut:], device)], frame)
-        for output in model.graph.outputs:
-            np.testing.assert_array_equal(found[output], right[output], f"cut at {cut}")
+        check_equal(outputs(model, [(names[:cut], device), (names[cut:], device)], frame), right, f"cut at {cut}")
 
 
 @pytest.mark.parametrize("file", ["kernels.so", "weights.bin", "kernels.json"])
@@ -192,9 +162,7 @@ def test_memory_order_needs_no_more(model: Model, cache: Path, frame: dict[str, 
     names = [operator.name for operator in ordered.graph.operators]
     before, after = ordered.activation_bytes(names, device)
     assert after <= before == listed.activation_bytes(names, device)[1]
-    right, found = whole(listed, device, frame), whole(ordered, device, frame)
-    for output in listed.graph.outputs:
-        np.testing.assert_array_equal(found[output], right[output])
+    check_equal(whole(ordered, device, frame), whole(listed, device, frame), "ordered")
 
 
 def test_operators_are_timed_where_they_run(compiled: tuple[CompiledModel, Device]) -> None:
