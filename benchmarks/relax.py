@@ -267,7 +267,7 @@ def speed(options: argparse.Namespace) -> bool:
     return True
 
 
-def compile(options: argparse.Namespace) -> bool:  # noqa: A001 - the name of the part
+def compile(options: argparse.Namespace) -> bool:
     """Compile a network in both environments in turns."""
     name = options.models[0] if options.models else "resnet-50"
     core = max(os.sched_getaffinity(0))

@@ -97,7 +97,7 @@ def test_random_cuts_are_equal_bit_for_bit(compiled: tuple[CompiledModel, Device
 
 def test_operators_run_in_blocks(compiled: tuple[CompiledModel, Device]) -> None:
     """Only the input of the grouped convolution and the outputs change their layout; all else stays in blocks."""
-    model, device = compiled
+    model, _ = compiled
     (library,) = model.libraries.values()
     moved = [call.function for call, kernel in zip(library.calls, library.kernels, strict=True) if kernel.is_glue]
     assert sum("layout_transform" in name for name in moved) <= 3, moved
