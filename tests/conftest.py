@@ -32,7 +32,7 @@ CORES = os.sched_getaffinity(0)
 
 TESTS = Path(__file__).parent
 # Folders and files that run in an environment with Relax, too.
-BOTH = ("frontends", "onnxruntime")
+BOTH = ("backends/test_host_backend.py", "frontends", "onnxruntime")
 
 
 def _has_relax() -> bool:

@@ -1,4 +1,4 @@
-"""The walls of TVM's room: what is beside `relay/` knows no Relay, and the rest of the package knows no TVM."""
+"""The walls of TVM's room: what is beside the IRs knows none of them, and the rest of the package knows no TVM."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import tvm_pipeline
 
 PACKAGE = Path(tvm_pipeline.__file__).parent
 ROOM = PACKAGE / "tvm"
-# Relay's names of modules, as `import tvm_pipeline.tvm.relay.build` or `from tvm import relay` give them.
+# The IRs' names of modules, as `import tvm_pipeline.tvm.relay.build` or `from tvm import relay` give them.
 RELAY = ("tvm_pipeline.tvm.relay", "tvm.relay")
+RELAX = ("tvm_pipeline.tvm.relax", "tvm.relax")
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -41,8 +42,18 @@ def run_python(program: str) -> str:
 
 
 @pytest.mark.parametrize("file", sorted(ROOM.glob("*.py")), ids=lambda file: file.name)
-def test_beside_relay_nothing_imports_it(file: Path) -> None:
-    assert [name for name in imported(file) if f"{name}.".startswith(tuple(f"{root}." for root in RELAY))] == []
+def test_beside_the_irs_nothing_imports_them(file: Path) -> None:
+    assert of(file, *RELAY, *RELAX) == []
+
+
+@pytest.mark.parametrize(("room", "other"), [("relay", RELAX), ("relax", RELAY)])
+def test_no_ir_imports_the_other(room: str, other: tuple[str, ...]) -> None:
+    assert [file.name for file in sorted((ROOM / room).rglob("*.py")) if of(file, *other)] == []
+
+
+def of(file: Path, *roots: str) -> list[str]:
+    """The imports of a file that lie under any of these modules."""
+    return [name for name in imported(file) if f"{name}.".startswith(tuple(f"{root}." for root in roots))]
 
 
 def test_only_the_room_imports_tvm() -> None:
@@ -71,24 +82,28 @@ print(len(sys.modules))
     assert int(run_python(program)) > len(modules)
 
 
-def test_without_relay_the_room_says_what_to_install() -> None:
+def test_without_tvm_the_room_says_what_to_install() -> None:
     program = """
 import sys
 sys.modules["tvm"] = None
 import tvm_pipeline.tvm
-try:
-    import tvm_pipeline.tvm.relay
-except ImportError as error:
-    print(error)
+for ir in ("relay", "relax"):
+    try:
+        __import__(f"tvm_pipeline.tvm.{ir}")
+    except ImportError as error:
+        print(error)
 from tvm_pipeline.backends.registry import find_backend
 try:
     find_backend("host")
 except Exception as error:
     print(type(error).__name__, error)
 """
-    relay, host = run_python(program).splitlines()
+    relay, relax, host = run_python(program).splitlines()
     assert relay.startswith("TVM with Relay is not installed: run `pip install 'tvm-pipeline[relay]'`")
-    assert host.startswith("PlatformError the backend host cannot be used: TVM with Relay is not installed")
+    assert relax.startswith("TVM with Relax is not installed: run `pip install 'tvm-pipeline[relax]'`")
+    assert host.startswith("PlatformError the backend host cannot be used: TVM is not installed: run `pip install")
+    assert "'tvm-pipeline[relay]'" in host
+    assert "'tvm-pipeline[relax]'" in host
 
 
 def test_importing_the_room_sets_the_environment_up() -> None:

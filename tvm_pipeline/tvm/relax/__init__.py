@@ -41,3 +41,7 @@ partition_pipeline.py  the pass PartitionPipeline
 memory_order.py       the pass MemoryOrder
 cpu_pipeline.py       a pipeline of passes for `tvm.compile`
 """
+
+from tvm_pipeline.tvm.installed import demand
+
+demand("relax")
