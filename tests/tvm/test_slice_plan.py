@@ -7,7 +7,7 @@ which entry wrote each of them last.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.networks import random_stages
+from tests.support.stages import random_stages
 from tests.tvm.test_numbering import library, random_fusion, random_network
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Source, tensor_bytes
+from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, tensor_bytes
 from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape, plan_slice
 
 INPUTS = tuple(Tensor(f"x{index}", (1, 4, 4, 4)) for index in range(2))
@@ -126,6 +126,24 @@ def test_slices_compute_what_the_whole_does(draw: Random) -> None:
             made = carried_out(plan, one, [known[port.name] for port in plan.inputs])
             known.update({port.name: symbol for port, symbol in zip(plan.outputs, made, strict=True)})
         assert [known[name] for name in graph.outputs] == expected
+
+
+def test_an_input_has_the_layout_of_the_view_that_is_read() -> None:
+    """What is blocked for 8 channels of one pixel each is plain, byte for byte, under another shape."""
+    blocked = Output((1, 2, 1, 1, 8), "float32", "NCHW8c", Source(0, 0))
+    flat = Output((1, 16), "float32", "", Source(None, 0))
+    kernels = [
+        Kernel((("mean", 16),), ((Source(None, 0),),), ((-1, 0),), (blocked,), 0, 0),
+        Kernel((), (), ((0, 0),), (flat,), 0, 0),
+        Kernel((("matmul", 10),), ((Source(None, 0),),), ((1, 0),), (replace(flat, source=Source(0, 0)),), 0, 0),
+    ]
+    one = Kernels(kernels, [[0], [], [1]], [(2, 0)], {1})
+    graph, [alignment] = align("net", INPUTS, [kernels], [one.heads])
+    first, second = (operator.name for operator in graph.operators)
+    [out] = plan_slice(one, alignment, graph, [first]).outputs
+    [into] = plan_slice(one, alignment, graph, [second]).inputs
+    assert (out.name, out.shape, out.layout) == (into.name, (1, 2, 1, 1, 8), "NCHW8c")
+    assert (into.shape, into.layout) == ((1, 16), "")
 
 
 def test_a_path_that_leaves_the_slice_and_comes_back_is_refused() -> None:

@@ -154,7 +154,7 @@ class _Selection:
         self.library, self.alignment = library, alignment
         self.kernels = {k for name in operators for k in alignment.kernels[name]}
         self.own = frozenset(self.kernels)
-        self.imports: dict[tuple[Entry, Shape], int] = {}
+        self.imports: dict[tuple[Entry, Shape, str], int] = {}
         self.read_from: dict[Entry, int] = {}
         for kernel in sorted(self.own):
             for entry in library.kernels[kernel].reads:
@@ -172,8 +172,8 @@ class _Selection:
                 for each in behind:
                     self.need(each)
                 return
-        origin = self.origin(entry), entry_shape(self.library, entry)
-        self.read_from[entry] = self.imports.setdefault(origin, len(self.imports))
+        shown = self.origin(entry), entry_shape(self.library, entry), _layout(self.library, entry)
+        self.read_from[entry] = self.imports.setdefault(shown, len(self.imports))
 
     def inside(self, entry: Entry) -> bool:
         """Return whether the bytes of `entry` are computed here rather than read from an input."""
@@ -235,7 +235,7 @@ def _planned(
 ) -> SlicePlan:
     """Return the plan of a selection whose kernels run in `order`."""
     library, views = chosen.library, chosen.views()
-    inputs = tuple(_input(chosen, operators, entry, shape) for entry, shape in chosen.imports)
+    inputs = tuple(_input(chosen, operators, *shown) for shown in chosen.imports)
     origins = [origin for _, origin in exports.values()]
     # An output that is also shown under another shape cannot be redirected: its other readers would not follow.
     shown = set(views.values())
@@ -252,7 +252,7 @@ def _planned(
             Port(name, entry_shape(library, entry), entry_dtype(library, entry), _layout(library, entry))
             for name, (entry, _) in exports.items()
         ),
-        tuple(chosen.imports),
+        tuple((entry, shape) for entry, shape, _ in chosen.imports),
         chosen.read_from,
         tuple(origins),
         tuple(Call(kernel, owners[kernel], library.is_reshape(kernel)) for kernel in order),
@@ -297,7 +297,7 @@ def _owners(chosen: _Selection, operators: Sequence[str]) -> dict[int, str]:
     return owner
 
 
-def _input(chosen: _Selection, operators: Sequence[str], entry: Entry, shape: Shape) -> Port:
+def _input(chosen: _Selection, operators: Sequence[str], entry: Entry, shape: Shape, layout: str) -> Port:
     library, alignment = chosen.library, chosen.alignment
     kernel, output = entry
     value = alignment.values[kernel][output] if kernel >= 0 else (-1, output)
@@ -307,8 +307,6 @@ def _input(chosen: _Selection, operators: Sequence[str], entry: Entry, shape: Sh
             f"the stage of {held} reads a tensor that no operator hands on, on {library.target}; put it into one "
             "stage with the operators in front of it, and report this as a fault of tvm-pipeline"
         )
-    # Another shape of the same bytes, as a view shows it, is in the logical order.
-    layout = _layout(library, entry) if shape == entry_shape(library, entry) else ""
     return Port(alignment.names[value], shape, entry_dtype(library, entry), layout)
 
 
