@@ -60,9 +60,11 @@ def mark(
     each = math.ceil(chunks / row_tiles)
     for index in range(each):
         block = tirx.floormod(number, row_tiles) * each + index
-        # a tile that has nothing to fetch asks for what it reads; behind the last chunk a prefetch is without effect
-        ahead = tirx.Select(block < chunks, block + chunks, block - block)
-        line = kernel[(chunk * chunks + ahead, *(loop.loop_var for loop in loops), 0)]
+        # A tile that has nothing to fetch asks for the first line of all, which is near; behind the last chunk a
+        # prefetch is without effect.
+        is_new = tirx.Select(block < chunks, 1, 0)
+        place = (chunk * chunks + block + chunks, *(loop.loop_var for loop in loops))
+        line = kernel[(*(is_new * index for index in place), 0)]
         body = tirx.AttrStmt(0, _MARK, tirx.address_of(line), body)
     s.state.replace(
         s.get_sref(reduction[-1]), tirx.For(term.loop_var, term.min, term.extent, term.kind, body, None, {})
