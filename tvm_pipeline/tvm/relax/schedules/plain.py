@@ -39,7 +39,7 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import blocks_of
 SPATIAL, REDUCED = 0, 2  # kinds of an axis of a block
 VECTORS = 4  # of sums that a reduction has in flight
 ROWS = 8  # of sums that are not in vectors
-CHEAP = ("tirx.if_then_else", "tirx.likely")  # calls that cost no more than what they choose
+CHEAP = ("prim.if_then_else", "tirx.likely")  # calls that cost no more than what they choose
 
 
 def schedule(s: Schedule, cores: Cores) -> bool:
@@ -54,7 +54,7 @@ def schedule(s: Schedule, cores: Cores) -> bool:
                 s.compute_inline(block)
             except ScheduleError:  # what the function returns, or what is not computed element by element
                 continue
-    are_scheduled = [_schedule(s, block, cores) for block in blocks_of(s)]
+    are_scheduled = [schedule_block(s, block, cores) for block in blocks_of(s)]
     return any(are_scheduled)
 
 
@@ -105,7 +105,7 @@ def _accesses(node: SBlock) -> list[Access]:
     return stores + loads
 
 
-def _schedule(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
+def schedule_block(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
     """Schedule one pass over memory; return whether its loops have a known form."""
     node = s.get(block)
     kinds = [int(axis.iter_type) for axis in node.iter_vars]

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tvm import s_tir, te, tirx
+from tvm.ir import Call
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
@@ -32,7 +33,9 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, output, padding, sha
 
 NAME = "pooling"
 BLOCKS = 4  # that global pooling sums up at a time
-COLUMNS = 4  # of a tile of maxima, which read some numbers for two windows
+import os
+
+COLUMNS = int(os.environ.get("COLS", "4"))
 MOST_UNROLLED = 32  # terms of a window
 
 
@@ -102,13 +105,15 @@ def compute_max(
         place = []
         for windows, (index, number) in ((rows, y), (columns, x)):
             at = windows.place(index, number)
-            if windows.may_leave() and windows.all_meet_image():
+            if os.environ.get("CLAMP", "1") == "1" and windows.may_leave() and windows.all_meet_image():
                 at = tirx.max(tirx.min(at, windows.extent - 1), 0)
             elif windows.may_leave():
-                inside += [at >= 0, at < windows.extent]
+                inside.append(tirx.all(at >= 0, at < windows.extent))
             place.append(at)
         value = data[n, chunk, place[0], place[1], channel]
-        return tirx.if_then_else(tirx.all(*inside), value, least) if inside else value
+        for c in inside[::-1]:
+            value = tirx.if_then_else(c, value, least)
+        return value
 
     return _pooled(data, rows, columns, term, te.max)
 
@@ -135,9 +140,11 @@ def compute_avg(
         place = [windows.place(*at) for windows, at in ((rows, y), (columns, x))]
         for windows, at in zip((rows, columns), place, strict=True):
             if windows.may_leave():
-                inside += [at >= 0, at < windows.extent]
+                inside.append(tirx.all(at >= 0, at < windows.extent))
         value = data[n, chunk, place[0], place[1], channel]
-        return tirx.if_then_else(tirx.all(*inside), value, zero) if inside else value
+        for c in inside[::-1]:
+            value = tirx.if_then_else(c, value, zero)
+        return value
 
     sums = _pooled(data, rows, columns, term, te.sum)
 
@@ -189,6 +196,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     """Schedule a pooling of this module and what is fused to it."""
     *_, height, width, _ = shape_of(s, anchor)
     is_global = height == width == 1
+    _skip_padding(s, anchor)
     padding(s, anchor)
     last = output(s, anchor)
     n, chunk, row, column, channel = s.get_loops(last)
@@ -215,6 +223,36 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     _in_registers(s, *s.get_loops(s.decompose_reduction(anchor, terms[0]))[-2:])
     _in_registers(s, inner, channel)
     s.set_scope(anchor, 0, "local")
+
+
+def _skip_padding(s: s_tir.Schedule, anchor: SBlockRV) -> None:
+    """Let terms in the padding be skipped, where the block adds the padding's number or compares with it.
+
+    `sums = sums + if_then_else(inside, number, 0)` becomes `if inside: sums = sums + number`, and TVM takes a condition
+    of rows out of the loops of columns.
+    """
+    block = s.get(anchor)
+    store = block.body
+    reduced, (sums, value) = type(store.value), (store.value.a, store.value.b)
+    conditions = []
+    while isinstance(value, Call) and value.op.name == "prim.if_then_else":
+        condition, value, _ = value.args
+        conditions.append(condition)
+    body = tirx.BufferStore(store.buffer, reduced(sums, value), store.indices)
+    for condition in reversed(conditions):
+        body = tirx.IfThenElse(condition, body, None)
+    skipping = s_tir.SBlock(
+        block.iter_vars,
+        block.reads,
+        block.writes,
+        block.name_hint,
+        body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+    s.state.replace(s.get_sref(anchor), skipping, {block: skipping})
 
 
 def _in_registers(s: s_tir.Schedule, tile: LoopRV, vector: LoopRV) -> None:
