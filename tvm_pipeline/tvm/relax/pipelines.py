@@ -11,6 +11,8 @@ from tvm_pipeline.tvm.relax.blocked import BlockedLayout
 from tvm_pipeline.tvm.relax.schedules import scheduled
 from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
 
+IS_SCHEDULED = "tirx.is_scheduled"  # of a function; TVM's own schedules for GPUs write and heed it
+
 
 def fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel."""
@@ -36,6 +38,8 @@ def kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] 
 class ScheduleKernels:
     """The pass: each function of TIR -> the same, scheduled by the rule of its anchor.
 
+    A function that is scheduled already, by this pass or by another's hand, stays as it is.
+
     Args:
         rules: is filled with the name of each function and of its rule.
     """
@@ -46,7 +50,8 @@ class ScheduleKernels:
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
         functions = {}
         for symbol, function in mod.functions.items():
-            if isinstance(function, tirx.PrimFunc):
+            if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED):
                 function, self._rules[str(symbol.name_hint)] = scheduled(function, self._cores)
+                function = function.with_attr(IS_SCHEDULED, True)
             functions[symbol] = function
         return tvm.IRModule(functions, attrs=mod.attrs)
