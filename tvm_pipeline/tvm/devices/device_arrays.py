@@ -1,7 +1,8 @@
 """Arrays on a device: parameters that all its slices share, and arrays within one arena.
 
-TVM's own view of a part of an array carries a byte offset, which compiled kernels refuse. An array within a CUDA array
-is a pointer, and one within an OpenCL array is a sub-buffer, which the add-on makes (`opencl_parts.cc`).
+The view that TVM 0.19 has of a part of an array carries a byte offset, which compiled kernels refuse. There an array
+within a CUDA array is a pointer, and one within an OpenCL array is a sub-buffer, which the add-on makes
+(`opencl_parts.cc`).
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import tvm
 
 from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
+from tvm_pipeline.tvm.devices.tvm_arrays import copy_of, numbers_of, of_capsule, part_of
 
 
 class DeviceParams:
     """The parameters of one library on one device; each is copied there when it is first asked for."""
 
-    def __init__(self, params: Mapping[str, Any], device: tvm.runtime.Device) -> None:
+    def __init__(self, params: Mapping[Any, Any], device: tvm.runtime.Device) -> None:
         self.device = device
         self._params = params
-        self._arrays: dict[str, Any] = {}
+        self._arrays: dict[Any, Any] = {}
         release_with(self, device, self._arrays)
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: Any) -> Any:
         if name not in self._arrays:
-            self._arrays[name] = tvm.nd.array(self._params[name], self.device)
+            self._arrays[name] = copy_of(self._params[name], self.device)
         return self._arrays[name]
 
     def __len__(self) -> int:
@@ -37,6 +39,9 @@ class DeviceParams:
 
 def part(arena: Any, offset: int, shape: Sequence[int], dtype: str) -> Any:
     """Return an array within `arena`, an array of bytes on a device, from `offset` on; it keeps the arena alive."""
+    shown = part_of(arena, offset, shape, dtype)
+    if shown is not None:
+        return shown
     if arena.device.device_type == DEVICE_TYPES["opencl"]:
         sub_buffer = tvm.get_global_func("tvm_pipeline.opencl.part")
         return sub_buffer(arena, offset, tvm.runtime.ShapeTuple(shape), tvm.DataType(dtype))
@@ -78,15 +83,13 @@ def pointed_at(address: int, device: Any, shape: Sequence[int], dtype: str, keep
     """Return an array at an address of a device, which keeps `keeps` alive; by DLPack."""
     extents, type_ = (ctypes.c_int64 * len(shape))(*shape), tvm.DataType(dtype)
     managed = _DLManagedTensor(
-        _DLTensor(
-            address, device.device_type, device.device_id, len(shape), type_.type_code, type_.bits, 1, extents, None, 0
-        ),
+        _DLTensor(address, *numbers_of(device), len(shape), int(type_.type_code), type_.bits, 1, extents, None, 0),
         None,
         _delete,
     )
     _alive[ctypes.addressof(managed)] = managed, extents, keeps
     capsule = _new_capsule(ctypes.addressof(managed), b"dltensor", None)
-    return tvm.nd.from_dlpack(capsule)
+    return of_capsule(capsule, device)
 
 
 _new_capsule = ctypes.pythonapi.PyCapsule_New

@@ -23,6 +23,7 @@ from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.tvm.devices import cuda_toolkit
 from tvm_pipeline.tvm.devices.device_arrays import pointed_at
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
+from tvm_pipeline.tvm.devices.tvm_arrays import empty, numbers_of, same_memory
 
 _FOR_ALL = 1 | 2  # cudaHostRegister for all devices, and into their address space
 # Attributes of a CUDA device.
@@ -53,7 +54,7 @@ class Copied:
 
     def __init__(self, array: Array, on_device: Any, pinned: Pinned | None = None) -> None:
         self.on_device = on_device
-        self._host = tvm.nd.from_dlpack(_as_bytes(array))
+        self._host = same_memory(_as_bytes(array))
         self._pinned = pinned
 
     def begin(self, *, copied: bool) -> None:
@@ -119,19 +120,19 @@ class Mirrors:
             if mirror is None:
                 mirror = self._in_place(array)
                 if mirror is None and kept:
-                    mirror = self.copied(array, tvm.nd.empty((array.nbytes,), "uint8", self.device))
+                    mirror = self.copied(array, empty((array.nbytes,), "uint8", self.device))
                 if mirror is not None:
                     self._known[key] = mirror
             return mirror
 
     def copied(self, array: Array, on_device: Any) -> Copied:
         """Return a mirror that copies to and from memory of the device, given as an array of bytes."""
-        is_cuda = self.device.device_type == DEVICE_TYPES["cuda"]
-        pinned = pin(array, self.device.device_id) if is_cuda and _is_whole_pages(array) else None
+        kind, index = numbers_of(self.device)
+        pinned = pin(array, index) if kind == DEVICE_TYPES["cuda"] and _is_whole_pages(array) else None
         return Copied(array, on_device, pinned)
 
     def _in_place(self, array: Array) -> Mirror | None:
-        kind, index = self.device.device_type, self.device.device_id
+        kind, index = numbers_of(self.device)
         if not _is_whole_pages(array) or not shares_memory(kind, index):
             return None
         if kind == DEVICE_TYPES["opencl"]:
@@ -147,7 +148,7 @@ _all: dict[tuple[int, int], Mirrors] = {}
 
 def mirrors_on(device: tvm.runtime.Device) -> Mirrors:
     """Return the mirrors of a device, the same for all models of this process."""
-    return _all.setdefault((device.device_type, device.device_id), Mirrors(device))
+    return _all.setdefault(numbers_of(device), Mirrors(device))
 
 
 def _as_bytes(array: Array) -> Array:

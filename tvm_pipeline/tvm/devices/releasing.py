@@ -14,6 +14,8 @@ from typing import Any
 
 import tvm
 
+from tvm_pipeline.tvm.devices.tvm_arrays import numbers_of
+
 _queues: dict[tuple[int, int], SimpleQueue[Any]] = {}
 _lock = threading.Lock()
 
@@ -42,7 +44,7 @@ def wait_until_released(device: tvm.runtime.Device, timeout_s: float = 10.0) -> 
 
 def _queue_of(device: tvm.runtime.Device) -> SimpleQueue[Any]:
     """Return what the device's thread takes from, whose `put` never waits; the thread is started at first."""
-    key = device.device_type, device.device_id
+    key = numbers_of(device)
     with _lock:
         if key not in _queues:
             _queues[key] = SimpleQueue()

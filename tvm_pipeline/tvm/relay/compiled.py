@@ -17,7 +17,7 @@ import numpy as np
 import tvm
 
 from tvm_pipeline.backends.contract import Order, Seconds
-from tvm_pipeline.backends.ports import aligned_empty, input_for_timing
+from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.backends.tuning import TunedKernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
@@ -27,9 +27,9 @@ from tvm_pipeline.tvm.compiled_model import Bind, TvmModel
 from tvm_pipeline.tvm.devices.cuda_compiler import check_code
 from tvm_pipeline.tvm.devices.cuda_events import device_clock
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
-from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
+from tvm_pipeline.tvm.devices.transfer_times import time_transfers
 from tvm_pipeline.tvm.relay.build import Library, load_library
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
@@ -140,22 +140,7 @@ class RelayModel(TvmModel[Library]):
     def time_transfers(
         self, device: Device, sizes_bytes: Sequence[int], repeats: int
     ) -> tuple[Seconds, Seconds] | None:
-        """Time copies to and from a device with memory of its own; None for CPU cores, which compute in the host's."""
-        if not has_own_memory(device.target):
-            return None
-        there = tvm.device(kind_of(device.target), index_of(device.target))
-        mirrors = mirrors_on(there)
-        seconds = np.zeros((2, repeats, len(sizes_bytes)))
-        for column, size in enumerate(sizes_bytes):
-            array = aligned_empty((size,), "uint8")
-            mirror = mirrors.shared(array, kept=False) or mirrors.copied(array, tvm.nd.empty((size,), "uint8", there))
-            for row in range(repeats):
-                for direction, move in enumerate((mirror.begin, mirror.end)):
-                    begin = time.perf_counter()
-                    move(copied=True)
-                    there.sync()
-                    seconds[direction, row, column] = time.perf_counter() - begin
-        return seconds[0], seconds[1]
+        return time_transfers(device.target, sizes_bytes, repeats)
 
     def tuned(self) -> list[TunedKernels]:
         """Return what is tuned, for each target where anything is."""

@@ -15,71 +15,14 @@ import tvm
 
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import RunError
+from tvm_pipeline.tvm.devices.crossings import Crossing
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
-from tvm_pipeline.tvm.devices.mirrors import Mirror, Mirrors, mirrors_on
+from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
 from tvm_pipeline.tvm.tvm_errors import reason
-
-MOST_KNOWN = 64  # arrays of the host for one tensor; a pipeline has one for each frame inside
-
-
-class Crossing:
-    """A tensor that crosses the cut, and what stands for it on the device.
-
-    Args:
-        shape: as the executor has it.
-        tie: makes the executor use an array of the device; None where the executor has its own, `own`.
-
-    Attributes:
-        kept: whether the tensor stays on the device, for another stage there.
-        copied: whether its values are brought to the device before a run, or back after it.
-        mirror: of the array that was used last.
-    """
-
-    mirror: Mirror
-
-    def __init__(
-        self, shape: Sequence[int], dtype: str, mirrors: Mirrors, tie: Callable[[Any], object] | None, own: Any = None
-    ) -> None:
-        self.kept, self.copied = False, True
-        self._shape, self._dtype, self._mirrors, self._tie, self._own = tuple(shape), dtype, mirrors, tie, own
-        self._known: dict[int, tuple[Array, Mirror, Any]] = {}
-        self._tied: Any = None
-
-    def keep(self, arrays: Sequence[Array], copied: bool) -> bool:
-        """Have the tensor stay on the device, for all these arrays of the host; return whether it can."""
-        if self._tie is not None:
-            self.kept, self.copied = True, copied
-            self._known = {id(array): self._stand_in(array) for array in arrays}
-        return self.kept
-
-    def use(self, array: Array) -> None:
-        """Make the executor use the mirror of an array of the host."""
-        known = self._known.get(id(array))
-        if known is None:
-            if len(self._known) > MOST_KNOWN and not self.kept:
-                self._known.clear()
-            known = self._known[id(array)] = self._stand_in(array)
-        _, self.mirror, view = known
-        if self._tie is not None and view is not self._tied:
-            self._tie(view)
-            self._tied = view
-
-    def _stand_in(self, array: Array) -> tuple[Array, Mirror, Any]:
-        """Return the array, its mirror, and what the executor is to use."""
-        mirror = self._mirror(array)
-        return array, mirror, part(mirror.on_device, 0, self._shape, self._dtype) if self._tie else None
-
-    def _mirror(self, array: Array) -> Mirror:
-        shared = self._mirrors.shared(array, kept=self.kept) if self._tie is not None else None
-        if shared is not None:
-            return shared
-        if self._own is None:  # serves all arrays that are copied
-            self._own = tvm.nd.empty((array.nbytes,), "uint8", self._mirrors.device)
-        return self._mirrors.copied(array, self._own)
 
 
 class DeviceSlice:
