@@ -176,13 +176,18 @@ def compile_module(
 
 
 def slow_operators(flat: FlatModule, rules: Mapping[str, str]) -> list[str]:
-    """Return a line for each kind of operator with much work that no fast schedule serves."""
+    """Return a line for each kernel whose schedule failed, and for each kind of operator with much work and none."""
+    lines = [
+        f"the schedule of {function} failed, and it runs by a slower one: {rule}"
+        for function, rule in rules.items()
+        if "failed" in rule
+    ]
     slow: dict[str, list[int]] = {}
     for kernel, call in zip(flat.kernels, flat.calls, strict=True):
         if kernel.macs >= SLOW_MACS and rules[call.function].startswith(SLOW_RULES):
             kind = next((kind for kind, _ in kernel.operators if kind in call.function), kernel.operators[0][0])
             slow.setdefault(kind, []).append(kernel.macs)
-    return [
+    return lines + [
         f"{len(macs)} of the operator {kind} run by plain loops ({sum(macs) / 1e6:.1f} million multiply-adds): no fast "
         "schedule serves them"
         for kind, macs in slow.items()

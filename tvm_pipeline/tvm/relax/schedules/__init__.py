@@ -17,12 +17,12 @@ from __future__ import annotations
 import importlib
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import PrimFunc
 
 from tvm_pipeline.tvm.relax.schedules import plain
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, blocks_of
+from tvm_pipeline.tvm.tvm_errors import reason
 
 __all__ = ["RULE", "RULES", "Cores", "scheduled"]
 
@@ -41,21 +41,25 @@ RULES = (
 def scheduled(function: PrimFunc, cores: Cores) -> tuple[PrimFunc, str]:
     """Return a fused function scheduled for a core, and the name of the rule that did it.
 
-    The name is "plain" where no rule is for the function, or where its rule fails, and "default" where the plain rule
-    fails too; then the function is as it was.
+    The name is "plain" where no rule is for the function, and "default" where the plain rule fails too; then the
+    function is as it was. Behind the name stands which rule failed, and why: "plain (conv2d failed: ...)".
     """
+    failed = ""
     s = Schedule(function, error_render_level="none")
     for block in blocks_of(s):
-        rule = s.get(block).annotations.get(RULE)
-        if rule in RULES:
-            try:
-                importlib.import_module(f"{__name__}.{rule}").schedule(s, block, cores)
-            except ScheduleError:
-                break
-            return s.mod["main"], str(rule)
+        rule = str(s.get(block).annotations.get(RULE))
+        if rule not in RULES:
+            continue
+        try:
+            importlib.import_module(f"{__name__}.{rule}").schedule(s, block, cores)
+            return s.mod["main"], rule
+        except Exception as error:  # TVM raises whatever its authors had at hand, and a slow kernel is right
+            failed = f" ({rule} failed: {reason(error)})"
+            break
     s = Schedule(function, error_render_level="none")
     try:
-        is_scheduled = plain.schedule(s, cores)
-    except ScheduleError:
-        is_scheduled = False
-    return (s.mod["main"], "plain") if is_scheduled else (function, "default")
+        if plain.schedule(s, cores):
+            return s.mod["main"], f"plain{failed}"
+    except Exception as error:
+        failed = failed or f" (plain failed: {reason(error)})"
+    return function, f"default{failed}"
