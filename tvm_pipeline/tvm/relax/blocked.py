@@ -152,7 +152,7 @@ class _Rewriting:
         shape = shape_of(value)
         if source:
             n, chunks, height, width, block = shape
-            new = (n, chunks * block, height, width)
+            new: tuple[int, ...] = (n, chunks * block, height, width)
         else:
             n, channels, height, width = shape
             block = _block(target)
@@ -232,7 +232,7 @@ class _Rewriting:
         layout = self._current(data)
         if not pooling or not layout or str(attrs.layout) != "NCHW" or call.ty.dtype != "float32":
             return None
-        options = {name: tuple(map(int, attrs[name])) for name in ("strides", "padding", "dilation")}
+        options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "padding", "dilation")}
         options["window"] = tuple(map(int, attrs.pool_size))
         options["ceil_mode"] = bool(attrs.ceil_mode)
         compute, name = pooling.compute_max, "max_pool2d"

@@ -139,8 +139,8 @@ def _kernel(
         if isinstance(argument, int):
             known.append((_WEIGHT, ""))
             continue
-        kernel, index = argument
-        known.append((Source(None, next(count)), flat.kernels[kernel].outputs[index].layout if kernel >= 0 else ""))
+        writer, index = argument
+        known.append((Source(None, next(count)), flat.kernels[writer].outputs[index].layout if writer >= 0 else ""))
     walk = _Walk(mod)
     made = walk.result(function, flat.calls[-1].function, known, [tuple(map(int, type_.shape)) for type_ in results])
     reads = tuple(argument for argument in arguments if isinstance(argument, tuple))

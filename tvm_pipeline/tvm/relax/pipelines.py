@@ -31,7 +31,8 @@ def kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] 
     """Return what `fused` gave as calls of scheduled kernels; `rules` is filled with the rule of each."""
     with target:
         mod = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
-        return ScheduleKernels(cores_of(target), rules)(mod)
+        schedule: Any = ScheduleKernels(cores_of(target), rules)  # the decorator makes it a pass
+        return schedule(mod)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleKernels")
