@@ -118,7 +118,7 @@ def test_what_follows_may_have_another_shape() -> None:
 
 
 def test_relax_fuses_what_follows_and_keeps_the_mark_of_the_rule() -> None:
-    target, shapes = target_of(4), [(1, 2, 9, 9, 8), (3, 2, 3, 3, 8, 8), (1, 3, 1, 1, 8), (1, 3, 9, 9, 8)]
+    target, shapes = target_of(4), [(1, 8, 5, 9, 8), (16, 8, 3, 3, 8, 8), (1, 16, 1, 1, 8), (1, 16, 5, 9, 8)]
     builder = relax.BlockBuilder()
     variables = [relax.Var(f"x{index}", relax.TensorType(shape, "float32")) for index, shape in enumerate(shapes)]
     data, kernel, bias, residual = variables

@@ -62,7 +62,7 @@ def mark(
         block = tirx.floormod(number, row_tiles) * each + index
         # A tile that has nothing to fetch asks for the first line of all, which is near; behind the last chunk a
         # prefetch is without effect.
-        is_new = tirx.Select(block < chunks, 1, 0)
+        is_new = tirx.Select(block < chunks, *(tirx.const(value, number.ty.dtype) for value in (1, 0)))
         place = (chunk * chunks + block + chunks, *(loop.loop_var for loop in loops))
         line = kernel[(*(is_new * index for index in place), 0)]
         body = tirx.AttrStmt(0, _MARK, tirx.address_of(line), body)
