@@ -33,9 +33,7 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, output, padding, sha
 
 NAME = "pooling"
 BLOCKS = 4  # that global pooling sums up at a time
-import os
-
-COLUMNS = int(os.environ.get("COLS", "4"))
+COLUMNS = 4
 MOST_UNROLLED = 32  # terms of a window
 
 
@@ -105,7 +103,7 @@ def compute_max(
         place = []
         for windows, (index, number) in ((rows, y), (columns, x)):
             at = windows.place(index, number)
-            if os.environ.get("CLAMP", "1") == "1" and windows.may_leave() and windows.all_meet_image():
+            if windows.may_leave() and windows.all_meet_image():
                 at = tirx.max(tirx.min(at, windows.extent - 1), 0)
             elif windows.may_leave():
                 inside.append(tirx.all(at >= 0, at < windows.extent))
