@@ -19,6 +19,7 @@ from tvm import relax
 
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relax.dataflow import name_of
+from tvm_pipeline.tvm.relax.numpy_table import static_shape
 from tvm_pipeline.tvm.relax.rewriting import Rewriter
 
 OUTPUT_NAMES = "output_names"  # an attribute of `main`, which passes hand on
@@ -35,6 +36,9 @@ def distinct_outputs(mod: tvm.IRModule, names: Sequence[str]) -> tvm.IRModule:
     values = {binding.var: binding.value for binding in main.body.blocks[0].bindings}
     result = values.get(main.body.body, main.body.body)
     outputs = list(result.fields) if isinstance(result, relax.Tuple) else [main.body.body]
+    for output in outputs:
+        if static_shape(output.ty) is None:
+            raise ModelError(f"an output is no tensor of a fixed shape but {output.ty}; give out tensors")
     moving = _depends(main)
     for position, output in enumerate(outputs):
         if output not in moving:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import tvm
 from tvm import relax, tirx
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -163,6 +164,11 @@ def _along(x: Array, parameter: Array, axis: int) -> Array:
     if parameter.size == 1:
         return parameter.reshape(())
     return parameter.reshape([-1 if index == int(axis) % x.ndim else 1 for index in range(x.ndim)])
+
+
+def constant(array: Array) -> Any:
+    """Return an array as a constant of its own type; `relax.const` would make int32 of int64, float32 of float64."""
+    return relax.const(tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape)))
 
 
 def ints(values: Any) -> list[int]:

@@ -2,7 +2,8 @@
 
     Clip(x, 0, 6)        call_tir(maximum) -> call_tir(minimum)   here: clip(x, 0, 6)
     Pad(x, constant)     call_tir(pad)                            here: nn.pad
-    Tile(x, [1, 2])      call_tir(tile)                           here: tile
+    Tile(x, [1, 2])      call_tir(tile)                           here: concat
+    Gather(x, -1)        shape_of, where, take without a check    here: take
 
 Each function takes the inputs as expressions, and returns an expression, or None where TVM's own converter shall do.
 Next: `onnx_nodes.py`, which rewrites nodes before that.
@@ -14,10 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from onnx import helper
 from tvm import relax
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of
-from tvm_pipeline.tvm.relax.onnx_nodes import Site
+from tvm_pipeline.tvm.relax.numpy_table import constant, static_shape
+from tvm_pipeline.tvm.relax.onnx_site import Site
 
 
 def _clip(site: Site, inputs: Sequence[Any]) -> Any:
@@ -63,16 +66,57 @@ def _pad(site: Site, inputs: Sequence[Any]) -> Any:
 
 
 def _tile(site: Site, inputs: Sequence[Any]) -> Any:
-    repeats = constant_of(inputs[1])
-    return None if repeats is None else relax.op.tile(inputs[0], repeats.tolist())
+    """A concatenation for each axis: LLVM 22 makes wrong code for AVX-512 of the remainders that TVM's `tile` takes."""
+    data, repeats = inputs[0], constant_of(inputs[1])
+    if repeats is None:
+        return None
+    for axis, count in enumerate(repeats.tolist()):
+        data = relax.op.concat([data] * count, axis) if count > 1 else data
+    return data
 
 
 def _cast(site: Site, inputs: Sequence[Any]) -> Any:
     """A cast to the type that is there already is none."""
-    from onnx import helper
-
     wanted = helper.tensor_dtype_to_np_dtype(site.attributes["to"])
     return inputs[0] if str(inputs[0].ty.dtype) == str(wanted) else None
 
 
-CONVERTERS: dict[str, Callable[[Site, Sequence[Any]], Any]] = {"Clip": _clip, "Pad": _pad, "Tile": _tile, "Cast": _cast}
+def _gather(site: Site, inputs: Sequence[Any]) -> Any:
+    """Indices from the end are counted from the front; what lies outside is no memory fault."""
+    data, indices = inputs
+    shape, axis = static_shape(data.ty), int(site.attributes.get("axis", 0))
+    if shape is None:
+        return None
+    axis, value = axis % len(shape), constant_of(indices)
+    extent = shape[axis]
+    if value is None:
+        dtype = str(indices.ty.dtype)
+        counted = relax.op.add(indices, relax.const(extent, dtype))
+        indices = relax.op.where(relax.op.less(indices, relax.const(0, dtype)), counted, indices)
+    elif value.size and (value.min() < -extent or value.max() >= extent):
+        raise ValueError(f"it takes {value.min()} to {value.max()} of {extent} along axis {axis}")
+    else:
+        indices = constant(np.where(value < 0, value + extent, value).astype(value.dtype))
+    return relax.op.take(data, indices, axis, mode="clip")
+
+
+def _power(site: Site, inputs: Sequence[Any]) -> Any:
+    """Both sides in the type of the base, and of whole numbers by way of float64."""
+    base, exponent = inputs
+    dtype = str(base.ty.dtype)
+    inner = dtype if dtype.startswith("float") else "float64"
+    if inner == dtype == str(exponent.ty.dtype):
+        return None
+    both = [each if str(each.ty.dtype) == inner else relax.op.astype(each, inner) for each in inputs]
+    result = relax.op.power(*both)
+    return result if inner == dtype else relax.op.astype(relax.op.round(result), dtype)
+
+
+CONVERTERS: dict[str, Callable[[Site, Sequence[Any]], Any]] = {
+    "Clip": _clip,
+    "Pad": _pad,
+    "Tile": _tile,
+    "Cast": _cast,
+    "Gather": _gather,
+    "Pow": _power,
+}

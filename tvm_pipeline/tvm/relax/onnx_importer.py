@@ -24,11 +24,14 @@ from onnx.reference import ReferenceEvaluator
 from tvm import relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map, onnx_input
 
-from tvm_pipeline.tvm.relax.numpy_table import Array, static_shape
+from tvm_pipeline.tvm.relax.dataflow import name_of
+from tvm_pipeline.tvm.relax.numpy_table import Array, constant, static_shape
 from tvm_pipeline.tvm.relax.onnx_converters import CONVERTERS
-from tvm_pipeline.tvm.relax.onnx_nodes import REWRITES, Known, Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_nodes import REWRITES
 from tvm_pipeline.tvm.relax.onnx_quantized import QUANTISED
 from tvm_pipeline.tvm.relax.onnx_recurrent import RECURRENT
+from tvm_pipeline.tvm.relax.onnx_resizing import RESIZING
+from tvm_pipeline.tvm.relax.onnx_site import Known, Rewrite, Site
 
 _WITHOUT_VALUE = ("Random", "Bernoulli", "Multinomial", "Sequence", "Optional", "ConcatFromSequence", "SplitToSequence")
 _TUPLES = frozenset(
@@ -39,7 +42,7 @@ _TUPLES = frozenset(
 )
 
 
-_REWRITES: dict[str, Rewrite] = {**REWRITES, **QUANTISED, **RECURRENT}
+_REWRITES: dict[str, Rewrite] = {**REWRITES, **QUANTISED, **RECURRENT, **RESIZING}
 
 
 class RefusedNode(Exception):  # noqa: N818  it never leaves `importer.py`
@@ -67,10 +70,11 @@ class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
         domains = ("", "ai.onnx")
         opset = next((each.version for each in self._proto.opset_import if each.domain in domains), 1)
         try:
-            return self.from_onnx(self._proto.graph, opset)
+            mod = self.from_onnx(self._proto.graph, opset)
         except RefusedNode:
             self.bb._end_block()  # an open one is told on the terminal
             raise
+        return lowerable(mod)
 
     def _check_for_unsupported_ops(self, graph: Any) -> None:
         pass  # `onnx_obstacles.py` has told them all
@@ -89,7 +93,7 @@ class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
         value = self._value(node)
         if value is not None:
             for name, array in zip(node.output, value, strict=False):
-                self._nodes[name] = relax.const(np.ascontiguousarray(array).reshape(array.shape))
+                self._nodes[name] = constant(array)
             return
         site = Site(node, self.opset, self._known)
         rewrite = _REWRITES.get(node.op_type)
@@ -176,8 +180,32 @@ class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
     def _tensor(self, expr: Any) -> Any:
         """Return a shape of numbers as a constant; other expressions as they are."""
         if isinstance(expr, relax.ShapeExpr) and all(isinstance(e, tvm.tirx.IntImm) for e in expr.values):
-            return relax.const(np.array([int(extent) for extent in expr.values], "int64"))
+            return constant(np.array([int(extent) for extent in expr.values], "int64"))
         return expr
+
+
+def lowerable(mod: tvm.IRModule) -> tvm.IRModule:
+    """Return the module with operators that LegalizeOps makes kernels of; TVM sorts and scans by passes of its own.
+
+    Raises:
+        RefusedNode: an operator of Relax has no such rule.
+    """
+    for scanned in (False, True):
+        kinds = {name_of(binding.value) for binding in mod["main"].body.blocks[0].bindings}
+        lacking = sorted(kind for kind in kinds if kind and not _has_rule(kind))
+        if not lacking:
+            return mod
+        if scanned:
+            raise RefusedNode(f"TVM makes no kernel of {', '.join(lacking)}; export the model without it")
+        with tvm.target.Target("llvm"):
+            mod = relax.backend.DispatchSortScan()(mod)
+    return mod
+
+
+def _has_rule(kind: str) -> bool:
+    if kind.startswith(("relax.call_", "relax.shape_")):  # shapes are folded
+        return True
+    return tvm.ir.Op.get(kind).get_attr("FLegalize") is not None
 
 
 def _check_static(node: Any, expr: Any) -> None:

@@ -7,8 +7,6 @@ imports it as it is. New tensors have names below the node's first output. What 
     ConvTranspose   output_shape, which it ignores
     IsInf           of one sign
     MaxPool, ...    ceil_mode where the last window would begin in the padding
-    Resize          of opset 10, with empty scales, with `axes`, and not in rows and columns alone
-    Upsample        scales that are an input, and which pixel is nearest
     Slice           attributes, before opset 10
     Softmax, ...    all axes behind the first are one, before opset 13
     Add, Mul, ...   `broadcast` and `axis`, before opset 7
@@ -19,66 +17,13 @@ Next: `onnx_importer.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from onnx import helper, numpy_helper
+from onnx import helper
 
-from tvm_pipeline.tvm.relax.numpy_table import Array
-
-
-class Known(NamedTuple):
-    """What is known of a tensor: its shape, its dtype, and its value where it is a constant."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    value: Array | None
-
-
-class Site(NamedTuple):
-    """A node that is imported, and what surrounds it.
-
-    Attributes:
-        node: the node.
-        opset: the version of the operators.
-        look: gives what is known of a tensor by its name.
-    """
-
-    node: Any
-    opset: int
-    look: Callable[[str], Known]
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        return attributes_of(self.node)
-
-    def name(self, suffix: str) -> str:
-        """Return the name of a tensor that only the new nodes have."""
-        return f"{self.node.output[0]}/{suffix}"
-
-    def constant(self, suffix: str, value: Any) -> Any:
-        """Return a node that gives a constant its name."""
-        tensor = numpy_helper.from_array(np.asarray(value))
-        return helper.make_node("Constant", [], [self.name(suffix)], value=tensor)
-
-    def value(self, index: int) -> Array | None:
-        """Return an input that is a constant; None where it is left out, or is none."""
-        name = self.input(index)
-        return self.look(name).value if name else None
-
-    def input(self, index: int) -> str:
-        """Return the name of an input; empty where it is left out."""
-        return str(self.node.input[index]) if index < len(self.node.input) else ""
-
-
-def attributes_of(node: Any) -> dict[str, Any]:
-    """Return the attributes of a node by name, text as str."""
-    found = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in found.items()}
-
-
-Rewrite = Callable[[Site], "list[Any] | None"]
+from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
 
 
 def _changed(site: Site, **attributes: Any) -> Any:
@@ -172,48 +117,6 @@ def _pool(site: Site) -> list[Any] | None:
     return [_changed(site, auto_pad=None, ceil_mode=None, pads=pads)]
 
 
-def _resize(site: Site) -> list[Any] | None:
-    """Resize(x, roi, scales) -> Resize(x, "", "", sizes), as opset 18 has it."""
-    node, attributes = site.node, site.attributes
-    if attributes.get("antialias"):
-        raise ValueError("TVM has no antialias; export the model without it")
-    shape = site.look(node.input[0]).shape
-    axes = attributes.get("axes") or list(range(len(shape)))
-    if node.op_type == "Upsample" or site.opset < 11:
-        attributes |= {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-        scales = np.array(attributes.pop("scales")) if "scales" in attributes else site.value(1)
-        sizes = None
-        roi = ""
-    else:
-        scales, sizes, roi = site.value(2), site.value(3), site.input(1)
-        if attributes.get("coordinate_transformation_mode") != "tf_crop_and_resize":
-            roi = ""
-    target = list(shape)
-    if scales is not None and scales.size:
-        for axis, scale in zip(axes, scales.tolist(), strict=True):
-            target[axis] = math.floor(shape[axis] * np.float32(scale))
-    elif sizes is not None and sizes.size:
-        wanted = dict(zip(axes, sizes.tolist(), strict=True))
-        policy = attributes.get("keep_aspect_ratio_policy", "stretch")
-        if policy != "stretch":
-            choose = min if policy == "not_larger" else max
-            scale = choose(size / shape[axis] for axis, size in wanted.items())
-            wanted = {axis: math.floor(scale * shape[axis] + 0.5) for axis in wanted}
-        for axis, size in wanted.items():
-            target[axis] = size
-    else:
-        raise ValueError("its scales and sizes are no constants; export the model with fixed shapes")
-    if tuple(target) == shape and not roi:
-        return [helper.make_node("Identity", [node.input[0]], node.output)]
-    if tuple(target[:2]) != shape[:2]:
-        raise ValueError(f"TVM resizes rows and columns alone, not {list(shape)} to {target}")
-    for name in ("axes", "keep_aspect_ratio_policy", "antialias", "width_scale", "height_scale"):
-        attributes.pop(name, None)
-    inputs = [node.input[0], roi, "", site.name("sizes")]
-    made = helper.make_node("Resize", inputs, node.output, node.name, **attributes)
-    return [site.constant("sizes", np.array(target, "int64")), made]
-
-
 def _slice(site: Site) -> list[Any] | None:
     """Slice(x, axes=[1], starts=[0], ends=[2]) -> Slice(x, [0], [2], [1])."""
     attributes = site.attributes
@@ -258,15 +161,20 @@ def _broadcast(site: Site) -> list[Any] | None:
     ]
 
 
-def _celu(site: Site) -> list[Any] | None:
-    """Celu(x) -> max(0, x) + min(0, alpha * (exp(x / alpha) - 1))."""
-    node, alpha = site.node, float(site.attributes.get("alpha", 1.0))
-    dtype = site.look(node.input[0]).dtype
+def _celu(site: Site) -> list[Any]:
+    """Celu(x) -> max(x, 0) + alpha * (exp(min(x, 0) / alpha) - 1)."""
+    node, dtype = site.node, site.look(site.node.input[0]).dtype
+    names = {name: site.name(name) for name in ("alpha", "zero", "one", "below", "part", "exp", "less", "scaled")}
+    values = {"alpha": float(site.attributes.get("alpha", 1.0)), "zero": 0.0, "one": 1.0}
     return [
-        site.constant("alpha", np.array(alpha, dtype)),
-        helper.make_node("Div", [node.input[0], site.name("alpha")], [site.name("x")]),
-        helper.make_node("Elu", [site.name("x")], [site.name("y")], alpha=1.0),
-        helper.make_node("Mul", [site.name("y"), site.name("alpha")], node.output, node.name),
+        *(site.constant(name, np.array(value, dtype)) for name, value in values.items()),
+        helper.make_node("Min", [node.input[0], names["zero"]], [names["below"]]),
+        helper.make_node("Div", [names["below"], names["alpha"]], [names["part"]]),
+        helper.make_node("Exp", [names["part"]], [names["exp"]]),
+        helper.make_node("Sub", [names["exp"], names["one"]], [names["less"]]),
+        helper.make_node("Mul", [names["less"], names["alpha"]], [names["scaled"]]),
+        helper.make_node("Max", [node.input[0], names["zero"]], [site.name("above")]),
+        helper.make_node("Add", [site.name("above"), names["scaled"]], node.output, node.name),
     ]
 
 
@@ -282,6 +190,18 @@ def _swish(site: Site) -> list[Any] | None:
     ]
 
 
+def _unlike(site: Site) -> list[Any] | None:
+    """What TVM would compute otherwise, and without a word, is refused."""
+    kind, attributes = site.node.op_type, site.attributes
+    if kind == "SpaceToDepth" and attributes.get("mode", "DCR") != "DCR":
+        raise ValueError("TVM has it in the mode DCR alone; export the model with that")
+    if kind == "LayerNormalization" and any(site.node.output[1:]):
+        raise ValueError("TVM does not give out its mean and deviation; export the model for inference")
+    if kind == "RMSNormalization" and int(attributes.get("axis", -1)) % len(site.look(site.node.input[0]).shape) == 0:
+        raise ValueError("TVM has it with a first axis that is not normalised alone; export the model with one")
+    return None
+
+
 REWRITES: dict[str, Rewrite] = {
     "Conv": _padded_convolution,
     "ConvTranspose": _transposed,
@@ -289,11 +209,10 @@ REWRITES: dict[str, Rewrite] = {
     "AveragePool": _pool,
     "MaxPool": _pool,
     "LpPool": _pool,
-    "Resize": _resize,
-    "Upsample": _resize,
     "Slice": _slice,
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), _softmax),
     **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "Less", "Greater", "Equal", "And", "Or", "Xor"), _broadcast),
+    **dict.fromkeys(("SpaceToDepth", "LayerNormalization", "RMSNormalization"), _unlike),
     "Celu": _celu,
     "Swish": _swish,
 }

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from tvm_pipeline.tvm.relax.onnx_nodes import Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
 
 _SETTLED = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 

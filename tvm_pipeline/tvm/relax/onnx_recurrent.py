@@ -15,7 +15,7 @@ import numpy as np
 from onnx import helper
 
 from tvm_pipeline.tvm.relax.numpy_table import Array
-from tvm_pipeline.tvm.relax.onnx_nodes import Rewrite, Site
+from tvm_pipeline.tvm.relax.onnx_site import Rewrite, Site
 
 MOST_STEPS = 512  # of all directions of a node; each is about ten operators
 _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}

@@ -13,7 +13,7 @@ import tvm
 from tvm import relax
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of
-from tvm_pipeline.tvm.relax.numpy_table import Array, ints, static_shape
+from tvm_pipeline.tvm.relax.numpy_table import Array, constant, ints, static_shape
 from tvm_pipeline.tvm.relax.rewriting import Rewriter, Rule
 
 _PLAIN_LAYOUTS = {  # data, weights: with the outputs first, or of a transposed convolution with the inputs first
@@ -52,8 +52,8 @@ class _Convolution(NamedTuple):
         """Return the convolution of other data, and of weights as `grouped` has them."""
         if self.transposed:
             grouped = np.swapaxes(grouped, 1, 2)
-        weights = np.ascontiguousarray(grouped.reshape(self.weights.shape).astype(self.weights.dtype))
-        return relax.Call(self.call.op, [data, relax.const(weights)], self.call.attrs)
+        weights = grouped.reshape(self.weights.shape).astype(self.weights.dtype)
+        return relax.Call(self.call.op, [data, constant(weights)], self.call.attrs)
 
 
 def _convolution(call: Any) -> _Convolution | None:
@@ -110,7 +110,7 @@ def _merged(rewriter: Rewriter, call: Any) -> Any:
 
 
 def _finite(make: Any, value: Array) -> Any:
-    return make(relax.const(value)) if np.all(np.isfinite(value)) else None
+    return make(constant(value)) if np.all(np.isfinite(value)) else None
 
 
 def _into_weights(rewriter: Rewriter, call: Any) -> Any:
@@ -136,7 +136,7 @@ def _into_weights(rewriter: Rewriter, call: Any) -> Any:
     if value.ndim > len(data.ty.shape):
         return None
     scaled = weights * value.reshape(-1)
-    return relax.Call(product.op, [product.args[0], relax.const(scaled.astype(weights.dtype))], product.attrs)
+    return relax.Call(product.op, [product.args[0], constant(scaled.astype(weights.dtype))], product.attrs)
 
 
 def _from_before(rewriter: Rewriter, call: Any) -> Any:
@@ -159,10 +159,8 @@ def _from_before(rewriter: Rewriter, call: Any) -> Any:
         return None
     summand = (grouped.astype("float64") * each).sum(axis=tuple(range(2, grouped.ndim)))
     shape = (1, -1, *(1,) * (found.weights.ndim - 2))
-    bias = np.ascontiguousarray(summand.reshape(shape).astype(found.weights.dtype))
-    return relax.op.add(
-        rewriter.emit(relax.Call(call.op, [inner.args[0], call.args[1]], call.attrs)), relax.const(bias)
-    )
+    bias = summand.reshape(shape).astype(found.weights.dtype)
+    return relax.op.add(rewriter.emit(relax.Call(call.op, [inner.args[0], call.args[1]], call.attrs)), constant(bias))
 
 
 SCALES: dict[str, tuple[Rule, ...]] = {

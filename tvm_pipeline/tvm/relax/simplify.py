@@ -18,7 +18,7 @@ import tvm
 from tvm import relax
 
 from tvm_pipeline.tvm.relax.dataflow import Constant, constant_of
-from tvm_pipeline.tvm.relax.numpy_table import MOST_BYTES, TABLE, Array, Out, ints, static_shape
+from tvm_pipeline.tvm.relax.numpy_table import MOST_BYTES, TABLE, Out, constant, ints, static_shape
 from tvm_pipeline.tvm.relax.rewriting import Rewriter, Rule, rewritten
 from tvm_pipeline.tvm.relax.scale_folding import SCALES
 
@@ -76,7 +76,7 @@ def _folded(rewriter: Rewriter, call: Any) -> Any:
         array is None or (array.shape, str(array.dtype)) != out for array, out in zip(values, outs, strict=True)
     ):
         return None
-    constants = [_constant(array) for array in values]
+    constants = [constant(array) for array in values if array is not None]
     return relax.Tuple(constants) if isinstance(call.ty, relax.TupleType) else constants[0]
 
 
@@ -90,10 +90,6 @@ def _value(expr: Any) -> Any:
     if isinstance(expr, relax.Tuple):
         return [_value(field) for field in expr.fields]
     return constant_of(expr)
-
-
-def _constant(array: Array) -> Any:
-    return relax.const(np.ascontiguousarray(array).reshape(array.shape))
 
 
 def _field(rewriter: Rewriter, item: Any) -> Any:
@@ -122,7 +118,7 @@ def _norm(rewriter: Rewriter, call: Any) -> Any:
     shift = (beta if attrs.center else 0.0) - mean * scale
     axis, dtype = int(attrs.axis) % len(shape), str(call.args[0].ty.dtype)
     extents = [-1 if index == axis else 1 for index in range(len(shape))]
-    factor, summand = (_constant(value.astype(dtype).reshape(extents)) for value in (scale, shift))
+    factor, summand = (constant(value.astype(dtype).reshape(extents)) for value in (scale, shift))
     return relax.op.add(rewriter.emit(relax.op.multiply(call.args[0], factor)), summand)
 
 
@@ -138,7 +134,7 @@ def _difference(rewriter: Rewriter, call: Any) -> Any:
     value = constant_of(call.args[1])
     if value is None or value.dtype.kind != "f":
         return None
-    return relax.op.add(call.args[0], _constant(-value))
+    return relax.op.add(call.args[0], constant(-value))
 
 
 def _quotient(rewriter: Rewriter, call: Any) -> Any:
@@ -147,7 +143,7 @@ def _quotient(rewriter: Rewriter, call: Any) -> Any:
         return None
     with np.errstate(all="ignore"):
         inverse = (1 / value.astype("float64")).astype(value.dtype)
-    return relax.op.multiply(call.args[0], _constant(inverse)) if np.all(np.isfinite(inverse)) else None
+    return relax.op.multiply(call.args[0], constant(inverse)) if np.all(np.isfinite(inverse)) else None
 
 
 def _full_rank(rewriter: Rewriter, call: Any) -> Any:
@@ -158,7 +154,7 @@ def _full_rank(rewriter: Rewriter, call: Any) -> Any:
     arguments = []
     for argument, shape in zip(call.args, shapes, strict=True):
         value = constant_of(argument) if shape and len(shape) < 4 else None
-        arguments.append(argument if value is None else _constant(value.reshape((1,) * (4 - value.ndim) + value.shape)))
+        arguments.append(argument if value is None else constant(value.reshape((1,) * (4 - value.ndim) + value.shape)))
     if all(new.same_as(old) for new, old in zip(arguments, call.args, strict=True)):
         return None
     return relax.Call(call.op, arguments, call.attrs)
@@ -193,6 +189,18 @@ def _same_shape(rewriter: Rewriter, call: Any) -> Any:
     return relax.op.reshape(before.args[0], target)
 
 
+def _known_shape(rewriter: Rewriter, call: Any) -> Any:
+    shape = static_shape(call.args[0].ty)
+    return None if shape is None else relax.ShapeExpr(shape)
+
+
+def _known_extents(rewriter: Rewriter, call: Any) -> Any:
+    shape = rewriter.source(call.args[0]) or call.args[0]
+    if not isinstance(shape, relax.ShapeExpr) or not _is_constant(shape):
+        return None
+    return constant(np.array(ints(shape.values), "int64"))
+
+
 def _same_axes(rewriter: Rewriter, call: Any) -> Any:
     axes = call.attrs.axes
     return call.args[0] if axes is not None and ints(axes) == list(range(len(axes))) else None
@@ -209,5 +217,7 @@ _RULES: dict[str, tuple[Rule, ...]] = {
     "nn.adaptive_avg_pool2d": (_global_average,),
     "reshape": (_same_shape,),
     "permute_dims": (_same_axes,),
+    "shape_of": (_known_shape,),
+    "shape_to_tensor": (_known_extents,),
     **{name: rules for name, rules in SCALES.items() if name not in ("add", "multiply")},
 }
