@@ -28,6 +28,7 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform, core_ranges
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
+from tvm_pipeline.tvm.installed import described_version
 from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
 
@@ -177,9 +178,7 @@ class GpuBackend:
 
     def versions(self) -> Mapping[str, str]:
         # A driver is not among them: it compiles what a library holds, PTX or OpenCL C, for itself.
-        import tvm
-
-        return {"tvm": tvm.__version__}
+        return {"tvm": described_version()}
 
     def _keep_software_on_its_cores(self, progress: Progress) -> None:
         """Make the context of a software device on the cores that it names: PoCL's threads stay where it was made."""

@@ -22,7 +22,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
-from tvm_pipeline.tvm.installed import installed_ir
+from tvm_pipeline.tvm.installed import described_version, installed_ir
 from tvm_pipeline_host.detection import (
     available_cores,
     described,
@@ -139,9 +139,7 @@ class HostBackend:
         return _kind().load(folder, bind)
 
     def versions(self) -> Mapping[str, str]:
-        import tvm
-
-        return {"tvm": tvm.__version__}
+        return {"tvm": described_version()}
 
     def close(self) -> None:
         """Do nothing: TVM keeps its resources until the process ends."""

@@ -183,7 +183,8 @@ def _opened(path: Path, root: Path) -> Bundle:
     for name, version in _versions(made_for).items():
         if manifest.versions.get(name) != version:
             raise BundleError(
-                f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; compile the model again"
+                f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; compile the "
+                f"model again here, or run it where that is installed"
             )
     graph = _read(root / "graph.json", OperatorGraph)
     with blamed("plan.txt", BundleError, _AGAIN):

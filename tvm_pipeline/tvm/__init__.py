@@ -17,9 +17,10 @@ tvm_errors.py       what TVM raises, and the reason in its messages
 stack_placement.py  the depth of the stack at which kernels are called
 devices/            devices with memory of their own: CUDA and OpenCL
 relay/              Relay and the graph executor it compiles for
+relax/              Relax, today's IR of TVM, whose slices are loops over compiled functions
 
-What stands beside `relay/` knows no intermediate representation, so that a second one can stand beside Relay. An import
-of this package sets TVM's environment up, so it comes before `import tvm`.
+An environment has Relay or Relax, and what stands beside `relay/` and `relax/` knows neither. An import of this package
+sets TVM's environment up, so it comes before `import tvm`.
 """
 
 import logging

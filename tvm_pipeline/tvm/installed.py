@@ -70,6 +70,16 @@ def installed_ir() -> Ir:
     return ir
 
 
+def described_version() -> str:
+    """Return the version of TVM as bundles and profiles state it: with the IR, where that is not Relay.
+
+    Bundles of before there was Relax state the version alone.
+    """
+    import tvm
+
+    return f"{tvm.__version__} with Relax" if installed_ir() == "relax" else str(tvm.__version__)
+
+
 def demand(ir: Ir) -> None:
     """Raise ImportError where TVM with this IR is not what is installed."""
     wanted = RELEASES[ir]
