@@ -15,14 +15,11 @@ from tvm_pipeline_host import backend, detection
 from tvm_pipeline_host.host import bind
 
 from tests.boards.trees import CPUS, TREES, cores_off, write
-from tests.support.onnx_models import write_picture_net
+from tests.support.onnx_networks import onnx_network
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import BundleError, PlatformError
-from tvm_pipeline.frontends import load
+from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.testing import check_backend
-from tvm_pipeline.tvm.installed import installed_ir
 from tvm_pipeline.tvm.target_text import tvm_target
 
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
@@ -187,60 +184,11 @@ def test_an_open_target_is_this_machines() -> None:
     assert backend.settle(device).target == detection.host_target()
 
 
-@pytest.mark.skipif(installed_ir() != "relay", reason="networks of Relay")
 @pytest.mark.parametrize("name", ["branching", "two_in_two_out", "shapes"])
 @pytest.mark.usefixtures("own_cache")
 def test_it_keeps_the_contract(name: str) -> None:
     """Branches, several inputs and outputs, and reshapes; on two cores, or the only one."""
-    from tests.support.networks import as_model, relay_module
-
-    check_backend(backend, as_model(name, *relay_module(name)))
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_it_keeps_the_contract_with_an_onnx_file(tmp_path: Path) -> None:
-    check_backend(backend, load(write_picture_net(tmp_path / "net.onnx")))
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_what_another_ir_compiled_is_refused_with_the_way_out(tmp_path: Path) -> None:
-    here, other = installed_ir(), {"relay": "relax", "relax": "relay"}[installed_ir()]
-    device = Device("cpu0", "host", detection.available_cores()[:1], detection.host_target())
-    model = backend.compile(load(write_picture_net(tmp_path / "net.onnx")), [device], lambda _: None)
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    model.save(folder)
-    assert (folder / "ir").read_text() == here
-    assert backend.load(folder).graph == model.graph
-    (folder / "ir").write_text(other)
-    with pytest.raises(BundleError) as refused:
-        backend.load(folder)
-    releases = {"relay": "Relay (TVM 0.19)", "relax": "Relax (TVM 0.27)"}
-    assert str(refused.value) == (
-        f"{folder}: compiled with {releases[other]}, and this environment has {releases[here]}: compile the model "
-        f"again here, or run it where tvm-pipeline[{other}] is installed"
-    )
-    (folder / "ir").write_text("tflite")
-    with pytest.raises(BundleError, match="'tflite' is none of relay, relax; compile the model again"):
-        backend.load(folder)
-    (folder / "ir").unlink()  # as of a model that was saved before there was Relax
-    if here == "relay":
-        assert backend.load(folder).graph == model.graph
-    else:
-        with pytest.raises(BundleError, match=r"compiled with Relay \(TVM 0\.19\)"):
-            backend.load(folder)
-
-
-@pytest.mark.skipif(installed_ir() != "relax", reason="with Relay it tunes")
-def test_relax_says_that_tuning_is_relays_alone(tmp_path: Path) -> None:
-    device = Device("cpu0", "host", detection.available_cores()[:1], detection.host_target())
-    with pytest.raises(PlatformError, match=r"cpu0 cannot be tuned for: .* Relay's alone.*tvm-pipeline\[relay\]"):
-        backend.tune(load(write_picture_net(tmp_path / "net.onnx")), device, 1.0, lambda _: None)
-
-
-def test_a_slice_that_tvm_cannot_import_is_refused_with_the_reason(tmp_path: Path) -> None:
-    assert backend.refuses_slice(load(write_picture_net(tmp_path / "net.onnx"))) == ""
-    assert backend.refuses_slice(Model("no-such-net", "relay.testing", b"")).startswith("no-such-net: ")
+    check_backend(backend, onnx_network(name))
 
 
 def test_a_thread_is_bound_to_its_cores() -> None:
