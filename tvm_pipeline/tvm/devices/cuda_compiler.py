@@ -19,7 +19,7 @@ from tvm import te, tir
 
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.addons import Addon, load_addon
-from tvm_pipeline.tvm.devices.nvrtc import arch_of, nvrtc
+from tvm_pipeline.tvm.devices.nvrtc import arch_of, nvrtc, runs_machine_code
 from tvm_pipeline.tvm.devices.targets import index_of
 
 # The add-on declares the generator's class by hand, which holds for this version alone.
@@ -29,7 +29,6 @@ CODE_GENERATOR = Addon(
     functions=("tvm_pipeline.cuda.source", "tvm_pipeline.cuda.module"),
     own=(("cuda_codegen.cc", "cuda_codegen.cc"),),
 )
-_OF_JETSONS = frozenset({53, 62, 72, 87, 101, 110})
 
 
 def check_code(module: tvm.runtime.Module, target: str) -> None:
@@ -50,21 +49,12 @@ def check_code(module: tvm.runtime.Module, target: str) -> None:
     arch = arch_of(target)
     version = str(tvm.device("cuda", index_of(target)).compute_version)
     own, here = int(re.sub(r"\D", "", arch)), int(version.replace(".", ""))
-    if not _runs_machine_code(own, here):
+    if not runs_machine_code(own, here):
         raise PlatformError(
             f"the kernels for `{target}` are machine code of {arch}, which this GPU, sm_{here}, does not run (they are "
             "no PTX, because they were compiled where the driver is older than nvrtc); compile the model again on this "
             f"machine, with `-arch=sm_{here}` in the target"
         )
-
-
-def _runs_machine_code(own: int, here: int) -> bool:
-    """Return whether machine code of an architecture runs on a GPU.
-
-    >>> _runs_machine_code(80, 86), _runs_machine_code(86, 80), _runs_machine_code(75, 86), _runs_machine_code(80, 87)
-    (True, False, False, False)
-    """
-    return own == here or (own // 10 == here // 10 and own < here and not {own, here} & _OF_JETSONS)
 
 
 def _cuda_kernels(module: tvm.runtime.Module) -> Iterator[tvm.runtime.Module]:

@@ -1,8 +1,7 @@
 """Arrays on a device: parameters that all its slices share, and arrays within one arena.
 
-The view that TVM 0.19 has of a part of an array carries a byte offset, which compiled kernels refuse. There an array
-within a CUDA array is a pointer, and one within an OpenCL array is a sub-buffer, which the add-on makes
-(`opencl_parts.cc`).
+TVM's own view of a part of an array carries a byte offset, which compiled kernels refuse. An array within a CUDA array
+is a pointer, and one within an OpenCL array is a sub-buffer, which the add-on makes (`opencl_parts.cc`).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import tvm
 
 from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.devices.targets import DEVICE_TYPES
-from tvm_pipeline.tvm.devices.tvm_arrays import copy_of, numbers_of, of_capsule, part_of
+from tvm_pipeline.tvm.devices.tvm_arrays import address_of, copy_of, numbers_of, of_capsule
 
 
 class DeviceParams:
@@ -39,14 +38,10 @@ class DeviceParams:
 
 def part(arena: Any, offset: int, shape: Sequence[int], dtype: str) -> Any:
     """Return an array within `arena`, an array of bytes on a device, from `offset` on; it keeps the arena alive."""
-    shown = part_of(arena, offset, shape, dtype)
-    if shown is not None:
-        return shown
-    if arena.device.device_type == DEVICE_TYPES["opencl"]:
+    if numbers_of(arena.device)[0] == DEVICE_TYPES["opencl"]:
         sub_buffer = tvm.get_global_func("tvm_pipeline.opencl.part")
         return sub_buffer(arena, offset, tvm.runtime.ShapeTuple(shape), tvm.DataType(dtype))
-    base = arena.handle.contents
-    return pointed_at((base.data or 0) + offset, base.device, shape, dtype, arena)
+    return pointed_at(address_of(arena) + offset, arena.device, shape, dtype, arena)
 
 
 class _DLTensor(ctypes.Structure):

@@ -11,7 +11,17 @@ from typing import Literal
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.devices.cuda_toolkit import NVRTC, driver_version, libraries, toolkits
 
+_OF_JETSONS = frozenset({53, 62, 72, 87, 101, 110})
 _ARCH = re.compile(r"-arch[= ]?(sm_\d+[a-z]?)\b")
+
+
+def runs_machine_code(own: int, here: int) -> bool:
+    """Return whether machine code of an architecture runs on a GPU, both by their numbers.
+
+    >>> runs_machine_code(80, 86), runs_machine_code(86, 80), runs_machine_code(75, 86), runs_machine_code(80, 87)
+    (True, False, False, False)
+    """
+    return own == here or (own // 10 == here // 10 and own < here and not {own, here} & _OF_JETSONS)
 
 
 def arch_of(target: str) -> str:

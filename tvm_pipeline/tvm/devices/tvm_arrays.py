@@ -36,9 +36,9 @@ def of_capsule(capsule: Any, device: tvm.runtime.Device) -> Any:
     return _made_of.from_dlpack(capsule if _HAS_ND else _Exporter(capsule, device))
 
 
-def part_of(array: Any, offset: int, shape: Sequence[int], dtype: str) -> Any | None:
-    """Return a part of an array of bytes, which keeps it alive; None where this TVM has none that kernels take."""
-    return None if _HAS_ND else array._create_view(tuple(shape), dtype, offset)
+def address_of(array: Any) -> int:
+    """Return where an array begins in the memory of its device."""
+    return int((array.handle.contents.data or 0) if _HAS_ND else array.data_ptr())
 
 
 class _Exporter:

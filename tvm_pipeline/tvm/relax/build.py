@@ -22,14 +22,17 @@ from tvm import tirx
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.errors import BundleError, ModelError
+from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline.files import cache_folder, replacing
 from tvm_pipeline.memory.arena import ALIGNMENT
-from tvm_pipeline.tvm.devices.targets import has_own_memory
+from tvm_pipeline.tvm.devices.nvrtc import arch_of
+from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax.cuda_kernels import CudaFunctions, cuda_target, write_cuda_kernels
+from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
 from tvm_pipeline.tvm.relax.schedules.lowering import PIPELINE
@@ -37,7 +40,7 @@ from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline.tvm.tvm_errors import reason
 
-SLOW_RULES = ("plain", "default")
+SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
 FORMAT = 1  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
@@ -112,52 +115,58 @@ class Library:
             shutil.copy2(file, folder / file.name)
 
 
-def build_library(model: Model, target: str, progress: Callable[[str], None] = lambda _: None) -> Library:
+def build_library(
+    model: Model, target: str, progress: Callable[[str], None] = lambda _: None, host: str = ""
+) -> Library:
     """Compile `model` for `target`, or take it from the cache.
+
+    Args:
+        host: the target of the code that launches the kernels of a GPU.
 
     Raises:
         ModelError: TVM cannot import or compile it.
+        PlatformError: this machine cannot compile for the target.
     """
     described = "|".join((model.digest, target, tvm.__version__, "relax", str(FORMAT)))
+    if has_own_memory(target):
+        described += f"|{host}"
     folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
 
     def make() -> Path:
         mod = import_model(model, progress)
         with replacing(folder) as temporary:
             temporary.mkdir()
-            compile_module(model.name, mod, target, temporary, progress)
+            compile_module(model.name, mod, target, temporary, progress, host)
         return folder
 
     return kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load_library, make, progress)
 
 
 def compile_module(
-    name: str, mod: tvm.IRModule, target: str, folder: Path, progress: Callable[[str], None] = lambda _: None
+    name: str,
+    mod: tvm.IRModule,
+    target: str,
+    folder: Path,
+    progress: Callable[[str], None] = lambda _: None,
+    host: str = "",
 ) -> None:
-    """Compile an imported module and write the library into `folder`."""
+    """Compile an imported module and write the library into `folder`; errors are those of `build_library`."""
     progress(f"compiling {name} for {target}")
-    compiler = tvm_target(target)
     inputs = tuple(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )
     rules: dict[str, str] = {}
     try:
-        fused = pipelines.fused(simplified(mod), compiler)
-        flat = flat_module(fused)
-        kernels = pipelines.kernels(fused, compiler, rules)
-        executable = tvm.compile(functions_of(kernels), target=compiler, tir_pipeline=PIPELINE)
+        write = _write_cuda if has_own_memory(target) else _write_cpu
+        flat = write(simplified(mod), target, host, folder, rules)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
+    except PlatformError:
+        raise
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
     for line in slow_operators(flat, rules):
         progress(f"{name} for {target}: {line}")
-    try:
-        executable.export_library(str(folder / "kernels.so"))
-    except (RuntimeError, OSError) as error:
-        raise ModelError(
-            f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
-        ) from error
     constants = _write_constants(folder / "weights.bin", [each.numpy() for each in flat.constants])
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     saved = _Saved(
@@ -173,6 +182,34 @@ def compile_module(
         sizes,
     )
     (folder / "kernels.json").write_bytes(msgspec.json.encode(saved))
+
+
+def _write_cpu(mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str]) -> FlatModule:
+    compiler = tvm_target(target)
+    fused = pipelines.fused(mod, compiler)
+    flat = flat_module(fused)
+    functions = functions_of(pipelines.kernels(fused, compiler, rules))
+    executable = tvm.compile(functions, target=compiler, tir_pipeline=PIPELINE)
+    try:
+        executable.export_library(str(folder / "kernels.so"))
+    except (RuntimeError, OSError) as error:
+        raise ModelError(
+            f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
+        ) from error
+    return flat
+
+
+def _write_cuda(mod: tvm.IRModule, target: str, host: str, folder: Path, rules: dict[str, str]) -> FlatModule:
+    if kind_of(target) != "cuda":
+        raise PlatformError(
+            f"the target `{target}` needs Relay, since with Relax GPUs are used by CUDA alone; install "
+            "tvm-pipeline[relay] in an environment of its own, or leave the device out of the platform"
+        )
+    compiler = cuda_target(arch_of(target), tvm_target(host or "llvm"))
+    fused = gpu_fused(mod, compiler)
+    flat = flat_module(fused)
+    write_cuda_kernels(functions_of(gpu_kernels(fused, compiler, rules)), compiler, folder)
+    return flat
 
 
 def slow_operators(flat: FlatModule, rules: Mapping[str, str]) -> list[str]:
@@ -230,7 +267,8 @@ def load_library(folder: Path) -> Library:
                 raise ValueError(f"{name} is not as long as it was")
         raw = np.memmap(folder / "weights.bin", np.uint8, "c")
         constants = [_constant(raw, described) for described in saved.constants]
-        module = load_kernels(folder / "kernels.so", has_own_memory(saved.target))
+        own_memory = has_own_memory(saved.target)
+        module = CudaFunctions(folder) if own_memory else load_kernels(folder / "kernels.so", alone=False)
     except (OSError, ValueError, TypeError, msgspec.DecodeError, RuntimeError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
     return Library(

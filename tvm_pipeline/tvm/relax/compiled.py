@@ -1,6 +1,6 @@
 """A model compiled by Relax for every target of its devices; what is no IR's is in `tvm/compiled_model.py`.
 
-Next: `build.py`, which compiles, and `call_loop.py`, which runs slices.
+Next: `build.py`, which compiles, and `call_loop.py` and `cuda_loop.py`, which run slices.
 """
 
 from __future__ import annotations
@@ -14,11 +14,17 @@ from tvm_pipeline.backends.contract import Order, Seconds
 from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import RunError
 from tvm_pipeline.tvm.compiled_model import Bind, TvmModel
-from tvm_pipeline.tvm.devices.targets import compiler_target
+from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
+from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory
+from tvm_pipeline.tvm.devices.transfer_times import time_transfers
 from tvm_pipeline.tvm.relax.build import Library, build_library, load_library
 from tvm_pipeline.tvm.relax.call_loop import Slice
+from tvm_pipeline.tvm.relax.cuda_kernels import ready_to_run
+from tvm_pipeline.tvm.relax.cuda_loop import CudaSlice, weights_on
 from tvm_pipeline.tvm.slice_plan import SlicePlan
+from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
 
 class RelaxModel(TvmModel[Library]):
@@ -26,13 +32,29 @@ class RelaxModel(TvmModel[Library]):
 
     ir = "relax"
 
+    def __init__(self, name: str, libraries: Sequence[Library], bind: Bind, order: Order = "listed") -> None:
+        super().__init__(name, libraries, bind, order)
+        self._weights: dict[str, DeviceParams] = {}  # by the target of the device, with its index
+
     @staticmethod
     def read_library(folder: Path) -> Library:
         return load_library(folder)
 
-    def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice:
+    def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice | CudaSlice:
         library, _ = self._library(device)
-        return Slice(library, plan)
+        if not has_own_memory(library.target):
+            return Slice(library, plan)
+        weights = self._weights.get(device.target)
+        if weights is None:
+            weights = self._weights.setdefault(device.target, weights_on(library, device.target))
+        try:
+            return CudaSlice(library, plan, weights, device.target)
+        except TVMError as error:
+            raise RunError(
+                f"device {device.label} cannot hold a stage of {self.graph.name} with {plan.activation_bytes} bytes of "
+                f"activations beside {len(weights)} weights: {reason(error)}; give it fewer operators, or state its "
+                "`memory_bytes` in the platform file"
+            ) from error
 
     def time_stage(self, operators: Sequence[str], device: Device, repeats: int) -> Seconds:
         plan = self.plan_slice(operators, device)
@@ -46,6 +68,17 @@ class RelaxModel(TvmModel[Library]):
             np.add.at(row, columns, runner.timed(inputs, outputs))
         return np.maximum(seconds, 1e-9)
 
+    def time_transfers(
+        self, device: Device, sizes_bytes: Sequence[int], repeats: int
+    ) -> tuple[Seconds, Seconds] | None:
+        if has_own_memory(device.target):
+            ready_to_run()
+        return time_transfers(device.target, sizes_bytes, repeats)
+
+    def close(self) -> None:
+        """Release the weights on devices; the libraries are freed with the last stage that uses them."""
+        self._weights.clear()
+
     @classmethod
     def compile(
         cls,
@@ -54,7 +87,12 @@ class RelaxModel(TvmModel[Library]):
         bind: Bind,
         progress: Callable[[str], None],
         order: Order = "listed",
+        host: str = "",
     ) -> RelaxModel:
-        """Compile once for each distinct target, in the sequence given; errors are those of `build_library`."""
+        """Compile once for each distinct target, in the sequence given; errors are those of `build_library`.
+
+        Args:
+            host: the target of the code that launches the kernels of GPUs.
+        """
         wanted = dict.fromkeys(map(compiler_target, targets))
-        return cls(model.name, [build_library(model, target, progress) for target in wanted], bind, order)
+        return cls(model.name, [build_library(model, target, progress, host) for target in wanted], bind, order)

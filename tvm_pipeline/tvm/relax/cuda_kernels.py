@@ -29,7 +29,8 @@ import tvm_ffi
 
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.devices import cuda_toolkit
-from tvm_pipeline.tvm.devices.nvrtc import nvrtc
+from tvm_pipeline.tvm.devices.nvrtc import arch_of, nvrtc, runs_machine_code
+from tvm_pipeline.tvm.devices.targets import index_of
 from tvm_pipeline.tvm.machine_code import load_kernels
 
 HOST_FILE, DEVICE_FILE = "kernels.so", "kernels.cuda"
@@ -58,14 +59,14 @@ class Resources(NamedTuple):
     spilled_bytes: int
 
 
-def cuda_target(arch: str, host: Any = "llvm") -> tvm.target.Target:
+def cuda_target(arch: str, host: tvm.target.Target) -> tvm.target.Target:
     """Return TVM's target of an architecture, such as `sm_87`.
 
     Args:
         host: the target of the code that launches kernels: that of the CPU cores.
     """
     options = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 * 1024, "thread_warp_size": 32}
-    return tvm.target.Target({"kind": "cuda", "arch": arch, **options}, host=tvm.target.Target(host))
+    return tvm.target.Target({"kind": "cuda", "arch": arch, **options}, host=host)
 
 
 def write_cuda_kernels(functions: tvm.IRModule, target: tvm.target.Target, folder: Path) -> dict[str, Resources]:
@@ -168,6 +169,38 @@ def load_cuda_kernels(folder: Path) -> Any:
     read = tvm_ffi.get_global_func("ffi.Module.load_from_bytes.cuda")
     module.import_module(read((folder / DEVICE_FILE).read_bytes()))
     return module
+
+
+class CudaFunctions:
+    """The functions of a library, loaded when the first is asked for: a library is read where no device is, too."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._module: Any = None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a function; errors are those of `load_cuda_kernels`."""
+        with self._lock:
+            if self._module is None:
+                self._module = load_cuda_kernels(self._folder)
+        return self._module[name]
+
+
+def check_code(target: str) -> None:
+    """Check that a device runs machine code of its target's architecture, before a kernel is launched.
+
+    Raises:
+        PlatformError: it is for another GPU.
+    """
+    arch = arch_of(target)
+    version = str(tvm.runtime.device("cuda", index_of(target)).compute_version)
+    own, here = int(re.sub(r"\D", "", arch)), int(version.replace(".", ""))
+    if not runs_machine_code(own, here):
+        raise PlatformError(
+            f"the kernels for `{target}` are machine code of {arch}, which this GPU, sm_{here}, does not run; compile "
+            f"the model again with `-arch=sm_{here}` in the target"
+        )
 
 
 def ready_to_run(progress: Callable[[str], None] = lambda _: None) -> None:

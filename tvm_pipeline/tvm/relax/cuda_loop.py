@@ -14,8 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,7 +30,7 @@ from tvm_pipeline.tvm.devices.targets import index_of, kind_of
 from tvm_pipeline.tvm.devices.tvm_arrays import empty
 from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
 from tvm_pipeline.tvm.relax.build import Library
-from tvm_pipeline.tvm.relax.cuda_kernels import load_cuda_kernels, ready_to_run
+from tvm_pipeline.tvm.relax.cuda_kernels import check_code, ready_to_run
 from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape
 from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
@@ -41,29 +39,14 @@ _MOST_KEPT = 64  # sets of arrays whose calls are kept
 _Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
-class CudaFunctions:
-    """The functions of a library, loaded when the first is asked for: a library is read where no device is, too."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._lock = Lock()
-        self._module: Any = None
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a function; errors are those of `load_cuda_kernels`."""
-        with self._lock:
-            if self._module is None:
-                self._module = load_cuda_kernels(self._folder)
-        return self._module[name]
-
-
 def weights_on(library: Library, target: str) -> DeviceParams:
     """Return a library's weights on a device, for all its slices there; each is copied when it is first used.
 
     Raises:
-        PlatformError: TVM cannot use a CUDA device here.
+        PlatformError: TVM cannot use a CUDA device here, or the device does not run the library's kernels.
     """
     ready_to_run()
+    check_code(target)
     return DeviceParams(dict(enumerate(library.constants)), tvm.runtime.device(kind_of(target), index_of(target)))
 
 

@@ -42,13 +42,11 @@ def gpu_fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
         )(mod)
 
 
-def gpu_kernels(
-    mod: tvm.IRModule, target: tvm.target.Target, tell: Callable[[str, str], None] = lambda *_: None
-) -> tvm.IRModule:
+def gpu_kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] | None = None) -> tvm.IRModule:
     """Return what `gpu_fused` gave as calls of scheduled kernels.
 
     Args:
-        tell: is told the name of each function and of its rule.
+        rules: is filled with the rule of each function.
 
     Raises:
         ModelError: a function has no schedule for GPUs.
@@ -62,7 +60,8 @@ def gpu_kernels(
                 function, rule = gpu_scheduled(function, target)
             except ModelError as error:
                 raise ModelError(f"kernel {symbol.name_hint}: {error}") from error
-            tell(str(symbol.name_hint), rule)
+            if rules is not None:
+                rules[str(symbol.name_hint)] = rule
         functions[symbol] = function
     return tvm.IRModule(functions, attrs=mod.attrs)
 
