@@ -19,6 +19,7 @@ pad_channels.py       convolutions get as many channels as fill vectors
 From a plain module to kernels:
 
 blocked.py            images in blocked layout, which fast convolutions read
+legalizations.py      products of matrices and softmax, made by the rules that schedule them
 schedules/            schedules of our own for CPU cores
 gpu_schedules.py      schedules for GPUs: ours of convolutions, TVM's of the rest
 gpu_conv2d.py         a convolution on a GPU

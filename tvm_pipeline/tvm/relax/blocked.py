@@ -22,7 +22,7 @@ import tvm
 from tvm import relax, topi
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
-from tvm_pipeline.tvm.relax.schedules import conv2d, dense
+from tvm_pipeline.tvm.relax.schedules import conv2d
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 
 # until they land
@@ -91,7 +91,6 @@ class _Rewriting:
             "relax.nn.avg_pool2d": self._pooling,
             "relax.mean": self._mean,
             "relax.concat": self._concatenation,
-            "relax.matmul": self._product,
             **dict.fromkeys(_UNARY, self._elementwise),
             **dict.fromkeys(_BINARY, self._elementwise),
         }
@@ -268,27 +267,6 @@ class _Rewriting:
         inputs = [self._forms[field][layout] for field, layout in zip(fields, layouts, strict=True)]
         layout = _layout(block)
         return self._emit(concatenate.compute, inputs, block=block, name="concatenate", layout=layout), layout
-
-    def _product(self, call: Any) -> tuple[Any, str] | None:
-        """A product of matrices: with weights, or of two activations of the same batches."""
-        (left, right), shape = call.args, shape_of(call)
-        weights = constant_of(right)
-        if call.ty.dtype != "float32" or left.ty.dtype != "float32" or len(shape) < 2 or 0 in shape:
-            return None
-        rows, terms = shape_of(left)[-2:]
-        if weights is not None and weights.ndim == 2:
-            data = self._reshaped(self._plain_expr(left), (int(np.prod(shape[:-1])), terms))
-            kernel = relax.const(dense.packed(weights, self._lanes))
-            columns = weights.shape[1]
-            made = self._emit(dense.compute_dense, data, kernel, columns=columns, name="matmul", layout="")
-        elif shape[:-2] == shape_of(left)[:-2] == shape_of(right)[:-2]:
-            batches, columns = int(np.prod(shape[:-2], dtype=int)), shape[-1]
-            pair = ((left, (batches, rows, terms)), (right, (batches, terms, columns)))
-            matrices = [self._reshaped(self._plain_expr(each), extents) for each, extents in pair]
-            made = self._emit(dense.compute_batch, *matrices, lanes=self._lanes, name="matmul", layout="")
-        else:
-            return None
-        return self._reshaped(made, shape), ""
 
     def _reshaped(self, value: Any, shape: Sequence[int]) -> Any:
         return value if shape_of(value) == tuple(shape) else self._builder.emit(relax.op.reshape(value, shape))

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_pipeline.tvm.relax.blocked import BlockedLayout
+from tvm_pipeline.tvm.relax.legalizations import legalizations
 from tvm_pipeline.tvm.relax.schedules import scheduled
 from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
 
@@ -16,11 +17,12 @@ IS_SCHEDULED = "tirx.is_scheduled"  # of a function; TVM's own schedules for GPU
 
 def fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel."""
+    cores = cores_of(target)
     with target:
         return tvm.transform.Sequential(
             [
-                BlockedLayout(cores_of(target)),
-                relax.transform.LegalizeOps(),
+                BlockedLayout(cores),
+                relax.transform.LegalizeOps(legalizations(cores)),
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
             ]
