@@ -62,9 +62,10 @@ def mark(
         block = tirx.floormod(number, row_tiles) * each + index
         # A tile that has nothing to fetch asks for the first line of all, which is near; behind the last chunk a
         # prefetch is without effect.
-        is_new = tirx.Select(block < chunks, *(tirx.const(value, number.ty.dtype) for value in (1, 0)))
+        yes, no = (tirx.const(value, number.ty.dtype) for value in (1, 0))
+        is_new = tirx.Select(block < chunks, yes, no)
         place = (chunk * chunks + block + chunks, *(loop.loop_var for loop in loops))
-        line = kernel[(*(is_new * index for index in place), 0)]
+        line = tirx.BufferLoad(kernel, [*(is_new * index for index in place), 0])
         body = tirx.AttrStmt(0, _MARK, tirx.address_of(line), body)
     s.state.replace(
         s.get_sref(reduction[-1]), tirx.For(term.loop_var, term.min, term.extent, term.kind, body, None, {})
