@@ -6,8 +6,8 @@ Each pass over memory that remains has loops of its own:
     for the outer axes:                                   in parallel
       for the innermost axes:                             in vectors, or by LLVM where vectors do not divide them
 
-Axes are fused as long as each tensor is either read in the order of the output, or does not change along them. So an
-addition of tensors of one shape is one long loop, and a bias of channels (n, c, 1, 1) has a loop over an image.
+Axes are fused as long as each tensor moves on by equal steps along them, or not at all. So an addition of tensors of
+one shape is one long loop, and a bias of channels (n, c, 1, 1) has a loop over channels and one over an image.
 
 A reduction keeps its sums in registers:
 
@@ -25,7 +25,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from tvm import DataType, sym
 from tvm.ir import Call, TensorLoad
 from tvm.s_tir import SBlock, Schedule
@@ -38,6 +37,7 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import blocks_of
 
 SPATIAL, REDUCED = 0, 2  # kinds of an axis of a block
 VECTORS = 4  # of sums that a reduction has in flight
+PARALLEL = 8  # parts of a pass that cores share, at least
 ROWS = 8  # of sums that are not in vectors
 CHEAP = ("prim.if_then_else", "tirx.likely")  # calls that cost no more than what they choose
 
@@ -125,28 +125,26 @@ def schedule_block(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
 def _schedule_elements(
     s: Schedule, loops: list[LoopRV], extents: list[int], accesses: list[Access], cores: Cores
 ) -> None:
-    most = _fused_axes(extents, accesses)
-    lanes = _lanes(accesses, len(extents) - 1, cores)
-    whole = (count for count in range(most, 0, -1) if math.prod(extents[-count:]) % lanes == 0)
-    fused = next(whole, 0)
-    if not fused:  # LLVM makes vectors and a rest
-        lanes, fused = 1, most
-    inner = s.fuse(*loops[-fused:])
-    outer = loops[:-fused]
-    if lanes > 1:
-        rest, inner = s.split(inner, [None, lanes])
+    lanes = _lanes(accesses, _last_wide(extents), cores)
+    fused, first = [], 0
+    for count in _groups(extents, accesses):
+        fused.append(s.fuse(*loops[first : first + count]))
+        first += count
+    if lanes > 1 and int(s.get(fused[-1]).extent) % lanes == 0:  # else LLVM makes vectors and a rest
+        *fused, inner = *fused[:-1], *s.split(fused[-1], [None, lanes])
         s.vectorize(inner)
-        outer.append(rest)
-    _in_parallel(s, outer)
+        _in_parallel(s, fused)
+    else:
+        _in_parallel(s, fused[:-1])
 
 
 def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: list[Access], cores: Cores) -> None:
     """Schedule a reduction whose outputs have these extents."""
     loops = s.get_loops(block)
     if len(s.get(block).writes) > 1:  # as the largest number and its place
-        _in_parallel(s, loops[: len(extents)])
+        s.parallel(s.fuse(*loops[: len(extents)]))
         return
-    axis = max((axis for axis, extent in enumerate(extents) if extent > 1), default=len(extents) - 1)
+    axis = _last_wide(extents)
     lanes = _divisor(extents[axis], _lanes(accesses, axis, cores))
     count = _divisor(extents[axis] // lanes, VECTORS if lanes > 1 else ROWS)
 
@@ -155,7 +153,8 @@ def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: l
     outer = s.get_loops(stored)
     outer[axis], *tile = s.split(outer[axis], [None, count, lanes])
     s.reorder(*outer, *tile)
-    place = _in_parallel(s, outer)
+    place = s.fuse(*outer)
+    s.parallel(place)
     s.compute_at(block, place, preserve_unit_loops=True)
 
     loops = s.get_loops(block)
@@ -171,32 +170,41 @@ def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: l
     s.vectorize(vector)
 
 
-def _in_parallel(s: Schedule, loops: list[LoopRV]) -> LoopRV | None:
-    """Fuse outer loops, run them in parallel, and return the loop; None without loops."""
-    if not loops:
-        return None
-    loop = s.fuse(*loops)
-    if int(s.get(loop).extent) > 1:
-        s.parallel(loop)
-    return loop
+def _in_parallel(s: Schedule, loops: list[LoopRV]) -> None:
+    """Run in parallel as many of the outer loops, fused, as give each core enough to do."""
+    extents = [int(s.get(loop).extent) for loop in loops]
+    count = next((n for n in range(len(loops)) if math.prod(extents[:n]) >= PARALLEL), len(loops))
+    if math.prod(extents[:count]) > 1:
+        s.parallel(s.fuse(*loops[:count]))
 
 
-def _fused_axes(extents: Sequence[int], accesses: list[Access]) -> int:
-    """Return how many of the last axes can be one loop.
+def _groups(extents: Sequence[int], accesses: list[Access]) -> list[int]:
+    """Return how many axes at a time, from the first to the last, can be one loop.
 
     >>> bias = Access((0, 1, 0, 0), "float32")
-    >>> _fused_axes([1, 8, 7, 7], [Access((392, 49, 7, 1), "float32"), bias])
-    2
+    >>> _groups([2, 8, 7, 7], [Access((392, 49, 7, 1), "float32"), bias])
+    [1, 1, 2]
     """
-    if any(access.steps is None for access in accesses):
-        return 1
-    steps = np.array([access.steps for access in accesses])
-    wide = np.array(extents) > 1
-    for count in range(1, len(extents)):
-        along = steps[:, -count - 1 :][:, wide[-count - 1 :]]
-        if not all((row == along[0]).all() or not row.any() for row in along):
-            return count
-    return len(extents)
+    counts: list[int] = []
+    last = None  # the axis before of more than one number
+    for axis, extent in enumerate(extents):
+        can_join = (
+            extent == 1
+            or last is None
+            or all(access.steps and access.steps[last] == access.steps[axis] * extent for access in accesses)
+        )
+        if counts and can_join:
+            counts[-1] += 1
+        else:
+            counts.append(1)
+        if extent > 1:
+            last = axis
+    return counts
+
+
+def _last_wide(extents: Sequence[int]) -> int:
+    """Return the last axis of more than one number."""
+    return max((axis for axis, extent in enumerate(extents) if extent > 1), default=len(extents) - 1)
 
 
 def _lanes(accesses: list[Access], axis: int, cores: Cores) -> int:
