@@ -31,7 +31,7 @@ def check(build: Any, expected: Any, *arrays: Array, target: tvm.target.Target, 
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.attrs["mcpu"])
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(SHAPES, st.data())
 def test_broadcasts(target: tvm.target.Target, shape: tuple[int, ...], data: st.DataObject) -> None:
     other = tuple(data.draw(st.sampled_from([1, extent])) for extent in shape)
@@ -45,7 +45,7 @@ def test_broadcasts(target: tvm.target.Target, shape: tuple[int, ...], data: st.
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.attrs["mcpu"])
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(SHAPES, st.data())
 def test_transposes_and_slices(target: tvm.target.Target, shape: tuple[int, ...], data: st.DataObject) -> None:
     axes = data.draw(st.permutations(range(len(shape))))
@@ -60,7 +60,7 @@ def test_transposes_and_slices(target: tvm.target.Target, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.attrs["mcpu"])
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(SHAPES, st.data())
 def test_reductions(target: tvm.target.Target, shape: tuple[int, ...], data: st.DataObject) -> None:
     axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1, max_size=max(1, len(shape) - 1)))

@@ -11,6 +11,7 @@ output may be of several inputs, so the channels of a position are written one b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, blocks_of, output, p
 
 NAME = "concatenate"
 CHOICE = "prim.if_then_else"
+MOST_CHANNELS = 512  # that are written one by one
 
 
 def compute(inputs: Sequence[te.Tensor], axis: int) -> te.Tensor:
@@ -81,8 +83,7 @@ def schedule(s: Schedule, anchor: SBlockRV, cores: Cores) -> None:
         s.compute_inline(anchor)
     parts = _parts(s.get(last))
     if not parts:
-        for block in blocks_of(s):
-            plain.schedule_block(s, block, cores)
+        _schedule_mixed(s, last, cores)
         return
     loop = s.get(s.get_loops(last)[0])
     passes = SeqStmt([_of_part(s.get(last), *part) for part in parts])
@@ -92,6 +93,24 @@ def schedule(s: Schedule, anchor: SBlockRV, cores: Cores) -> None:
         plain.schedule_block(split, block, cores)
     old, new = (of.get(of.get_sblock("root")) for of in (s, split))
     s.state.replace(s.get_sref(old), new, {old: new})
+
+
+def _schedule_mixed(s: Schedule, last: SBlockRV, cores: Cores) -> None:
+    """Schedule what is in other blocks than the inputs: all channels of a position, as far as code stays short."""
+    loops = s.get_loops(last)
+    if (
+        len(loops) != 5
+        or len(blocks_of(s)) > 1
+        or math.prod(int(s.get(loops[i]).extent) for i in (1, 4)) > MOST_CHANNELS
+    ):
+        for block in blocks_of(s):
+            plain.schedule_block(s, block, cores)
+        return
+    n, chunk, row, column, lane = loops
+    s.reorder(n, row, column, chunk, lane)
+    s.parallel(s.fuse(n, row))
+    s.unroll(chunk)
+    s.unroll(lane)
 
 
 def _parts(block: SBlock) -> list[tuple[Var, int, int]]:
@@ -106,9 +125,9 @@ def _parts(block: SBlock) -> list[tuple[Var, int, int]]:
     if not asked or not all(isinstance(condition, tirx.LT) for condition in asked):
         return []
     axis = asked[0].a
-    if not all(condition.a.same_as(axis) for condition in asked):
+    extent = next((int(found.dom.extent) for found in block.iter_vars if found.var.same_as(axis)), None)
+    if extent is None or not all(condition.a.same_as(axis) for condition in asked):
         return []
-    extent = next((int(found.dom.extent) for found in block.iter_vars if found.var.same_as(axis)), 0)
     ends = sorted({int(condition.b) for condition in asked} | {extent})
     return [(axis, begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import tirx
 
-LEAST, MOST = -87.0, 88.72283  # exponents of what is not 0 and not infinite
+LEAST, MOST = -86.98, 88.72283  # exponents of what is not 0 and not infinite
 LOG2_HIGH, LOG2_LOW = 0.693359375, -2.12194440e-4
 POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 

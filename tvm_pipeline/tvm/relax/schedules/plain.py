@@ -38,6 +38,7 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import blocks_of
 SPATIAL, REDUCED = 0, 2  # kinds of an axis of a block
 VECTORS = 4  # of sums that a reduction has in flight
 PARALLEL = 8  # parts of a pass that cores share, at least
+TURNED = 16  # columns of a tile that is read along its rows
 ROWS = 8  # of sums that are not in vectors
 CHEAP = ("prim.if_then_else", "tirx.likely")  # calls that cost no more than what they choose
 
@@ -125,17 +126,40 @@ def schedule_block(s: Schedule, block: SBlockRV, cores: Cores) -> bool:
 def _schedule_elements(
     s: Schedule, loops: list[LoopRV], extents: list[int], accesses: list[Access], cores: Cores
 ) -> None:
-    lanes = _lanes(accesses, _last_wide(extents), cores)
-    fused, first = [], 0
+    axis = _last_wide(extents)
+    lanes = _lanes(accesses, axis, cores)
+    fused, turned, first = [], None, 0
     for count in _groups(extents, accesses):
         fused.append(s.fuse(*loops[first : first + count]))
         first += count
-    if lanes > 1 and int(s.get(fused[-1]).extent) % lanes == 0:  # else LLVM makes vectors and a rest
+        inner = _last_wide(extents[:first])
+        is_linear = all(access.steps and access.dtype != "bool" for access in accesses)
+        if first < len(extents) and is_linear and all(access.steps[inner] in (0, 1) for access in accesses[1:]):
+            turned = len(fused) - 1
+    if lanes == 1 and turned is not None:
+        _schedule_turned(s, fused, turned, cores.lanes)
+    elif lanes > 1 and int(s.get(fused[-1]).extent) % lanes == 0:  # else LLVM makes vectors and a rest
         *fused, inner = *fused[:-1], *s.split(fused[-1], [None, lanes])
         s.vectorize(inner)
         _in_parallel(s, fused)
     else:
         _in_parallel(s, fused[:-1])
+
+
+def _schedule_turned(s: Schedule, loops: list[LoopRV], turned: int, lanes: int) -> None:
+    """Schedule what reads in another order than it stores: it loads vectors along one loop, and stores along the last.
+
+    A tile of 16 x 16 numbers costs a load each and a store each of every vector, and no number is loaded alone.
+    """
+    columns = _divisor(int(s.get(loops[-1]).extent), TURNED)
+    rows = _divisor(int(s.get(loops[turned]).extent), lanes)
+    *outer, last = loops
+    outer[turned], vector = s.split(loops[turned], [None, rows])
+    last, column = s.split(last, [None, columns])
+    s.reorder(*outer, last, column, vector)
+    s.unroll(column)
+    s.vectorize(vector)
+    _in_parallel(s, [*outer, last])
 
 
 def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: list[Access], cores: Cores) -> None:
