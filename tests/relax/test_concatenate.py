@@ -31,7 +31,9 @@ def test_axes(target: tvm.target.Target, shape: list[int], axis: int, extents: l
         shape[axis] = extent
         arrays.append(RNG.standard_normal(shape).astype("float32"))
     found, rules = run(
-        lambda builder, *inputs: op.nn.relu(builder.emit(builder.call_te(concatenate.compute, list(inputs), axis))),
+        lambda builder, *inputs: op.nn.relu(
+            builder.emit(builder.call_te(concatenate.compute_plain, list(inputs), axis))
+        ),
         arrays,
         target,
     )
@@ -52,7 +54,7 @@ def test_blocks(target: tvm.target.Target, blocks: tuple[int, int, int]) -> None
         lambda builder, *inputs: op.nn.relu(
             op.add(
                 op.multiply(
-                    builder.emit(builder.call_te(concatenate.compute_blocks, list(inputs), block)), relax.const(scale)
+                    builder.emit(builder.call_te(concatenate.compute, list(inputs), block)), relax.const(scale)
                 ),
                 relax.const(shift),
             )
@@ -70,7 +72,7 @@ def test_layout_behind(target: tvm.target.Target) -> None:
     arrays = [RNG.standard_normal((1, extent, 4, 5)).astype("float32") for extent in (2, 6)]
     found, rules = run(
         lambda builder, *inputs: op.permute_dims(
-            builder.emit(builder.call_te(concatenate.compute, list(inputs), 1)), [0, 2, 3, 1]
+            builder.emit(builder.call_te(concatenate.compute_plain, list(inputs), 1)), [0, 2, 3, 1]
         ),
         arrays,
         target,

@@ -31,7 +31,7 @@ CHOICE = "prim.if_then_else"
 MOST_CHANNELS = 512  # that are written one by one
 
 
-def compute(inputs: Sequence[te.Tensor], axis: int) -> te.Tensor:
+def compute_plain(inputs: Sequence[te.Tensor], axis: int) -> te.Tensor:
     """Return the concatenation of tensors along an axis."""
     rank = len(inputs[0].shape)
     axis %= rank
@@ -52,13 +52,13 @@ def compute(inputs: Sequence[te.Tensor], axis: int) -> te.Tensor:
     return te.compute(shape, number, name=NAME, attrs={RULE: NAME})
 
 
-def compute_blocks(inputs: Sequence[te.Tensor], block: int) -> te.Tensor:
+def compute(inputs: Sequence[te.Tensor], block: int) -> te.Tensor:
     """Return the concatenation of the channels of images in blocks, in blocks of `block` channels.
 
     The inputs are (n, blocks, height, width, channels of a block), each with blocks of its own.
     """
     if all(int(tensor.shape[4]) == block for tensor in inputs):
-        return compute(inputs, 1)
+        return compute_plain(inputs, 1)
     n, _, height, width, _ = inputs[0].shape
     counts = [int(tensor.shape[1] * tensor.shape[4]) for tensor in inputs]
 
