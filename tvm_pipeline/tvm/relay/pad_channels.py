@@ -20,11 +20,7 @@ import tvm
 from tvm import relay
 
 from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions
-from tvm_pipeline.tvm.tiles import channel_block
-
-BLOCK = 16
-LEAST_CHANNELS = 64  # fewer are cheap, and often feed another convolution, for which the slice would be in the way
-MOST_VECTORS = 0.8  # of those without padding
+from tvm_pipeline.tvm.tiles import padded_channels
 
 _POOLS = frozenset(("nn.global_avg_pool2d", "nn.global_max_pool2d", "nn.avg_pool2d", "nn.max_pool2d"))
 _UNARY = frozenset(("nn.relu", "clip", "sigmoid", "tanh", "nn.leaky_relu", *_POOLS))
@@ -41,14 +37,6 @@ def pad_channels(mod: tvm.IRModule, params: Mapping[str, Any] | None = None) -> 
         return mod
     function = relay.Function(main.params, new[main.body], None, main.type_params, main.attrs)
     return relay.transform.InferType()(tvm.IRModule.from_expr(function))
-
-
-def padded_channels(channels: int) -> int:
-    """Return to how many output channels a convolution is padded; `channels` where it is left alone."""
-    padded = channels + -channels % BLOCK
-    vectors = channels // channel_block(channels, BLOCK)
-    worthwhile = channels >= LEAST_CHANNELS and padded // BLOCK <= MOST_VECTORS * vectors
-    return padded if worthwhile else channels
 
 
 class _Padding:

@@ -27,10 +27,9 @@ from tvm.topi.generic.conv2d import conv2d_alter_int8_common
 from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline.tvm.relay.int8 import dot_product, has_vnni
-from tvm_pipeline.tvm.relay.pad_channels import LEAST_CHANNELS
 from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
 from tvm_pipeline.tvm.relay.schedules.conv2d import in_tiles
-from tvm_pipeline.tvm.tiles import byte_block, register_tile
+from tvm_pipeline.tvm.tiles import LEAST_CHANNELS, byte_block, register_tile
 
 BLOCKS = (16, 8)  # channels of a block
 FOUR = 4  # channels that one instruction multiplies
