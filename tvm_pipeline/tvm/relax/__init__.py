@@ -3,9 +3,12 @@
 From a file to a plain module:
 
 importer.py           a Model becomes a Relax module
-onnx_importer.py      an ONNX graph, node by node, by TVM's converters
-onnx_nodes.py         nodes that TVM's converters read wrongly
-onnx_converters.py    converters of nodes that TVM's importer lacks
+onnx_importer.py      an ONNX graph, node by node: constants folded, shapes known
+onnx_nodes.py         nodes that TVM's converters read wrongly, rewritten
+onnx_site.py          a node, and what is known around it
+onnx_resizing.py      Resize and Upsample, by matrices where TVM computes other scales
+onnx_recurrent.py     LSTM, GRU and RNN step by step
+onnx_converters.py    operators of Relax for nodes that TVM imports as functions of TIR
 onnx_quantized.py     quantised nodes as float operators between their roundings
 onnx_obstacles.py     what cannot be imported, by the names of the file
 distinct_outputs.py   each output of a model is a tensor of its own
