@@ -73,8 +73,9 @@ def _depends(main: relax.Function) -> set[Any]:
 
 def _copy(output: Any, count: int) -> Any:
     """Return an output behind so many copies, a chain of its own for each."""
+    dtype = output.ty.dtype
     for _ in range(count):
-        output = relax.op.astype(output, output.ty.dtype)
+        output = relax.op.astype(output, dtype)
     return output
 
 
