@@ -1,10 +1,12 @@
 """The GPU backend: it detects and settles GPUs, compiles for them and for the CPU cores beside them, and binds threads.
 
+It uses the TVM that is installed (`tvm_pipeline/tvm/installed.py`): with Relay CUDA and OpenCL, with Relax CUDA alone.
+
 A platform of GPUs and CPU cores has this backend alone (`serves`): TVM compiles the model once for each target, and the
 libraries share one operator graph. A device's `target` is a TVM target with the index of the device: `cuda`, `cuda:1`,
 `opencl -device=mali`. No other device stands in for a GPU that is not here. A device that is computed by software, such
 as PoCL, is used only where a platform file names it, and is marked as a stand-in. Next: `detection.py`, `targets.py`,
-then `tvm_pipeline/tvm/relay/compiled.py`.
+then `tvm_pipeline/tvm/compiled_model.py`.
 """
 
 from __future__ import annotations
@@ -28,16 +30,21 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform, core_ranges
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
-from tvm_pipeline.tvm.installed import described_version
+from tvm_pipeline.tvm.installed import described_version, installed_ir
+from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
 
 if TYPE_CHECKING:
-    from tvm_pipeline.tvm.relay.compiled import RelayModel
+    from tvm_pipeline.tvm.compiled_model import TvmModel
     from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
 
 HOST = "host"
-_NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[relay]'`"
+_CUDA_ALONE = (
+    "OpenCL needs Relay, and the TVM that is installed has Relax; run `pip install 'tvm-pipeline[relay]'` in another "
+    "environment"
+)
+_NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[relay]'`, or [relax]"
 # The cores of this process before any thread is bound to some of them.
 _CORES = frozenset(os.sched_getaffinity(0))
 
@@ -63,7 +70,7 @@ class GpuBackend:
             return []
         for line in self.left_out():
             _log.info(line)
-        real = [gpu for gpu in survey().distinct if not gpu.is_software]
+        real = [gpu for gpu in survey().distinct if not gpu.is_software and _is_compiled_for(gpu.kind)]
         names = [self.name] if len(real) == 1 else [f"{self.name}{index}" for index in range(len(real))]
         return [
             _filled(Device(name, self.name, target=target_for(gpu)), gpu) for name, gpu in zip(names, real, strict=True)
@@ -76,8 +83,10 @@ class GpuBackend:
         return [
             f"{gpu} is left out: the CPU computes what it is given. To use it, name it in a platform file with "
             f'backend = "gpu" and target = "{gpu.address}"'
+            if _is_compiled_for(gpu.kind)
+            else f"{gpu} is left out: {_CUDA_ALONE}"
             for gpu in survey().distinct
-            if gpu.is_software
+            if gpu.is_software or not _is_compiled_for(gpu.kind)
         ]
 
     def settle(self, device: Device) -> Device:
@@ -86,6 +95,8 @@ class GpuBackend:
         if find_spec("tvm") is None:
             raise PlatformError(f"device {device.name}: {_NO_TVM}")
         gpu = _meant(device)
+        if not _is_compiled_for(gpu.kind):
+            raise PlatformError(f"device {device.name}: {_CUDA_ALONE}")
         device = _filled(replace(device, target=completed(device.target, gpu)), gpu)
         reason = mismatch(device.target, gpu)
         if reason:
@@ -120,7 +131,7 @@ class GpuBackend:
 
     def compile(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> RelayModel:
+    ) -> TvmModel[Any]:
         """Compile for GPUs, and for CPU cores where `devices` has some.
 
         Raises:
@@ -130,7 +141,7 @@ class GpuBackend:
 
     def compile_untuned(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
-    ) -> RelayModel:
+    ) -> TvmModel[Any]:
         return self._compiled(model, devices, progress, order, {})
 
     def _compiled(
@@ -140,13 +151,22 @@ class GpuBackend:
         progress: Progress,
         order: Order,
         choices: AnyChoices | None = None,
-    ) -> RelayModel:
+    ) -> TvmModel[Any]:
         from tvm_pipeline.tvm.agreement import check_agreement
-        from tvm_pipeline.tvm.relay.compiled import RelayModel
 
         self._keep_software_on_its_cores(progress)
-        targets = [device.target for device in devices]
-        compiled = RelayModel.compile(model, targets, bind, progress, order, _host_target(devices), choices)
+        targets, host = [device.target for device in devices], _host_target(devices)
+        compiled: TvmModel[Any]
+        if installed_ir() == "relay":
+            from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+            compiled = RelayModel.compile(model, targets, bind, progress, order, host, choices)
+        else:
+            from tvm_pipeline.tvm.relax.compiled import RelaxModel
+            from tvm_pipeline.tvm.relax.cuda_kernels import ready_to_run
+
+            ready_to_run(progress)
+            compiled = RelaxModel.compile(model, targets, bind, progress, order, host)
         check_agreement(compiled, devices, progress)
         return compiled
 
@@ -159,7 +179,13 @@ class GpuBackend:
 
         Raises:
             RunError: the GPU does not run the model, or too many candidates end the process that tries them.
+            PlatformError: Relax is installed, whose kernels have fixed schedules.
         """
+        if installed_ir() == "relax":
+            raise PlatformError(
+                f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
+                "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
+            )
         from tvm_pipeline.tvm.relay.tuning.device_child import tune_in_child
 
         if device.stand_in and device.cores and kind_of(device.target) == "opencl":
@@ -170,11 +196,15 @@ class GpuBackend:
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: stages of several models take turns in a GPU's one queue."""
 
-    def load(self, folder: Path) -> RelayModel:
-        from tvm_pipeline.tvm.relay.compiled import RelayModel
-
+    def load(self, folder: Path) -> TvmModel[Any]:
         self._keep_software_on_its_cores(lambda _: None)
-        return RelayModel.load(folder, bind)
+        if installed_ir() == "relay":
+            from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+            return RelayModel.load(folder, bind)
+        from tvm_pipeline.tvm.relax.compiled import RelaxModel
+
+        return RelaxModel.load(folder, bind)
 
     def versions(self) -> Mapping[str, str]:
         # A driver is not among them: it compiles what a library holds, PTX or OpenCL C, for itself.
@@ -204,6 +234,11 @@ def bind(device: Device) -> None:
         return
     os.sched_setaffinity(0, device.cores or _CORES)
     _check_order(device)
+
+
+def _is_compiled_for(kind: str) -> bool:
+    """Return whether the TVM that is installed compiles for a kind of GPU."""
+    return kind == "cuda" or installed_ir() == "relay"
 
 
 def _meant(device: Device) -> Gpu:
@@ -256,11 +291,9 @@ def _filled(device: Device, gpu: Gpu) -> Device:
 
 def _check_known(device: Device, gpu: Gpu) -> None:
     """Raise PlatformError where TVM does not know the target, or lays memory out more densely than the GPU can."""
-    import tvm
-
     try:
-        tvm.target.Target(compiler_target(device.target))
-    except (ValueError, TypeError, tvm.TVMError) as error:
+        tvm_target(compiler_target(device.target))
+    except (ValueError, TypeError, RuntimeError) as error:  # what TVM's own error is one of
         said = str(error).rpartition("Error: ")[2].partition(" Target creation")[0].strip()
         raise PlatformError(
             f"device {device.name}: TVM does not know the target {device.target!r} ({said}). A target is a kind with "

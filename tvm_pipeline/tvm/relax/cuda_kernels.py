@@ -41,6 +41,7 @@ _UNKNOWN_FORMAT = (
     "`pip install 'tvm-pipeline[relax]'`"
 )
 _lock = threading.Lock()
+_is_ready: list[bool] = []
 
 
 class Resources(NamedTuple):
@@ -213,11 +214,12 @@ def ready_to_run(progress: Callable[[str], None] = lambda _: None) -> None:
         PlatformError: the driver, CUDA's runtime library or a device is missing.
     """
     with _lock:
-        if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is None:
-            _load_runtime(progress)
+        if not _is_ready:
+            _prepare(progress)
+            _is_ready.append(True)
 
 
-def _load_runtime(progress: Callable[[str], None]) -> None:
+def _prepare(progress: Callable[[str], None]) -> None:
     try:
         driver = cuda_toolkit.driver()
     except PlatformError as error:
@@ -232,7 +234,13 @@ def _load_runtime(progress: Callable[[str], None]) -> None:
             "CUDA_HOME, too)"
         )
     count = cuda_toolkit.check_devices(library)
+    # It initialises the driver as well, without which TVM 0.27 cannot name a device.
     cuda_toolkit.wait_without_spinning(driver, library if count == 1 else None)
+    if not _has_runtime():
+        _load_runtime(progress)
+
+
+def _load_runtime(progress: Callable[[str], None]) -> None:
     path = Path(tvm.__file__).parent / "lib" / _RUNTIME
     progress(f"loading {path}")
     try:
@@ -241,5 +249,9 @@ def _load_runtime(progress: Callable[[str], None]) -> None:
         raise PlatformError(
             f"TVM's CUDA runtime cannot be loaded ({error}); use the TVM of `pip install 'tvm-pipeline[relax]'`"
         ) from error
-    if tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is None:
+    if not _has_runtime():
         raise PlatformError(f"{path} was loaded, but has no CUDA devices; see that only one TVM is installed")
+
+
+def _has_runtime() -> bool:
+    return tvm_ffi.get_global_func("device_api.cuda", allow_missing=True) is not None
