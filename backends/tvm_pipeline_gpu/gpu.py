@@ -30,7 +30,7 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform, core_ranges
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
-from tvm_pipeline.tvm.installed import described_version, installed_ir
+from tvm_pipeline.tvm.installed_ir import described_version, installed_ir
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for

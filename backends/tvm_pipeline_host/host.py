@@ -1,7 +1,7 @@
 """The host backend: it detects CPU clusters, compiles by TVM, and binds threads to cores.
 
-It uses the TVM that is installed (`tvm_pipeline/tvm/installed.py`), of Relay or of Relax, and imports it when a model
-comes. Next: `detection.py`, then `tvm_pipeline/tvm/compiled_model.py`.
+It uses the TVM that is installed, with Relay or with Relax (`tvm_pipeline/tvm/installed_ir.py`), and imports it when a
+model comes. Next: `detection.py`, then `tvm_pipeline/tvm/compiled_model.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
-from tvm_pipeline.tvm.installed import described_version, installed_ir
+from tvm_pipeline.tvm.installed_ir import described_version, installed_ir
 from tvm_pipeline_host.detection import (
     available_cores,
     described,

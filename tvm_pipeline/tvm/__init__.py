@@ -1,6 +1,6 @@
 """All code that calls TVM. Nothing outside this package and the backends imports TVM.
 
-installed.py        which TVM is installed, and so which IR compiles
+installed_ir.py     which TVM is installed, and so which IR compiles
 kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph

@@ -24,7 +24,7 @@ from tvm_pipeline.errors import BundleError, PlanError, PlatformError, RunError
 from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, has_own_memory
-from tvm_pipeline.tvm.installed import RELEASES, Ir
+from tvm_pipeline.tvm.installed_ir import RELEASES, Ir
 from tvm_pipeline.tvm.slice_plan import KernelLibrary, SlicePlan, plan_slice
 
 Bind = Callable[[Device], None]

@@ -46,6 +46,6 @@ memory_order.py       the pass MemoryOrder
 cpu_pipeline.py       a pipeline of passes for `tvm.compile`
 """
 
-from tvm_pipeline.tvm.installed import demand
+from tvm_pipeline.tvm.installed_ir import demand
 
 demand("relax")

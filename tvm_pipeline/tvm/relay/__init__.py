@@ -42,6 +42,6 @@ compiled.py            the compiled model, on `tvm/compiled_model.py`
 An import of this package without Relay raises an ImportError that says what to install.
 """
 
-from tvm_pipeline.tvm.installed import demand
+from tvm_pipeline.tvm.installed_ir import demand
 
 demand("relay")
