@@ -88,6 +88,8 @@ def _prefetched(marked: tirx.AttrStmt) -> tirx.Stmt:
 
 def _on_stack(allocate: tirx.AllocBuffer) -> tirx.Stmt:
     buffer = allocate.buffer
+    if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
+        return allocate
     data_type = tvm.DataType(buffer.dtype)
     extent = math.prod(int(extent) for extent in buffer.shape)
     if buffer.scope() != "local" or extent * data_type.lanes * data_type.bits // 8 > MOST_STACK_BYTES:
