@@ -219,11 +219,12 @@ def _kind(name: str) -> str:
     """Return the kind of a function's name: of a kernel that FuseTIR made, the names of its parts.
 
     Examples:
-        >>> _kind("conv2d12"), _kind("fused_conv2d3_add1_relu")
-        ('conv2d', 'conv2d_add_relu')
+        >>> _kind("conv2d12"), _kind("fused_conv2d3_add1_tir_tanh")
+        ('conv2d', 'conv2d_add_tanh')
     """
     parts = name.removeprefix("fused_")
-    return re.sub(r"\d+$" if parts == name else r"\d+(?=_|$)", "", parts)
+    numbers = r"\d+$" if parts == name else r"\d+(?=_|$)"
+    return re.sub(r"(?<![^_])tir_", "", re.sub(numbers, "", parts))
 
 
 def _rank(layout: str) -> int:
