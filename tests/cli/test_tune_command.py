@@ -11,6 +11,7 @@ from tvm_pipeline_host.detection import host_target
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.testing import FakeBackend, installed
 
+pytest.importorskip("tvm.relay", reason="tuning is Relay's alone")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")
 
 

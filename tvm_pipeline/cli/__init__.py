@@ -36,6 +36,7 @@ from tvm_pipeline.cli import (
 )
 from tvm_pipeline.cli.output import logged, print_error, say
 from tvm_pipeline.service.signals import Interrupts, ending, handling
+from tvm_pipeline.tvm.installed_ir import described
 
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
@@ -69,7 +70,11 @@ for command in (
 
 def _print_version(requested: bool) -> None:
     if requested:
-        typer.echo(f"tvm-pipeline {__version__}")
+        try:
+            tvm = described()
+        except ImportError:
+            tvm = "without a TVM that it can use; `tvm-pipeline devices` says why"
+        typer.echo(f"tvm-pipeline {__version__} ({tvm})")
         raise typer.Exit
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from tvm_pipeline.files import write_bytes
 from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, survey
 from tvm_pipeline.report import devices_table, sensors_table
 from tvm_pipeline.service.machine_modes import this_machine
+from tvm_pipeline.tvm.installed_ir import described
 
 
 def command(
@@ -61,7 +63,7 @@ def command(
             say(f"{mode}{', which is set' if mode.number == current else ''}")
     elif settled.power_modes:
         say(f"power modes: {', '.join(mode.name for mode in settled.power_modes)}")
-    for line in () if platform else (*left_out(), *_video_decoding()):
+    for line in () if platform else (*left_out(), *_compiler(), *_video_decoding()):
         say(line)
 
 
@@ -72,6 +74,12 @@ def _as_json(sensors: Sequence[Sensor], now: MeanPower, obstacles: Mapping[str, 
         ],
         "sensors_not_read": obstacles,
     }
+
+
+def _compiler() -> Iterator[str]:
+    """Yield a line for the TVM that compiles; none where there is none, which `left_out` says."""
+    with suppress(ImportError):
+        yield f"compiler: {described()}"
 
 
 def _video_decoding() -> Iterator[str]:

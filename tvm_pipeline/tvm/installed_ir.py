@@ -80,6 +80,17 @@ def described_version() -> str:
     return f"{tvm.__version__} with Relax" if installed_ir() == "relax" else str(tvm.__version__)
 
 
+def described() -> str:
+    """Return the IR and the version of the TVM that is installed, such as `Relax, TVM 0.27.0.post1`.
+
+    Raises:
+        ImportError: see `installed_ir`.
+    """
+    release, folder = RELEASES[installed_ir()], tvm_folder()
+    found = _version(folder / release.told_by) if folder is not None else ""
+    return f"{release.name}, {f'TVM {found}' if found else release.tvm}"
+
+
 def demand(ir: Ir) -> None:
     """Raise ImportError where TVM with this IR is not what is installed."""
     wanted = RELEASES[ir]
