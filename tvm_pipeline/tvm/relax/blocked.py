@@ -3,7 +3,7 @@
     conv2d(x: (1, 3, 224, 224), w) -> add(b: (1, 64, 1, 1)) -> relu -> max_pool2d -> softmax
     ->  conv2d (call_tir) -> add(b: (1, 4, 1, 1, 16)) -> relu -> max_pool2d (call_tir) -> layout_transform -> softmax
 
-A convolution, a pooling and a concatenation of channels become calls of functions that `schedules/` computes. What works
+A convolution, a pooling and a concatenation of channels become calls of functions of `schedules/`. What works
 element by element between them takes blocked tensors as it takes others. Everything else gets the plain layout back.
 TVM's ConvertLayout does less: it leaves depthwise and grouped convolutions and channels that 16 does not divide plain,
 and LegalizeOps refuses what it makes.
@@ -22,23 +22,8 @@ import tvm
 from tvm import relax, topi
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
-from tvm_pipeline.tvm.relax.schedules import conv2d
+from tvm_pipeline.tvm.relax.schedules import concatenate, conv2d, conv2d_transpose, depthwise, group_conv2d, pooling
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
-
-# until they land
-import importlib
-
-
-def _rule(name):
-    try:
-        return importlib.import_module(f"tvm_pipeline.tvm.relax.schedules.{name}")
-    except ImportError:
-        return None
-
-
-concatenate, conv2d_transpose, depthwise, group_conv2d, pooling = map(
-    _rule, ("concatenate", "conv2d_transpose", "depthwise", "group_conv2d", "pooling")
-)
 from tvm_pipeline.tvm.tiles import channel_block
 
 LAYOUT = "tvm_pipeline.layout"  # of a function: the layout of its result; empty for the plain one
@@ -193,7 +178,7 @@ class _Rewriting:
                 given = self._blocked(data, inner)
             packed = _packed(weights, inner, block)
             return self._anchor(conv2d, given, packed, block, "conv2d", options)
-        if depthwise and groups == channels == outputs:
+        if groups == channels == outputs:
             given = self._blocked(data, block)
             packed = weights.reshape(outputs // block, block, *weights.shape[2:]).transpose(0, 2, 3, 1)
             return self._anchor(depthwise, given, packed, block, "conv2d", options)
@@ -206,18 +191,22 @@ class _Rewriting:
         kernel = relax.const(np.ascontiguousarray(packed))
         return self._emit(rule.compute, data, kernel, name=name, layout=layout, **options), layout
 
-    def _grouped(self, call: Any, weights: np.ndarray, groups: int, options: dict[str, Any]) -> tuple[Any, str] | None:
-        if not group_conv2d or not group_conv2d.applies(weights.shape, groups):
-            return None
-        data = self._plain(call.args[0])
-        kernel = relax.const(weights)
-        return self._emit(group_conv2d.compute, data, kernel, groups=groups, name="conv2d", layout="", **options), ""
+    def _grouped(self, call: Any, weights: np.ndarray, groups: int, options: dict[str, Any]) -> tuple[Any, str]:
+        data, lanes = call.args[0], self._lanes
+        channels, outputs = shape_of(data)[1], len(weights)
+        options = {**options, "groups": groups, "lanes": lanes}
+        if group_conv2d.layout(channels, outputs, groups, lanes) == "NCHW":
+            kernel = relax.const(weights)
+            return self._emit(group_conv2d.compute, self._plain(data), kernel, name="conv2d", layout="", **options), ""
+        given = self._blocked(data, channel_block(channels, lanes))
+        packed = group_conv2d.packed(weights, groups, lanes)
+        return self._anchor(group_conv2d, given, packed, channel_block(outputs, lanes), "conv2d", options)
 
     def _transposed_convolution(self, call: Any) -> tuple[Any, str] | None:
         attrs, weights = call.attrs, constant_of(call.args[1])
         plain = (str(attrs.data_layout), str(attrs.kernel_layout), int(attrs.groups)) == ("NCHW", "IOHW", 1)
         dilation = tuple(map(int, attrs.dilation))
-        if not conv2d_transpose or weights is None or weights.dtype != np.float32 or not plain or dilation != (1, 1):
+        if weights is None or weights.dtype != np.float32 or not plain or dilation != (1, 1):
             return None
         inputs, outputs = weights.shape[:2]
         data, block = call.args[0], channel_block(outputs, self._lanes)
@@ -229,7 +218,7 @@ class _Rewriting:
     def _pooling(self, call: Any) -> tuple[Any, str] | None:
         data, attrs = call.args[0], call.attrs
         layout = self._current(data)
-        if not pooling or not layout or str(attrs.layout) != "NCHW" or call.ty.dtype != "float32":
+        if not layout or str(attrs.layout) != "NCHW" or call.ty.dtype != "float32":
             return None
         options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "padding", "dilation")}
         options["window"] = tuple(map(int, attrs.pool_size))
@@ -245,7 +234,7 @@ class _Rewriting:
         data = call.args[0]
         layout = self._current(data)
         axes = tuple(int(axis) % 4 for axis in call.attrs.axis or ())
-        if not pooling or not layout or sorted(axes) != [2, 3] or call.ty.dtype != "float32":
+        if not layout or sorted(axes) != [2, 3] or call.ty.dtype != "float32":
             return None
         made = self._emit(pooling.compute_mean, self._forms[data][layout], name="mean", layout=layout)
         if call.attrs.keepdims:
@@ -255,13 +244,7 @@ class _Rewriting:
     def _concatenation(self, call: Any) -> tuple[Any, str] | None:
         fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
         layouts = [self._current(field) for field in fields]
-        if (
-            not concatenate
-            or len(fields) < 2
-            or not all(layouts)
-            or len(call.ty.shape) != 4
-            or int(call.attrs.axis) % 4 != 1
-        ):
+        if len(fields) < 2 or not all(layouts) or len(call.ty.shape) != 4 or int(call.attrs.axis) % 4 != 1:
             return None
         block = channel_block(shape_of(call)[1], self._lanes)
         inputs = [self._forms[field][layout] for field, layout in zip(fields, layouts, strict=True)]

@@ -35,6 +35,7 @@ from tvm_pipeline.tvm.relax.cuda_kernels import CudaFunctions, cuda_target, writ
 from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
+from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 from tvm_pipeline.tvm.relax.schedules.lowering import PIPELINE
 from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.target_text import tvm_target
@@ -158,7 +159,7 @@ def compile_module(
     rules: dict[str, str] = {}
     try:
         write = _write_cuda if has_own_memory(target) else _write_cpu
-        flat = write(simplified(mod), target, host, folder, rules)
+        flat = write(pad_channels(simplified(mod)), target, host, folder, rules)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except PlatformError:

@@ -18,9 +18,8 @@ from tvm import relax
 
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.tvm.relax import pipelines
-from tvm_pipeline.tvm.relax.dataflow import name_of
+from tvm_pipeline.tvm.relax.dataflow import fields, name_of
 from tvm_pipeline.tvm.relax.extraction import has_fixed_shape
-from tvm_pipeline.tvm.relax.kernel_walkers import fields
 from tvm_pipeline.tvm.relax.schedules.cores import cores_of
 from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.tvm_errors import reason as reason_of

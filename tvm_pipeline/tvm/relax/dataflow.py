@@ -50,3 +50,8 @@ def constant_of(expr: Any) -> np.ndarray | None:
 
 def shape_of(expr: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in expr.ty.shape)
+
+
+def fields(type_: Any) -> list[Any]:
+    """Return the types of the fields of a tuple, or the only type."""
+    return list(type_.fields) if isinstance(type_, relax.TupleType) else [type_]

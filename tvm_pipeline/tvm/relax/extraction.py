@@ -12,8 +12,8 @@ from tvm import relax, tirx
 from tvm_pipeline.core.graph import OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError, ModelError
 from tvm_pipeline.tvm.alignment import Alignment, align
-from tvm_pipeline.tvm.relax.dataflow import plain_main
-from tvm_pipeline.tvm.relax.kernel_walkers import FlatModule, fields, flat_module
+from tvm_pipeline.tvm.relax.dataflow import fields, plain_main
+from tvm_pipeline.tvm.relax.kernel_walkers import FlatModule, flat_module
 
 ATTRIBUTE = "operator_graph"
 OUTPUT_NAMES = "output_names"  # of `main`: the names of its results in the file that it is from

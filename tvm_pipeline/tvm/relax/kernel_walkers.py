@@ -22,7 +22,7 @@ from tvm_pipeline.core.tensor_layout import is_blocked
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, tensor_bytes
 from tvm_pipeline.tvm.relax.blocked import LAYOUT
-from tvm_pipeline.tvm.relax.dataflow import Constant, name_of, plain_main
+from tvm_pipeline.tvm.relax.dataflow import Constant, fields, name_of, plain_main
 
 WEIGHT_ENTRY: Entry = (-2, 0)
 _WEIGHT = Source(None, -1)
@@ -106,11 +106,6 @@ def flat_module(mod: tvm.IRModule) -> FlatModule:
 
 def _only_entries(found: Sequence[Entry | int]) -> list[Entry]:
     return [each if isinstance(each, tuple) else WEIGHT_ENTRY for each in found]
-
-
-def fields(type_: Any) -> list[Any]:
-    """Return the types of the fields of a tuple, or the only type."""
-    return list(type_.fields) if isinstance(type_, relax.TupleType) else [type_]
 
 
 def _name(symbol: Any) -> str:

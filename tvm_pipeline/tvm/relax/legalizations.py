@@ -1,5 +1,6 @@
 """Operators on plain tensors that a rule of `schedules/` makes and schedules, for LegalizeOps; TVM legalises the rest.
 
+    concat((x, y), axis=2)                      ->  call_tir(concatenate, x, y)
     matmul(x: (1, 512), w: (512, 1000))        ->  call_tir(matmul, x, w in blocks of columns)
     matmul(q: (1, 8, 49, 32), k: (1, 8, 32, 49))  ->  reshape -> call_tir(matmul) of 8 batches -> reshape
     softmax(x)                                  ->  call_tir(softmax, x)
@@ -17,8 +18,8 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, shape_of
-from tvm_pipeline.tvm.relax.schedules import dense, softmax
+from tvm_pipeline.tvm.relax.dataflow import constant_of, fields, name_of, shape_of
+from tvm_pipeline.tvm.relax.schedules import concatenate, dense, softmax
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 
 Legalization = Callable[[Any, Any], Any]
@@ -27,6 +28,7 @@ Legalization = Callable[[Any, Any], Any]
 def legalizations(cores: Cores) -> dict[str, Legalization]:
     """Return what LegalizeOps is to take in the place of its own for these cores."""
     makers: dict[str, Callable[[int, Any, Any], Any]] = {
+        "relax.concat": _concatenation,
         "relax.matmul": _product,
         "relax.nn.softmax": partial(_softmax, "softmax", softmax.compute_softmax),
         "relax.nn.log_softmax": partial(_softmax, "log_softmax", softmax.compute_log_softmax),
@@ -36,7 +38,7 @@ def legalizations(cores: Cores) -> dict[str, Legalization]:
 
 def _or_tvm(ours: Legalization, builder: Any, call: Any) -> Any:
     """Return what our maker makes of a call; where it makes nothing, what TVM's does."""
-    types = [call.ty, *(argument.ty for argument in call.args)]
+    types = [type_ for each in (call, *call.args) for type_ in fields(each.ty)]
     is_float = all(isinstance(type_, relax.TensorType) and type_.dtype == "float32" for type_ in types)
     made = ours(builder, call) if is_float else None
     if made is None:
@@ -63,6 +65,15 @@ def _product(lanes: int, builder: Any, call: Any) -> Any | None:
     else:
         return None
     return _reshaped(builder, builder.emit(made), shape)
+
+
+def _concatenation(lanes: int, builder: Any, call: Any) -> Any | None:
+    axis = call.attrs.axis
+    if not isinstance(call.args[0], relax.Tuple) or axis is None:
+        return None
+    return builder.call_te(
+        concatenate.compute_plain, list(call.args[0].fields), int(axis), primfunc_name_hint="concatenate"
+    )
 
 
 def _softmax(name: str, compute: Callable[..., Any], lanes: int, builder: Any, call: Any) -> Any:

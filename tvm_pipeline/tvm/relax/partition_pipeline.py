@@ -16,9 +16,8 @@ from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.tvm.kernels import Entry
-from tvm_pipeline.tvm.relax.dataflow import Constant, name_of, plain_main
+from tvm_pipeline.tvm.relax.dataflow import Constant, fields, name_of, plain_main
 from tvm_pipeline.tvm.relax.extraction import Analysis, analyse, main_of
-from tvm_pipeline.tvm.relax.kernel_walkers import fields
 
 
 @tvm.transform.module_pass(opt_level=0, name="PartitionPipeline")
