@@ -12,6 +12,7 @@ import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
+from tvm_pipeline.tvm.relax.schedules import lowering
 from tvm_pipeline.tvm.relax.schedules.cores import cores_of
 from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, blocks_of
 
@@ -80,7 +81,7 @@ def compiled(
     (anchor,) = (found for found in blocks_of(s) if s.get(found).annotations.get(RULE) == rule.NAME)
     rule.schedule(s, anchor, cores_of(target))
     result = np.full([int(extent) for extent in output.shape], np.nan, "float32")
-    run = tvm.compile(s.mod, target=target).jit()["main"]
+    run = tvm.compile(s.mod, target=target, tir_pipeline=lowering.PIPELINE).jit()["main"]
     held = [tvm.runtime.tensor(array) for array in (*read, *added, result)]
     run(*held)
     return plain(held[-1].numpy())
