@@ -212,7 +212,7 @@ class _Rewriting:
         data, block = call.args[0], channel_block(outputs, self._lanes)
         inner = _block(self._current(data)) or channel_block(inputs, self._lanes)
         options = {name: tuple(map(int, attrs[name])) for name in ("strides", "padding", "output_padding")}
-        packed = _packed(weights.transpose(1, 0, 2, 3), inner, block)
+        packed = conv2d_transpose.packed(weights, inner, block)
         return self._anchor(conv2d_transpose, self._blocked(data, inner), packed, block, "conv2d_transpose", options)
 
     def _pooling(self, call: Any) -> tuple[Any, str] | None:
