@@ -12,6 +12,9 @@ memory idle. So each term of the reduction also asks for a vector of the weights
         prefetch a vector of the weights of the next chunk         the first tiles of rows, a block or more each
         for rows, columns, blocks of the tile: a multiply-add
 
+*Functions.* LLVM has no exponential function of a vector: it calls the library for each number. Behind a convolution
+that took up to three times as long as the convolution itself. `elementary.py` has them as expressions.
+
 `mark` leaves a mark in the innermost loop of the reduction, which TVM's own pipeline ignores; buffers of scope `local`
 are what goes onto the stack. No value depends on either. Compile with
 
@@ -21,7 +24,7 @@ are what goes onto the stack. No value depends on either. Compile with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
@@ -29,6 +32,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.s_tir.schedule import LoopRV
 from tvm_ffi import structural_map
+
+from tvm_pipeline.tvm.relax.schedules import elementary
 
 PIPELINE = "tvm_pipeline"
 LEAST_BYTES = 1 << 18  # of weights: fewer stay in a cache near the core
@@ -97,10 +102,39 @@ def _on_stack(allocate: tirx.AllocBuffer) -> tirx.Stmt:
     return tirx.AllocBuffer(buffer, {**allocate.annotations, "disable_lower_builtin": tirx.IntImm("bool", 1)})
 
 
+@tirx.transform.prim_func_pass(opt_level=0, name="ErrorFunctions")
+def error_functions(function: tirx.PrimFunc, _module: tvm.IRModule, _context: Any) -> tirx.PrimFunc:
+    """Write error functions as expressions, before loops become vectors: TVM makes none of what calls one."""
+    return function.with_body(_with_expressions(function.body, {"tirx.erf": elementary.erf}, "float32"))
+
+
+@tirx.transform.prim_func_pass(opt_level=0, name="VectorFunctions")
+def vector_functions(function: tirx.PrimFunc, _module: tvm.IRModule, _context: Any) -> tirx.PrimFunc:
+    """Write other functions of vectors as expressions: LLVM would call the library for each number."""
+    return function.with_body(_with_expressions(function.body, elementary.FUNCTIONS, "float32x"))
+
+
+def _with_expressions(body: tirx.Stmt, functions: Mapping[str, Callable[[Any], Any]], dtype: str) -> tirx.Stmt:
+    """Return code with expressions in the place of calls of `functions` whose types begin with `dtype`."""
+
+    def written(call: tvm.ir.Call) -> Any:
+        function = functions.get(call.op.name) if isinstance(call.op, tvm.ir.Op) else None
+        if function is None or not str(call.ty.dtype).startswith(dtype):
+            return call
+        value = tirx.Var("value", str(call.ty.dtype))
+        return tirx.Let(value, call.args[0], function(value))
+
+    return structural_map(body, (tvm.ir.Call, written))
+
+
 def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], Any], Callable[[], Any]]:
     """Return TVM's pipeline of scheduled functions, and what finishes those of the host and of a device."""
     lower, finish_host, finish_device = default_s_tir_pipeline()
-    return lower, lambda: tvm.transform.Sequential([marked_loops, finish_host()]), finish_device
+
+    def finish() -> tvm.transform.Pass:
+        return tvm.transform.Sequential([marked_loops, vector_functions, finish_host()])
+
+    return tvm.transform.Sequential([error_functions, lower]), finish, finish_device
 
 
 tirx.register_tir_pipeline(PIPELINE, _pipeline)
