@@ -1,6 +1,6 @@
 """Elementary functions as expressions that become vectors: LLVM calls the library for each number of a vector.
 
-All take and return an expression of float32, or of a vector of them, and evaluate it several times.
+All take and return an expression of float32. What is read several times has a name, so that expressions stay small.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tvm
 from tvm import tirx
 
 LEAST, MOST = -86.98, 88.72283  # exponents of what is not 0 and not infinite
@@ -32,59 +31,82 @@ def exp(x: Any) -> Any:
     x is n log 2 + f with |f| <= log(2) / 2, a polynomial of degree 7 gives e^f, and 2^n is made of its bits. Relative
     errors are below 2e-7. What is below 1.7e-38 becomes 0.
     """
-    number = _numbers_like(x)
-    integer = f"int32x{_lanes(x)}" if _lanes(x) > 1 else "int32"
-    power = tirx.floor(tirx.max(tirx.min(x, number(MOST)), number(LEAST)) * number(1.44269504088896341) + number(0.5))
-    rest = x - power * number(LOG2_HIGH) - power * number(LOG2_LOW)
-    terms = _polynomial(rest, EXP) * (rest * rest) + rest + number(1)
-    bits = (tirx.Cast(integer, power) + tirx.const(126, integer)) << tirx.const(23, integer)  # of half of the power
-    value = terms * number(2) * tirx.reinterpret(x.ty.dtype, bits)
-    value = tirx.Select(x < number(LEAST), number(0), value)
-    return tirx.Select(x > number(MOST), number(float("inf")), value)
+    return _named(x, _exp)
+
+
+def _exp(x: Any) -> Any:
+    def of_parts(power: Any, rest: Any) -> Any:
+        terms = _polynomial(rest, EXP) * (rest * rest) + rest + _number(1)
+        half = (tirx.Cast("int32", power) + tirx.const(126, "int32")) << tirx.const(23, "int32")  # of 2^power: its bits
+        value = tirx.Select(x < _number(LEAST), _number(0), terms * _number(2) * tirx.reinterpret("float32", half))
+        return tirx.Select(x > _number(MOST), _number(float("inf")), value)
+
+    bounded = tirx.max(tirx.min(x, _number(MOST)), _number(LEAST))
+    return _named(
+        tirx.floor(bounded * _number(1.44269504088896341) + _number(0.5)),
+        lambda power: _named(
+            x - power * _number(LOG2_HIGH) - power * _number(LOG2_LOW), lambda rest: of_parts(power, rest)
+        ),
+    )
 
 
 def sigmoid(x: Any) -> Any:
     """Return 1 / (1 + e^-x)."""
-    one = _numbers_like(x)(1)
-    return one / (one + exp(-x))
+    return _number(1) / (_number(1) + exp(-x))
 
 
 def tanh(x: Any) -> Any:
     """Return the hyperbolic tangent, by Cephes (tanhf): 1 - 2 / (e^2x + 1), or a polynomial near 0."""
-    number = _numbers_like(x)
-    near = x + x * (x * x) * _polynomial(x * x, TANH)
-    far = number(1) - number(2) / (exp(x + x) + number(1))
-    return tirx.Select(tirx.abs(x) < number(TANH_NEAR), near, far)
+    return _named(x, lambda x: tirx.Select(tirx.abs(x) < _number(TANH_NEAR), _tanh_near(x), _tanh_far(x)))
+
+
+def _tanh_near(x: Any) -> Any:
+    return x + x * (x * x) * _polynomial(x * x, TANH)
+
+
+def _tanh_far(x: Any) -> Any:
+    return _number(1) - _number(2) / (exp(x + x) + _number(1))
 
 
 def erf(x: Any) -> Any:
     """Return the error function, by the quotient of polynomials that Eigen has; errors are below 5e-7."""
-    near = _within(x, 4)
-    return _within(near * _polynomial(near * near, ERF_OVER) / _polynomial(near * near, ERF_UNDER), 1)
+    return _named(
+        _within(x, 4),
+        lambda x: _within(x * _polynomial(x * x, ERF_OVER) / _polynomial(x * x, ERF_UNDER), 1),
+    )
 
 
-FUNCTIONS: dict[str, Callable[[Any], Any]] = {"tirx.exp": exp, "tirx.sigmoid": sigmoid, "tirx.tanh": tanh}
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "tirx.exp": exp,
+    "tirx.sigmoid": sigmoid,
+    "tirx.tanh": tanh,
+    "tirx.erf": erf,
+}
+
+
+def _named(value: Any, body: Callable[[Any], Any]) -> Any:
+    """Return what `body` makes of a name for a value."""
+    name = tirx.Var("value", "float32")
+    return tirx.Let(name, value, body(name))
+
+
+def _number(value: float) -> Any:
+    return tirx.const(value, "float32")
 
 
 def _within(x: Any, bound: float) -> Any:
     """Return x from -bound to bound; what is no number stays none."""
-    number = _numbers_like(x)
-    return tirx.Select(x > number(bound), number(bound), tirx.Select(x < number(-bound), number(-bound), x))
+
+    def bounded(x: Any) -> Any:
+        below = tirx.Select(x < _number(-bound), _number(-bound), x)
+        return tirx.Select(x > _number(bound), _number(bound), below)
+
+    return _named(x, bounded)
 
 
 def _polynomial(x: Any, coefficients: Sequence[float]) -> Any:
     """Return the polynomial of these coefficients, that of the highest power first."""
-    number = _numbers_like(x)
-    value = number(coefficients[0])
+    value = _number(coefficients[0])
     for coefficient in coefficients[1:]:
-        value = value * x + number(coefficient)
+        value = value * x + _number(coefficient)
     return value
-
-
-def _numbers_like(x: Any) -> Callable[[float], Any]:
-    """Return what makes a constant of the type of an expression."""
-    return lambda value: tirx.const(value, x.ty.dtype)
-
-
-def _lanes(x: Any) -> int:
-    return int(tvm.DataType(x.ty.dtype).lanes)

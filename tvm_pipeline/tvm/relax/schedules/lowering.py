@@ -12,8 +12,8 @@ memory idle. So each term of the reduction also asks for a vector of the weights
         prefetch a vector of the weights of the next chunk         the first tiles of rows, a block or more each
         for rows, columns, blocks of the tile: a multiply-add
 
-*Functions.* LLVM has no exponential function of a vector: it calls the library for each number. Behind a convolution
-that took up to three times as long as the convolution itself. `elementary.py` has them as expressions.
+*Functions.* LLVM has no exponential function of a vector: it calls the library for each number. Behind a 1x1
+convolution that took three times as long as the convolution itself. `elementary.py` has them as expressions.
 
 `mark` leaves a mark in the innermost loop of the reduction, which TVM's own pipeline ignores; buffers of scope `local`
 are what goes onto the stack. No value depends on either. Compile with
@@ -24,7 +24,7 @@ are what goes onto the stack. No value depends on either. Compile with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -102,29 +102,17 @@ def _on_stack(allocate: tirx.AllocBuffer) -> tirx.Stmt:
     return tirx.AllocBuffer(buffer, {**allocate.annotations, "disable_lower_builtin": tirx.IntImm("bool", 1)})
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="ErrorFunctions")
-def error_functions(function: tirx.PrimFunc, _module: tvm.IRModule, _context: Any) -> tirx.PrimFunc:
-    """Write error functions as expressions, before loops become vectors: TVM makes none of what calls one."""
-    return function.with_body(_with_expressions(function.body, {"tirx.erf": elementary.erf}, "float32"))
+@tirx.transform.prim_func_pass(opt_level=0, name="ElementaryFunctions")
+def elementary_functions(function: tirx.PrimFunc, _module: tvm.IRModule, _context: Any) -> tirx.PrimFunc:
+    """Write elementary functions of float32 as expressions, before loops become vectors."""
+    return function.with_body(structural_map(function.body, (tvm.ir.Call, _as_expression)))
 
 
-@tirx.transform.prim_func_pass(opt_level=0, name="VectorFunctions")
-def vector_functions(function: tirx.PrimFunc, _module: tvm.IRModule, _context: Any) -> tirx.PrimFunc:
-    """Write other functions of vectors as expressions: LLVM would call the library for each number."""
-    return function.with_body(_with_expressions(function.body, elementary.FUNCTIONS, "float32x"))
-
-
-def _with_expressions(body: tirx.Stmt, functions: Mapping[str, Callable[[Any], Any]], dtype: str) -> tirx.Stmt:
-    """Return code with expressions in the place of calls of `functions` whose types begin with `dtype`."""
-
-    def written(call: tvm.ir.Call) -> Any:
-        function = functions.get(call.op.name) if isinstance(call.op, tvm.ir.Op) else None
-        if function is None or not str(call.ty.dtype).startswith(dtype):
-            return call
-        value = tirx.Var("value", str(call.ty.dtype))
-        return tirx.Let(value, call.args[0], function(value))
-
-    return structural_map(body, (tvm.ir.Call, written))
+def _as_expression(call: tvm.ir.Call) -> Any:
+    function = elementary.FUNCTIONS.get(call.op.name) if isinstance(call.op, tvm.ir.Op) else None
+    if function is None or str(call.ty.dtype) != "float32":
+        return call
+    return function(call.args[0])
 
 
 def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], Any], Callable[[], Any]]:
@@ -132,9 +120,9 @@ def _pipeline() -> tuple[tvm.transform.Pass, Callable[[], Any], Callable[[], Any
     lower, finish_host, finish_device = default_s_tir_pipeline()
 
     def finish() -> tvm.transform.Pass:
-        return tvm.transform.Sequential([marked_loops, vector_functions, finish_host()])
+        return tvm.transform.Sequential([marked_loops, finish_host()])
 
-    return tvm.transform.Sequential([error_functions, lower]), finish, finish_device
+    return tvm.transform.Sequential([elementary_functions, lower]), finish, finish_device
 
 
 tirx.register_tir_pipeline(PIPELINE, _pipeline)
