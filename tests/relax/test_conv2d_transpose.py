@@ -11,7 +11,7 @@ from tvm_pipeline.tvm.relax.schedules import conv2d_transpose
 from tvm_pipeline.tvm.tiles import channel_block
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     lanes=st.sampled_from((16, 8, 4)),
     channels=st.sampled_from((3, 8, 24)),
@@ -26,6 +26,7 @@ from tvm_pipeline.tvm.tiles import channel_block
 @example(16, 24, 24, (5, 9), (2, 2), (2, 2), (0, 0, 0, 0), (0, 0), "bias, relu6")  # CenterFace
 @example(8, 8, 16, (5, 13), (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), "residual")  # phases of one and of two kernel rows
 @example(16, 16, 48, (4, 17), (4, 4), (2, 2), (1, 1, 1, 1), (0, 0), "none")
+@example(4, 3, 10, (2, 1), (3, 1), (3, 1), (1, 0, 2, 0), (0, 0), "none")
 @example(4, 3, 4, (3, 5), (5, 2), (3, 3), (2, 0, 0, 0), (0, 2), "sigmoid")  # a phase without any
 @example(8, 3, 8, (3, 5), (3, 3), (1, 2), (0, 1, 1, 0), (0, 0), "residual")  # phases of different width
 def test_it_adds_the_kernel_at_each_number(

@@ -58,7 +58,10 @@ class _Axis(NamedTuple):
 
     def position(self, step: Any, phase: Any, tap: Any) -> Any:
         """Return which position of the padded input is multiplied; it grows with `tap`."""
-        return step + tirx.floordiv(phase + self.padding, self.stride) + tap + self.before - (self.taps - 1)
+        skipped, begun = divmod(self.padding, self.stride)
+        # (phase + padding) // stride without a division: TVM 0.27 makes (x + 1) % 3 // 3 of (x % 3 + 1) // 3
+        skipped += tirx.Select(phase + begun >= self.stride, 1, 0) if begun else 0
+        return step + skipped + tap + self.before - (self.taps - 1)
 
     def weight(self, phase: Any, tap: Any) -> Any:
         """Return by which row of the kernel; it may lie behind the last where the stride does not divide them."""
@@ -163,11 +166,10 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     row, row_phase = s.split(row, [None, row_phases])
     _, phase = s.split(column, [None, column_phases])
     s.reorder(n, chunk_outer, row, row_phase, chunk)
-    task = s.fuse(n, chunk_outer, row, row_phase)
-    s.parallel(task)
+    s.parallel(s.fuse(n, chunk_outer, row))
     _in_registers(s, phase, channel)
 
-    s.compute_at(by_phases, task, preserve_unit_loops=True)
+    s.compute_at(by_phases, row_phase, preserve_unit_loops=True)
     chunk, _, _, column, phase, channel = s.get_loops(by_phases)[-6:]
     column_outer, column = s.split(column, [None, tile.columns])
     s.reorder(column_outer, phase, chunk, column, channel)
