@@ -12,7 +12,7 @@ from tvm import relax, tirx
 from tvm.ir import Call
 from tvm.relax import transform
 
-from tvm_pipeline.tvm.relax.schedules import scheduled
+from tvm_pipeline.tvm.relax.schedules import lowering, scheduled
 from tvm_pipeline.tvm.relax.schedules.cores import cores_of
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +59,7 @@ def calls(
         if isinstance(function, tirx.PrimFunc):
             function, rules[name.name_hint] = scheduled(function, cores_of(target))
             functions[name] = function.with_attr("global_symbol", name.name_hint)
-    library = tvm.compile(tvm.IRModule(functions), target=target).jit()
+    library = tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline=lowering.PIPELINE).jit()
 
     values = dict(zip(module["main"].params, map(_tensor, arrays), strict=True))
     called, used = [], []

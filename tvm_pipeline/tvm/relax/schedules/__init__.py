@@ -15,9 +15,11 @@ value is the name of the module. FuseOps and FuseTIR keep it, so `scheduled` fin
 from __future__ import annotations
 
 import importlib
+import math
 
+from tvm import IRModule
 from tvm.s_tir import Schedule
-from tvm.tirx import PrimFunc
+from tvm.tirx import PrimFunc, transform
 
 from tvm_pipeline.tvm.relax.schedules import plain
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
@@ -45,7 +47,7 @@ def scheduled(function: PrimFunc, cores: Cores) -> tuple[PrimFunc, str]:
     function is as it was. Behind the name stands which rule failed, and why: "plain (conv2d failed: ...)".
     """
     failed = ""
-    s = Schedule(function, error_render_level="none")
+    s = Schedule(_narrow(function), error_render_level="none")
     for block in blocks_of(s):
         rule = str(s.get(block).annotations.get(RULE))
         if rule not in RULES:
@@ -63,3 +65,17 @@ def scheduled(function: PrimFunc, cores: Cores) -> tuple[PrimFunc, str]:
     except Exception as error:
         failed = failed or f" (plain failed: {reason(error)})"
     return function, f"default{failed}"
+
+
+def _narrow(function: PrimFunc) -> PrimFunc:
+    """Return a function with indices of 32 bits, unless it computes with integers of 64.
+
+    Relax makes them of 64 bits. TVM narrows them when it compiles, and forgets on the way which loops it was asked to
+    part.
+    """
+    tensors = [*function.params, *function.body.block.alloc_buffers]
+    sizes = [math.prod(int(extent) for extent in tensor.shape) for tensor in tensors]
+    if max(sizes) >= 1 << 31 or any(tensor.dtype == "int64" for tensor in tensors):
+        return function
+    module = transform.ForceNarrowIndexToInt32()(IRModule({"main": function}))
+    return module["main"]

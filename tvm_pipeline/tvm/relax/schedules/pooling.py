@@ -6,8 +6,8 @@
           for columns of the tile:                    unrolled, one addition or maximum of vectors each
         what follows, as the division by the count of an average; store
 
-The sum or the largest of a window stays in registers until it is stored, and padding is never stored. A maximum takes
-the nearest number of the image instead, which is in the window too; a sum asks where it meets the edge.
+The sum or the largest of a window stays in registers until it is stored. Padding is skipped where it is met: once for a
+row of the window, and in the first and the last tile of a row of the image for a column.
 
 Global pooling is one long sum for each channel:
 
@@ -33,7 +33,7 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, output, padding, sha
 
 NAME = "pooling"
 BLOCKS = 4  # that global pooling sums up at a time
-COLUMNS = 4
+COLUMNS = 4  # of a tile: neighbours read some numbers for two windows
 MOST_UNROLLED = 32  # terms of a window
 
 
@@ -54,11 +54,6 @@ class _Windows(NamedTuple):
     def may_leave(self) -> bool:
         """Return whether some term of some window lies in the padding."""
         return self.before > 0 or self.place(self.count - 1, self.terms - 1) >= self.extent
-
-    def all_meet_image(self) -> bool:
-        """Return whether the number next to each term of padding is a term of the same window."""
-        last = self.place(self.count - 1, 0)
-        return self.step == 1 and self.before < self.terms and last < self.extent
 
 
 def _windows(
@@ -96,24 +91,7 @@ def compute_max(
         ceil_mode: whether a last window that is only partly in the padded image counts.
     """
     rows, columns = _windows(data.shape[2:4], window, strides, padding, dilation, ceil_mode)
-    least = tirx.min_value(data.dtype)
-
-    def term(n: Any, chunk: Any, y: Any, x: Any, channel: Any) -> Any:
-        inside = []
-        place = []
-        for windows, (index, number) in ((rows, y), (columns, x)):
-            at = windows.place(index, number)
-            if windows.may_leave() and windows.all_meet_image():
-                at = tirx.max(tirx.min(at, windows.extent - 1), 0)
-            elif windows.may_leave():
-                inside.append(tirx.all(at >= 0, at < windows.extent))
-            place.append(at)
-        value = data[n, chunk, place[0], place[1], channel]
-        for c in inside[::-1]:
-            value = tirx.if_then_else(c, value, least)
-        return value
-
-    return _pooled(data, rows, columns, term, te.max)
+    return _pooled(data, rows, columns, tirx.min_value(data.dtype), te.max)
 
 
 def compute_avg(
@@ -131,20 +109,7 @@ def compute_avg(
         count_include_pad: whether a sum is divided by all numbers of a window, or by those inside of the image.
     """
     rows, columns = _windows(data.shape[2:4], window, strides, padding, dilation, ceil_mode)
-    zero = tirx.const(0, data.dtype)
-
-    def term(n: Any, chunk: Any, y: Any, x: Any, channel: Any) -> Any:
-        inside = []
-        place = [windows.place(*at) for windows, at in ((rows, y), (columns, x))]
-        for windows, at in zip((rows, columns), place, strict=True):
-            if windows.may_leave():
-                inside.append(tirx.all(at >= 0, at < windows.extent))
-        value = data[n, chunk, place[0], place[1], channel]
-        for c in inside[::-1]:
-            value = tirx.if_then_else(c, value, zero)
-        return value
-
-    sums = _pooled(data, rows, columns, term, te.sum)
+    sums = _pooled(data, rows, columns, tirx.const(0, data.dtype), te.sum)
 
     def mean(n: Any, chunk: Any, y: Any, x: Any, channel: Any) -> Any:
         counts = [
@@ -178,15 +143,20 @@ def compute_mean(data: te.Tensor) -> te.Tensor:
     return te.compute(sums.shape, lambda *at: sums[at] * scale, name="mean")
 
 
-def _pooled(
-    data: te.Tensor, rows: _Windows, columns: _Windows, term: Callable[..., Any], reduced: Callable[..., Any]
-) -> te.Tensor:
+def _pooled(data: te.Tensor, rows: _Windows, columns: _Windows, outside: Any, reduced: Callable[..., Any]) -> te.Tensor:
+    """Return what windows are reduced to; `outside` is the number of padding, which changes no sum and no maximum."""
     row, column = te.reduce_axis((0, rows.terms), "row"), te.reduce_axis((0, columns.terms), "column")
+
+    def number(n: Any, chunk: Any, y: Any, x: Any, channel: Any) -> Any:
+        in_row, in_column = rows.place(y, row), columns.place(x, column)
+        value = data[n, chunk, in_row, in_column, channel]
+        for windows, place in ((columns, in_column), (rows, in_row)):
+            if windows.may_leave():
+                value = tirx.if_then_else(tirx.all(place >= 0, place < windows.extent), value, outside)
+        return reduced(value, axis=[row, column])
+
     return te.compute(
-        (data.shape[0], data.shape[1], rows.count, columns.count, data.shape[4]),
-        lambda n, chunk, y, x, channel: reduced(term(n, chunk, (y, row), (x, column), channel), axis=[row, column]),
-        name=NAME,
-        attrs={RULE: NAME},
+        (data.shape[0], data.shape[1], rows.count, columns.count, data.shape[4]), number, name=NAME, attrs={RULE: NAME}
     )
 
 
@@ -221,6 +191,8 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     _in_registers(s, *s.get_loops(s.decompose_reduction(anchor, terms[0]))[-2:])
     _in_registers(s, inner, channel)
     s.set_scope(anchor, 0, "local")
+    if not is_global:  # tiles at both ends of a row have code of their own, and those between ask nothing
+        s.annotate(place, "pragma_loop_partition_hint", True)
 
 
 def _skip_padding(s: s_tir.Schedule, anchor: SBlockRV) -> None:

@@ -13,7 +13,6 @@ that lie side by side, and sums have the row's order.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from tvm import s_tir, te, tirx
@@ -25,7 +24,6 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, blocks_of, shape_of
 
 NAME = "softmax"
 STAGES = ("lanes_highest", "highest", "exponentials", "lanes_total", "total")
-STACK_BYTES = 65536  # of a row that lies on the stack
 COLUMNS = 64  # of a tile along another axis than the last
 
 
@@ -132,12 +130,10 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
         s.reorder(*row, *inner)
     place = s.fuse(*row) if row else s.add_unit_loop(inner[0])
     s.parallel(place)
-    row_bytes = 4 * math.prod(int(s.get(loop).extent) for loop in inner)
     for name in reversed(stages):
         stage = stages[name]
         s.compute_at(stage, place, preserve_unit_loops=True)
-        if row_bytes <= STACK_BYTES or name != "exponentials":
-            s.set_scope(stage, 0, "local")
+        s.set_scope(stage, 0, "local")
         loops = s.get_loops(stage)[1:]
         if name == "exponentials":
             _in_vectors(s, loops[-1], cores)
