@@ -37,7 +37,8 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import blocks_of
 
 SPATIAL, REDUCED = 0, 2  # kinds of an axis of a block
 VECTORS = 4  # of sums that a reduction has in flight
-PARALLEL = 8  # parts of a pass that cores share, at least
+PARTS = 8  # of a pass that cores share, at least
+LEAST_PARALLEL = 1 << 14  # elements of a pass that cores share
 TURNED = 16  # columns of a tile that is read along its rows
 ROWS = 8  # of sums that are not in vectors
 CHEAP = ("prim.if_then_else", "tirx.likely")  # calls that cost no more than what they choose
@@ -141,9 +142,9 @@ def _schedule_elements(
     elif lanes > 1 and int(s.get(fused[-1]).extent) % lanes == 0:  # else LLVM makes vectors and a rest
         *fused, inner = *fused[:-1], *s.split(fused[-1], [None, lanes])
         s.vectorize(inner)
-        _in_parallel(s, fused)
+        _in_parallel(s, fused, math.prod(extents))
     else:
-        _in_parallel(s, fused[:-1])
+        _in_parallel(s, fused[:-1], math.prod(extents))
 
 
 def _schedule_turned(s: Schedule, loops: list[LoopRV], turned: int, lanes: int) -> None:
@@ -151,6 +152,7 @@ def _schedule_turned(s: Schedule, loops: list[LoopRV], turned: int, lanes: int) 
 
     A tile of 16 x 16 numbers costs a load each and a store each of every vector, and no number is loaded alone.
     """
+    elements = math.prod(int(s.get(loop).extent) for loop in loops)
     columns = _divisor(int(s.get(loops[-1]).extent), TURNED)
     rows = _divisor(int(s.get(loops[turned]).extent), lanes)
     *outer, last = loops
@@ -159,7 +161,7 @@ def _schedule_turned(s: Schedule, loops: list[LoopRV], turned: int, lanes: int) 
     s.reorder(*outer, last, column, vector)
     s.unroll(column)
     s.vectorize(vector)
-    _in_parallel(s, [*outer, last])
+    _in_parallel(s, [*outer, last], elements)
 
 
 def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: list[Access], cores: Cores) -> None:
@@ -194,11 +196,11 @@ def _schedule_sums(s: Schedule, block: SBlockRV, extents: list[int], accesses: l
     s.vectorize(vector)
 
 
-def _in_parallel(s: Schedule, loops: list[LoopRV]) -> None:
-    """Run in parallel as many of the outer loops, fused, as give each core enough to do."""
+def _in_parallel(s: Schedule, loops: list[LoopRV], elements: int) -> None:
+    """Run in parallel as many of the outer loops, fused, as give each core enough to do of so many elements."""
     extents = [int(s.get(loop).extent) for loop in loops]
-    count = next((n for n in range(len(loops)) if math.prod(extents[:n]) >= PARALLEL), len(loops))
-    if math.prod(extents[:count]) > 1:
+    count = next((n for n in range(len(loops)) if math.prod(extents[:n]) >= PARTS), len(loops))
+    if math.prod(extents[:count]) > 1 and elements >= LEAST_PARALLEL:
         s.parallel(s.fuse(*loops[:count]))
 
 
