@@ -95,8 +95,8 @@ def _clip(call: Any, out: Out, x: Array, *bounds: Any) -> Value:
     return np.asarray(np.clip(x, x.dtype.type(low), x.dtype.type(high)))
 
 
-def _take(call: Any, out: Out, x: Array, indices: Array) -> Value:
-    if indices is None:
+def _take(call: Any, out: Out, x: Array, indices: Array | None) -> Value:
+    if indices is None:  # one number, which is no tensor
         return None
     axis = None if call.attrs.axis is None else int(call.attrs.axis)
     extent = x.size if axis is None else x.shape[axis]

@@ -31,14 +31,12 @@ def _clip(site: Site, inputs: Sequence[Any]) -> Any:
             value = constant_of(inputs[position])
             bounds[position - 1] = inputs[position] if value is None else value.item()
     low, high = (None if isinstance(bound, float) and np.isnan(bound) else bound for bound in bounds)
-    is_number = [isinstance(bound, (int, float)) for bound in (low, high)]
-    if all(is_number) and dtype.startswith("float") and low <= high:
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and dtype.startswith("float") and low <= high:
         return relax.op.clip(x, float(low), float(high))
     # Bounds in the order of ONNX: where they cross, the upper one wins.
-    if low is not None:
-        x = relax.op.maximum(x, relax.const(low, dtype) if is_number[0] else low)
-    if high is not None:
-        x = relax.op.minimum(x, relax.const(high, dtype) if is_number[1] else high)
+    for bound, choose in ((low, relax.op.maximum), (high, relax.op.minimum)):
+        if bound is not None:
+            x = choose(x, relax.const(bound, dtype) if isinstance(bound, (int, float)) else bound)
     return x
 
 

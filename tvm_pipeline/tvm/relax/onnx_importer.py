@@ -49,7 +49,7 @@ class RefusedNode(Exception):  # noqa: N818  it never leaves `importer.py`
     """The importer refuses a node; the message names its operator, the node and the reason."""
 
 
-class OnnxImporter(ONNXGraphImporter):  # type: ignore[misc]
+class OnnxImporter(ONNXGraphImporter):
     """Imports one model.
 
     Args:

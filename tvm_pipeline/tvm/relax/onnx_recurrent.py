@@ -115,8 +115,8 @@ class _Unrolled:
             sequences.append(self.add("Concat", *each, axis=0) if len(each) > 1 else each[0])
             lasts.append([self.reshaped(state, 1, self.batch, self.hidden) for state in states])
         self._give(0, sequences, 1, [2, 0, 1, 3])
-        for index, states in enumerate(zip(*lasts, strict=True), 1):
-            self._give(index, list(states), 0, [1, 0, 2])
+        for index, last in enumerate(zip(*lasts, strict=True), 1):
+            self._give(index, list(last), 0, [1, 0, 2])
         return self.nodes
 
     def _give(self, index: int, parts: list[str], axis: int, batch_first: Sequence[int]) -> None:

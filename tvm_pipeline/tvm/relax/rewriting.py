@@ -36,7 +36,7 @@ def rewritten(mod: tvm.IRModule, rules: Callable[[str], tuple[Rule, ...]]) -> tv
 
 def is_plain(function: relax.Function) -> bool:
     """Return whether a function is one block of dataflow, of values that have a name and no other function inside."""
-    blocks = function.body.blocks if isinstance(function.body, relax.SeqExpr) else ()
+    blocks: Any = function.body.blocks if isinstance(function.body, relax.SeqExpr) else ()
     if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
         return False
     return all(
