@@ -29,7 +29,7 @@ def test_a_graph_is_one_block_of_dataflow_with_names() -> None:
             node("Relu", ["n"], ["scores/relu"]),
             node("GlobalAveragePool", ["scores/relu"], ["mean:0"]),
         ],
-        {"w": noise((8, 3, 3, 3)), "b": noise((8,)), "v": np.ones(8, "float32")},
+        {"w": noise((8, 3, 3, 3)), "b": noise((8,)), "v": np.full(8, 1e-3, "float32")},
         inputs=[helper.make_tensor_value_info("input.1", TensorProto.FLOAT, [1, 3, 8, 8])],
         outputs=("scores/relu", "mean:0"),
     )

@@ -84,8 +84,7 @@ class Rewriter:
 
     def _bind(self, var: Any, value: Any) -> None:
         new = self.replaced(value)
-        if isinstance(new, (tvm.ir.Call, relax.TupleGetItem)):
-            new = self._by_rules(new)
+        new = self._by_rules(new)
         if isinstance(new, (tvm.ir.Call, relax.TupleGetItem)):
             new = self._builder.emit(new)
         self._new[var] = new
@@ -93,14 +92,20 @@ class Rewriter:
         if isinstance(new, relax.Var):
             self._readers[new] = self._readers.get(new, 0) + self._readers.get(var, 0)
 
-    def _by_rules(self, call: Any) -> Any:
-        name = call.op.name if isinstance(call, tvm.ir.Call) and isinstance(call.op, tvm.ir.Op) else ""
-        for rule in self._rules(name if isinstance(call, tvm.ir.Call) else "tuple"):
-            found = rule(self, call)
-            if found is not None:
-                self._changed = True
-                return found
-        return call
+    def _by_rules(self, expr: Any) -> Any:
+        """Apply rules to an operator until none applies to what has become of it."""
+        for _ in range(MOST_ROUNDS):
+            if isinstance(expr, relax.TupleGetItem):
+                name = "tuple"
+            elif isinstance(expr, tvm.ir.Call) and isinstance(expr.op, tvm.ir.Op):
+                name = expr.op.name
+            else:
+                break
+            found = next((found for rule in self._rules(name) if (found := rule(self, expr)) is not None), None)
+            if found is None:
+                break
+            self._changed, expr = True, found
+        return expr
 
     def replaced(self, expr: Any) -> Any:
         """Return an expression of the old function as the new one has it."""
@@ -120,9 +125,11 @@ class Rewriter:
         return expr
 
     def emit(self, expr: Any) -> Any:
-        """Add an operator that one other reads, and return its tensor."""
-        new = self._builder.emit(expr)
-        self._readers[new] = 1
+        """Add an operator that one other reads, as rules leave it, and return its tensor."""
+        new = self._by_rules(expr)
+        if isinstance(new, tvm.ir.Call):
+            new = self._builder.emit(new)
+            self._readers[new] = 1
         return new
 
     def typed(self, call: Any) -> Any:

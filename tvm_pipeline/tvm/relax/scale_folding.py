@@ -141,12 +141,12 @@ def _into_weights(rewriter: Rewriter, call: Any) -> Any:
 
 def _from_before(rewriter: Rewriter, call: Any) -> Any:
     """conv(x * s, w) -> conv(x, w * s); conv(x + b, w) -> conv(x, w) + sum(w * b), where nothing is padded."""
-    found, data = _convolution(call), call.args[0]
+    data = call.args[0]
     inner = rewriter.made_by(data, "relax.multiply", "relax.add")
-    if found is None or inner is None or not rewriter.is_read_once(data):
+    if inner is None or not rewriter.is_read_once(data):
         return None
-    value = constant_of(inner.args[1])
-    if value is None or static_shape(inner.args[0].ty) != static_shape(data.ty):
+    found, value = _convolution(call), constant_of(inner.args[1])
+    if found is None or value is None or static_shape(inner.args[0].ty) != static_shape(data.ty):
         return None
     numbers = _per_channel(value, found.weights.ndim, found.inputs)
     if numbers is None:
