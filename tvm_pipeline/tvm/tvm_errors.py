@@ -8,6 +8,7 @@ import re
 TVMError = RuntimeError
 
 
+_NOT_TELLING = ("File", "[", "Stack trace", "grid=(")  # the last is below the error of a launch
 _NAMES_AN_ERROR = re.compile(r"\w*(Error|Exception): |Error message: ")
 
 
@@ -30,7 +31,7 @@ def reason(error: BaseException) -> str:
         return f"{error}: {reason(error.__cause__)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     named = [index for index, line in enumerate(lines) if _NAMES_AN_ERROR.match(line)]
-    telling = [index for index, line in enumerate(lines) if not line.startswith(("File", "[", "Stack trace"))]
+    telling = [index for index, line in enumerate(lines) if not line.startswith(_NOT_TELLING)]
     first = last = (named or telling or [0])[-1]
     while not named and first and lines[first - 1].endswith((":", ",")):
         first -= 1

@@ -2,7 +2,8 @@
 
 A driver that hangs keeps every thread that frees memory on its device, and Python frees garbage in whatever thread
 happens to collect it: a stage on the CPU would hang with the GPU. So what holds memory of a device is handed to that
-device's own thread when nobody needs it any more. A device that hangs then keeps this thread alone.
+device's own thread when nobody needs it any more. A device that hangs then keeps this thread alone. What a device that
+is lost would have to free is kept (`lost.py`).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import tvm
 
+from tvm_pipeline.tvm.devices.lost import is_lost, keep_for_ever
 from tvm_pipeline.tvm.devices.tvm_arrays import numbers_of
 
 _queues: dict[tuple[int, int], SimpleQueue[Any]] = {}
 _lock = threading.Lock()
+_live: dict[int, tuple[tuple[int, int], object]] = {}  # what has an owner, with its device
 
 
 def release_with(owner: object, device: tvm.runtime.Device, held: object) -> None:
@@ -27,7 +30,17 @@ def release_with(owner: object, device: tvm.runtime.Device, held: object) -> Non
         held: a container of it, which may change. It must not lead to the owner, and is not garbage before the owner:
             of objects in a cycle of garbage, Python would call TVM's `__del__` at once.
     """
+    _live[id(held)] = numbers_of(device), held
     weakref.finalize(owner, _queue_of(device).put, held).atexit = False
+
+
+def keep_where_lost(device: tvm.runtime.Device) -> None:
+    """Have nothing that holds memory of a device be destroyed if the device is lost, not even with the process."""
+    key = numbers_of(device)
+    if is_lost(*key):
+        for where, held in list(_live.values()):
+            if where == key:
+                keep_for_ever(held)
 
 
 def wait_until_released(device: tvm.runtime.Device, timeout_s: float = 10.0) -> bool:
@@ -49,13 +62,17 @@ def _queue_of(device: tvm.runtime.Device) -> SimpleQueue[Any]:
         if key not in _queues:
             _queues[key] = SimpleQueue()
             name = f"release memory of device {key}"
-            threading.Thread(target=_release_all, args=(_queues[key],), name=name, daemon=True).start()
+            threading.Thread(target=_release_all, args=(_queues[key], key), name=name, daemon=True).start()
         return _queues[key]
 
 
-def _release_all(queue: SimpleQueue[Any]) -> None:
+def _release_all(queue: SimpleQueue[Any], key: tuple[int, int]) -> None:
     while True:
         held = queue.get()
         if isinstance(held, threading.Event):
             held.set()
+        else:
+            if is_lost(*key):
+                keep_for_ever(held)
+            _live.pop(id(held), None)
         del held

@@ -7,13 +7,13 @@ from typing import Any
 
 import tvm
 
-_HAS_ND = hasattr(tvm, "nd")  # TVM 0.19
-_made_of = tvm.nd if _HAS_ND else tvm.runtime
+HAS_ND = hasattr(tvm, "nd")  # TVM 0.19
+_made_of = tvm.nd if HAS_ND else tvm.runtime
 
 
 def numbers_of(device: tvm.runtime.Device) -> tuple[int, int]:
     """Return the kind of a device, as DLPack numbers it, and which of its kind it is."""
-    return (device.device_type, device.device_id) if _HAS_ND else (device.dlpack_device_type(), device.index)
+    return (device.device_type, device.device_id) if HAS_ND else (device.dlpack_device_type(), device.index)
 
 
 def empty(shape: Sequence[int], dtype: str, device: tvm.runtime.Device) -> Any:
@@ -23,7 +23,7 @@ def empty(shape: Sequence[int], dtype: str, device: tvm.runtime.Device) -> Any:
 
 def copy_of(array: Any, device: tvm.runtime.Device) -> Any:
     """Return a copy of an array on a device."""
-    return (_made_of.array if _HAS_ND else _made_of.tensor)(array, device)
+    return (_made_of.array if HAS_ND else _made_of.tensor)(array, device)
 
 
 def same_memory(array: Any) -> Any:
@@ -33,12 +33,12 @@ def same_memory(array: Any) -> Any:
 
 def of_capsule(capsule: Any, device: tvm.runtime.Device) -> Any:
     """Return the array in a capsule of DLPack."""
-    return _made_of.from_dlpack(capsule if _HAS_ND else _Exporter(capsule, device))
+    return _made_of.from_dlpack(capsule if HAS_ND else _Exporter(capsule, device))
 
 
 def address_of(array: Any) -> int:
     """Return where an array begins in the memory of its device."""
-    return int((array.handle.contents.data or 0) if _HAS_ND else array.data_ptr())
+    return int((array.handle.contents.data or 0) if HAS_ND else array.data_ptr())
 
 
 class _Exporter:

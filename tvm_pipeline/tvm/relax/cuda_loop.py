@@ -25,7 +25,7 @@ from tvm_pipeline.tvm.devices.crossings import Crossing
 from tvm_pipeline.tvm.devices.cuda_events import device_clock
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
-from tvm_pipeline.tvm.devices.releasing import release_with
+from tvm_pipeline.tvm.devices.releasing import keep_where_lost, release_with
 from tvm_pipeline.tvm.devices.targets import index_of, kind_of
 from tvm_pipeline.tvm.devices.tvm_arrays import empty
 from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
@@ -101,6 +101,7 @@ class CudaSlice:
                 function(*tensors)
             self._end()
         except TVMError as error:
+            keep_where_lost(self._device)
             raise RunError(f"a kernel or a copy failed: {reason(error)}") from error
 
     def timed(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Seconds:

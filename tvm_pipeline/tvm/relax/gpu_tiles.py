@@ -36,6 +36,7 @@ class Gpu(NamedTuple):
         blocks: most blocks on a multiprocessor.
         registers: of 32 bits, on a multiprocessor.
         shared_bytes: shared memory of a multiprocessor.
+        system_bytes: what the system takes of it for each block.
     """
 
     processors: int
@@ -43,6 +44,7 @@ class Gpu(NamedTuple):
     blocks: int
     registers: int = 65536
     shared_bytes: int = 64 * 1024
+    system_bytes: int = 0
 
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; processors of Jetson Nano, TX2, Xavier,
@@ -54,12 +56,12 @@ _GPUS = {
     70: Gpu(80, 2048, 32, shared_bytes=96 * 1024),
     72: Gpu(8, 2048, 32, shared_bytes=96 * 1024),
     75: Gpu(46, 1024, 16),
-    80: Gpu(108, 2048, 32, shared_bytes=164 * 1024),
-    86: Gpu(68, 1536, 16, shared_bytes=100 * 1024),
-    87: Gpu(16, 1536, 16, shared_bytes=164 * 1024),
-    89: Gpu(76, 1536, 24, shared_bytes=100 * 1024),
-    90: Gpu(132, 2048, 32, shared_bytes=228 * 1024),
-    110: Gpu(20, 1536, 24, shared_bytes=228 * 1024),
+    80: Gpu(108, 2048, 32, shared_bytes=164 * 1024, system_bytes=1024),
+    86: Gpu(68, 1536, 16, shared_bytes=100 * 1024, system_bytes=1024),
+    87: Gpu(16, 1536, 16, shared_bytes=164 * 1024, system_bytes=1024),
+    89: Gpu(76, 1536, 24, shared_bytes=100 * 1024, system_bytes=1024),
+    90: Gpu(132, 2048, 32, shared_bytes=228 * 1024, system_bytes=1024),
+    110: Gpu(20, 1536, 24, shared_bytes=228 * 1024, system_bytes=1024),
 }
 
 
@@ -164,7 +166,7 @@ def resident_blocks(threads: int, registers: int, shared_bytes: int, gpu: Gpu) -
     """Return how many blocks fit on a multiprocessor: 0 where not even one does.
 
     NVIDIA's `cuda_occupancy.h`: registers are given to a warp in units of 256, and shared memory in units of 128 bytes
-    with 1 KB for the system from sm_80 on.
+    with those of the system.
 
     Args:
         threads: of a block.
@@ -173,7 +175,7 @@ def resident_blocks(threads: int, registers: int, shared_bytes: int, gpu: Gpu) -
     """
     warps = math.ceil(threads / WARP)
     of_a_warp = math.ceil(max(registers, 1) * WARP / 256) * 256
-    of_a_block = math.ceil((shared_bytes + 1024) / 128) * 128
+    of_a_block = math.ceil(max(shared_bytes + gpu.system_bytes, 1) / 128) * 128
     return min(
         gpu.threads // (warps * WARP),
         gpu.registers // (of_a_warp * warps),
