@@ -162,13 +162,32 @@ CASES: dict[str, tuple[str, tuple[Callable[..., Any], Callable[..., Array]], tup
         ),
         ((3, 50),),
     ),
-    "maximum": (
-        "fallback",
+    "maximum, scaled": (
+        "window",
         (
-            lambda emit, x: emit(nn.max_pool2d(x, (2, 2), (2, 2))),
-            lambda x: x.reshape(1, 4, 3, 2, 3, 2).max((3, 5)),
+            lambda emit, x, y: emit(nn.relu(emit(op.multiply(emit(nn.max_pool2d(x, (2, 2), (2, 2), (1, 1))), y)))),
+            lambda x, y: np.maximum(
+                np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+                .reshape(1, 4, 4, 2, 4, 2)
+                .max((3, 5))
+                * y,
+                0,
+            ),
+        ),
+        ((1, 4, 6, 6), (1, 4, 1, 1)),
+    ),
+    "mean": (
+        "window",
+        (
+            lambda emit, x: emit(nn.avg_pool2d(x, (2, 2), (2, 2))),
+            lambda x: x.reshape(1, 4, 3, 2, 3, 2).mean((3, 5)),
         ),
         ((1, 4, 6, 6),),
+    ),
+    "elements": (
+        "fallback",
+        (lambda emit, x, y: emit(op.exp(emit(op.add(x, y)))), lambda x, y: np.exp(x + y)),
+        ((3, 5), (5,)),
     ),
 }
 

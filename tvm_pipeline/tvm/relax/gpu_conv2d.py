@@ -7,7 +7,9 @@ transposed convolution, are made where the image is read, so the matrix of the i
 `by_threads` serves the others, depthwise convolutions above all: a thread computes some neighbouring pixels of one
 channel, and reads the image through the cache.
 
-Both take what is fused behind the convolution into the loop that stores its sums, where it has the same shape.
+`by_elements` serves pools: a thread computes one element.
+
+All take what is fused behind into the loop that stores the result, where it has the same shape.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import NamedTuple
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_pipeline.tvm.relax.gpu_tiles import SKEW, Gpu, Tile, best_tile
+from tvm_pipeline.tvm.relax.gpu_tiles import SKEW, WARP, Gpu, Tile, best_tile
 
 # With fewer output channels in a group, numbers of the image in shared memory would be used too seldom.
 FEWEST_ROWS = 8
@@ -102,6 +104,7 @@ def as_product(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu, 
     s.bind(column_block, "blockIdx.x")
     thread = s.fuse(row_thread, column_thread)
     s.bind(thread, "threadIdx.x")
+    s.annotate(thread, "pragma_unroll_explicit", 0)
 
     sums = s.cache_write(anchor, 0, "local")
     s.reverse_compute_at(sums, thread, preserve_unit_loops=True)
@@ -109,7 +112,7 @@ def as_product(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu, 
         _through_shared(s, anchor, index, step, term, tile, extents.terms)
     for loop in (term, row, column):
         s.unroll(loop)
-    _take_in_consumers(s, sums, extents)
+    _take_in_consumers(s, sums, extents.groups * extents.outputs * extents.columns)
     for loop in s.get_loops(sums)[-2:]:
         s.unroll(loop)
     s.decompose_reduction(anchor, step)
@@ -183,7 +186,8 @@ def _through_shared(
         together = next(n for n in (4, 2, 1) if terms % n == of_a_thread % n == 0)
     else:
         loop = s.fuse(group, depth, across)
-    _, thread, vector = s.split(loop, [None, tile.threads, together])
+    turns, thread, vector = s.split(loop, [None, tile.threads, together])
+    s.unroll(turns)  # so that all numbers are under way before the first is stored
     s.bind(thread, "threadIdx.x")
     s.vectorize(vector)
     _inline_producers(s, shared)
@@ -211,6 +215,7 @@ def by_threads(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu) 
     block, thread = s.split(s.fuse(*outer), [None, _THREADS])
     s.bind(block, "blockIdx.x")
     s.bind(thread, "threadIdx.x")
+    s.annotate(thread, "pragma_unroll_explicit", 0)
     sums = s.cache_write(anchor, 0, "local")
     s.reverse_compute_at(sums, thread, preserve_unit_loops=True)
     if extents.terms * rows * columns <= _MOST_UNROLLED:
@@ -218,7 +223,40 @@ def by_threads(s: s_tir.Schedule, anchor: SBlockRV, extents: Extents, gpu: Gpu) 
             s.unroll(loop)
     for loop in inner:
         s.unroll(loop)
-    _take_in_consumers(s, sums, extents)
+    _take_in_consumers(s, sums, extents.groups * extents.outputs * extents.columns)
+    s.decompose_reduction(anchor, reduced[0])
+
+
+def window_of(s: s_tir.Schedule) -> SBlockRV | None:
+    """Return the only block of a function that reduces, where that is a small window of one tensor, as of a pool."""
+    found = [block for block in s.get_child_blocks(s.get_sblock("root")) if _is_reduction(s, block)]
+    if len(found) != 1 or len(s.get(found[0]).reads) != 1:
+        return None
+    reduced = [i for i in s.get(found[0]).iter_vars if i.iter_type == tirx.IterVar.CommReduce]
+    return found[0] if prod(int(i.dom.extent) for i in reduced) <= WARP else None
+
+
+def by_elements(s: s_tir.Schedule, anchor: SBlockRV) -> None:
+    """Schedule a reduction whose threads compute one element each.
+
+    Raises:
+        ScheduleError: the block is no reduction of a form that is known.
+    """
+    size = _elements(s, anchor)
+    _inline_producers(s, anchor)
+    loops, axes = s.get_loops(anchor), s.get(anchor).iter_vars
+    reduced = [loop for loop, i in zip(loops, axes, strict=True) if i.iter_type == tirx.IterVar.CommReduce]
+    outer = [loop for loop, i in zip(loops, axes, strict=True) if i.iter_type != tirx.IterVar.CommReduce]
+    s.reorder(*outer, *reduced)
+    block, thread = s.split(s.fuse(*outer), [None, _THREADS])
+    s.bind(block, "blockIdx.x")
+    s.bind(thread, "threadIdx.x")
+    s.annotate(thread, "pragma_unroll_explicit", 0)
+    result = s.cache_write(anchor, 0, "local")
+    s.reverse_compute_at(result, thread, preserve_unit_loops=True)
+    for loop in reduced:
+        s.unroll(loop)
+    _take_in_consumers(s, result, size)
     s.decompose_reduction(anchor, reduced[0])
 
 
@@ -240,12 +278,14 @@ def _inline_producers(s: s_tir.Schedule, block: SBlockRV) -> None:
         s.compute_inline(producers[0])
 
 
-def _take_in_consumers(s: s_tir.Schedule, sums: SBlockRV, extents: Extents) -> None:
+def _take_in_consumers(s: s_tir.Schedule, sums: SBlockRV, size: int) -> None:
     """Compute what is elementwise behind a convolution where its sums are stored.
 
     What has another size, such as a product with a larger tensor that the sums are broadcast in, stays behind.
+
+    Args:
+        size: elements of the result.
     """
-    size = extents.groups * extents.outputs * extents.columns
     while consumers := s.get_consumers(sums):
         first, *others = sorted(consumers, key=lambda block: len(s.get_consumers(block)), reverse=True)
         behind = s.get_consumers(first)

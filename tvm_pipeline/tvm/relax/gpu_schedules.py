@@ -1,7 +1,7 @@
 """Schedules of fused functions for CUDA devices: the counterpart of `schedules/` for CPU cores.
 
-Convolutions have rules of our own (`gpu_conv2d.py`), since dlight, TVM's collection for GPUs, has none. Products of
-matrices, reductions and all else are scheduled by dlight.
+Convolutions and pools have rules of our own (`gpu_conv2d.py`), since dlight, TVM's collection for GPUs, has none.
+Products of matrices, other reductions and all else are scheduled by dlight.
 
 Functions come from TVM's own LegalizeOps, in NCHW and not in blocks; see `gpu_kernels`. Nothing of this was ever run on
 a GPU: kernels are compiled, and run on the CPU by the tests.
@@ -18,7 +18,14 @@ from tvm import relax, s_tir, tirx
 from tvm.s_tir import dlight
 
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relax.gpu_conv2d import FEWEST_ROWS, as_product, by_threads, convolution_of
+from tvm_pipeline.tvm.relax.gpu_conv2d import (
+    FEWEST_ROWS,
+    as_product,
+    by_elements,
+    by_threads,
+    convolution_of,
+    window_of,
+)
 from tvm_pipeline.tvm.relax.gpu_tiles import Gpu, gpu_of
 
 _BY_DLIGHT = (
@@ -69,13 +76,13 @@ def gpu_kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, s
 def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tirx.PrimFunc, str]:
     """Return a function with its loops bound to blocks and threads, and the name of the rule that did it.
 
-    Rules are `conv2d` and `conv2d_by_threads` of ours, and `matmul`, `gemv`, `reduction`, `general_reduction` and
-    `fallback` of dlight's. `fallback` gives each thread one element, and is right for everything.
+    Rules are `conv2d`, `conv2d_by_threads` and `window` of ours, and `matmul`, `gemv`, `reduction`, `general_reduction`
+    and `fallback` of dlight's. `fallback` gives each thread one element, and is right for everything.
 
     Raises:
         ModelError: no rule schedules the function.
     """
-    for rule in (_convolution, *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
+    for rule in (_convolution, _window, *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
         scheduled = rule(function, target)
         if scheduled is not None:
             return scheduled
@@ -103,6 +110,20 @@ def _convolution(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[ti
             continue
         return s.mod["main"].with_attr("tirx.is_scheduled", True), name
     return None
+
+
+def _window(function: tirx.PrimFunc, _target: tvm.target.Target) -> tuple[tirx.PrimFunc, str] | None:
+    """Schedule a reduction over a small window, for which dlight's rules would take a warp or more for an element."""
+    s = s_tir.Schedule(function)
+    anchor = window_of(s)
+    if anchor is None:
+        return None
+    try:
+        by_elements(s, anchor)
+        _bind_rest(s)
+    except (s_tir.ScheduleError, tvm.error.InternalError):
+        return None
+    return s.mod["main"].with_attr("tirx.is_scheduled", True), "window"
 
 
 def gpu_of_target(target: tvm.target.Target) -> Gpu:

@@ -102,7 +102,8 @@ SKEW = 4
 _PER_THREAD = ((8, 8), (8, 4), (4, 8), (4, 4), (4, 2), (2, 4), (2, 2), (1, 4), (1, 2), (1, 1))
 _THREADS = (64, 128, 256)
 _LATENCY = 600  # cycles from a load of device memory to its use, with the wait for all threads
-_FUSED_PER_CYCLE = 128  # multiply-adds of a multiprocessor, as of its load and integer units a quarter
+_FUSED_PER_CYCLE = 128  # multiply-adds of a multiprocessor, by its four schedulers
+_BUSY_WARPS = 8  # two for each scheduler: while one waits for shared memory, the other computes
 
 
 def tiles(outputs: int, pixels: int, terms: int) -> Iterator[Tile]:
@@ -152,9 +153,15 @@ def cycles(tile: Tile, groups: int, outputs: int, pixels: int, terms: int, gpu: 
     # a weight that is brought there that of 6, a number of the image, whose address takes divisions, that of 20.
     of_a_term = tile.thread_rows * tile.thread_columns + 2 * sum(math.ceil(n / 4) for n in tile[3:])
     brought = (6 * tile.rows + 20 * tile.columns) * tile.depth
-    work = (of_a_term * tile.depth * tile.threads + brought) / _FUSED_PER_CYCLE
-    waves = math.ceil(blocks / (gpu.processors * together))
-    return waves * math.ceil(terms / tile.depth) * max(together * work, work + _LATENCY)
+    work = of_a_term * tile.depth * tile.threads + brought
+    warps = tile.threads / WARP
+    step = max(together * work / _per_cycle(together * warps), work / _per_cycle(warps) + _LATENCY)
+    return math.ceil(blocks / (gpu.processors * together)) * math.ceil(terms / tile.depth) * step
+
+
+def _per_cycle(warps: float) -> float:
+    """Return how many multiply-adds a multiprocessor does in a cycle, with so many warps to take them from."""
+    return _FUSED_PER_CYCLE * min(1.0, warps / _BUSY_WARPS)
 
 
 def resident(tile: Tile, gpu: Gpu) -> int:
