@@ -19,8 +19,8 @@ SHAPE = (1, 3, 8, 8)
 
 
 def module(functions: str) -> tvm.IRModule:
-    """Return the module of functions written in TVMScript; they call each other as members of `cls`."""
-    written = textwrap.indent(functions.replace("(cls)", "(Module)"), "    ")
+    """Return the module of functions written in TVMScript."""
+    written = textwrap.indent(functions, "    ")
     return tvm.script.from_source(f"@I.ir_module\nclass Module:\n{written}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,45 @@ def analyse(mod: tvm.IRModule, name: str = "main") -> Analysis:
         name, inputs, [flat.kernels], [flat.heads], names if len(names) == len(flat.heads) else ()
     )
     return Analysis(graph, alignments[0], flat)
+
+
+def analyse_as_attached(mod: tvm.IRModule, name: str = "main") -> Analysis:
+    """Read the operator graph off a module, by the names of the one that is attached where it is of the same kernels.
+
+    So a plan that was made for a module behind FuseOps is one for what FuseTIR and schedules make of it.
+    """
+    found = analyse(mod, name)
+    if not (mod.attrs and ATTRIBUTE in mod.attrs.keys()):  # noqa: SIM118 - no mapping
+        return found
+    graph, attached = found.graph, operator_graph(mod)
+    if _sizes(graph) != _sizes(attached):
+        return found
+    tensors, operators = dict(zip(_tensors(graph), _tensors(attached), strict=True)), attached.operators
+    kernels = (found.alignment.kernels[operator.name] for operator in graph.operators)
+    alignment = Alignment(
+        {operator.name: own for operator, own in zip(operators, kernels, strict=True)},
+        {value: tensors[tensor] for value, tensor in found.alignment.names.items()},
+        found.alignment.values,
+    )
+    return Analysis(attached, alignment, found.flat)
+
+
+def _tensors(graph: OperatorGraph) -> list[str]:
+    written = (operator.outputs for operator in graph.operators)
+    return [tensor.name for tensors in (graph.inputs, *written) for tensor in tensors]
+
+
+def _sizes(graph: OperatorGraph) -> list[tuple[list[int], list[int], int]]:
+    """Return of each operator the tensors that it reads, by their places, and its bytes, which no pass changes."""
+    place = {name: index for index, name in enumerate(_tensors(graph))}
+    return [
+        (
+            [place[name] for name in operator.inputs],
+            [math.prod(tensor.shape) for tensor in operator.outputs],
+            operator.param_bytes,
+        )
+        for operator in graph.operators
+    ]
 
 
 def flat_main(mod: tvm.IRModule) -> FlatModule:

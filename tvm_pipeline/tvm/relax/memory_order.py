@@ -15,7 +15,7 @@ from tvm import relax
 from tvm_pipeline.tvm.kernel_order import kernel_order
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relax.dataflow import plain_main
-from tvm_pipeline.tvm.relax.extraction import flat_main
+from tvm_pipeline.tvm.relax.extraction import ATTRIBUTE, flat_main
 
 
 @tvm.transform.module_pass(opt_level=0, name="MemoryOrder")
@@ -29,7 +29,8 @@ class MemoryOrder:
         after:  lv = wide_a(x); lv2 = narrow_a(lv); lv1 = wide_b(x); lv3 = narrow_b(lv1); gv = add(lv2, lv3)
 
     The order has the least peak of bytes. Relax's planner takes more than that, since it hands whole storages on:
-    where its plan does not get smaller, the module stays as it is (`planned_bytes` gives its size).
+    where its plan does not get smaller, the module stays as it is (`planned_bytes` gives its size). An operator graph
+    that is attached is taken off, since the names of operators follow the order: extract it behind this pass.
 
     Raises:
         ModelError: `main` is no dataflow graph with fixed shapes.
@@ -97,6 +98,7 @@ def _in_order(mod: tvm.IRModule, order: Sequence[int]) -> tvm.IRModule:
         known.add(calls[number].var)
     bind_what_is_ready()
     body = relax.SeqExpr([relax.DataflowBlock(made)], result)
-    ordered = tvm.IRModule(dict(mod.functions.items()), attrs=mod.attrs)
+    attributes = {key: value for key, value in (mod.attrs or {}).items() if key != ATTRIBUTE}
+    ordered = tvm.IRModule(dict(mod.functions.items()), attrs=attributes)
     ordered["main"] = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
-    return ordered
+    return relax.transform.Normalize()(ordered)

@@ -17,7 +17,7 @@ from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.tvm.kernels import Entry
 from tvm_pipeline.tvm.relax.dataflow import Constant, fields, name_of, plain_main
-from tvm_pipeline.tvm.relax.extraction import Analysis, analyse, main_of
+from tvm_pipeline.tvm.relax.extraction import Analysis, analyse_as_attached, main_of
 
 
 @tvm.transform.module_pass(opt_level=0, name="PartitionPipeline")
@@ -44,7 +44,7 @@ class PartitionPipeline:
     not; `tvm.compile` takes what it makes. Functions besides `main` stay.
 
     Args:
-        plan: names operators as ExtractOperatorGraph does on the same module.
+        plan: names operators as ExtractOperatorGraph does on the same module, or did before FuseTIR.
 
     Raises:
         PlanError: the plan does not fit the module.
@@ -72,7 +72,10 @@ class _Stage:
 class _Partitioning:
     def __init__(self, mod: tvm.IRModule, plan: Plan) -> None:
         self._mod, self._main = mod, main_of(mod)
-        self._analysis: Analysis = analyse(mod, plan.graph)
+        taken = {symbol.name_hint for symbol in mod.get_global_vars()} & set(map(_symbol, range(len(plan.stages))))
+        if taken:
+            raise PlanError(f"the module has a function {min(taken)} already; partition the module that it was made of")
+        self._analysis: Analysis = analyse_as_attached(mod, plan.graph)
         bindings, self._result = plain_main(self._main)
         # What a variable of main is: the entries of a kernel's results, or an expression over other variables.
         self._calls: list[Any] = []
@@ -176,9 +179,6 @@ class _Partitioning:
     def finished(self) -> tvm.IRModule:
         mod, main = self._mod, self._main
         others = {symbol: function for symbol, function in mod.functions.items() if not function.same_as(main)}
-        taken = [f"stage_{n}" for n in range(len(self._stages)) if f"stage_{n}" in {s.name_hint for s in others}]
-        if taken:
-            raise PlanError(f"the module has a function {taken[0]} already; it seems to be partitioned")
         builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
         symbols = [self._write_stage(builder, number) for number in range(len(self._stages))]
         params = [relax.Var(param.name, param.ty) for param in main.params]
@@ -212,7 +212,7 @@ class _Partitioning:
                 return expr
             return _like(expr.ty, [known[each] if isinstance(each, tuple) else each for each in self._fields(expr)])
 
-        with builder.function(f"stage_{number}", params, attrs=attributes):
+        with builder.function(_symbol(number), params, attrs=attributes):
             with builder.dataflow():
                 for kernel in sorted(part.kernels):
                     call = self._calls[kernel]
@@ -231,6 +231,10 @@ class _Partitioning:
     def _type(self, entry: Entry) -> Any:
         kernel, index = entry
         return self._main.params[index].ty if kernel < 0 else fields(self._calls[kernel].ty)[index]
+
+
+def _symbol(number: int) -> str:
+    return f"stage_{number}"
 
 
 def _like(type_: Any, tensors: Sequence[Any]) -> Any:
