@@ -26,9 +26,9 @@ from tvm_pipeline.tvm.tvm_errors import reason as reason_of
 
 _log = logging.getLogger(__name__)
 
-# Calls of functions that are there already: a function with no other operator has nothing to legalise or to fuse.
+# Calls of functions that are there already, and views: a function of nothing else is not legalised and fused again.
 _LOWERED = frozenset(
-    f"relax.{name}" for name in ("call_tir", "call_dps_packed", "call_pure_packed", "call_tir_inplace")
+    f"relax.{name}" for name in ("call_tir", "call_dps_packed", "call_pure_packed", "call_tir_inplace", "reshape")
 )
 # Calls that may be there for their effects: where nothing reads their results, passes of ours would remove them.
 _PERHAPS_EFFECTS = frozenset(("relax.call_pure_packed", "relax.invoke_pure_closure", "relax.call_inplace_packed"))
