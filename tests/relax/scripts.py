@@ -81,6 +81,9 @@ def arrays(value: Any) -> list[Array]:
 
 
 def _given(argument: Any) -> Any:
+    """Return arrays as tensors of TVM's: it ends the process over an array that is not aligned as it wants."""
+    if isinstance(argument, list):
+        return [_given(each) for each in argument]
     return tvm.runtime.tensor(argument) if isinstance(argument, np.ndarray) else argument
 
 
