@@ -32,6 +32,7 @@ from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.relax import pipelines
 from tvm_pipeline.tvm.relax.cuda_kernels import CudaFunctions, cuda_target, write_cuda_kernels
+from tvm_pipeline.tvm.relax.distinct_outputs import output_names
 from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
@@ -173,7 +174,7 @@ def compile_module(
     saved = _Saved(
         target,
         inputs,
-        tuple(map(str, mod["main"].attrs["output_names"])),
+        output_names(mod),
         flat.kernels,
         flat.calls,
         flat.is_view,
