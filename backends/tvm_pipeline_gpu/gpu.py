@@ -1,6 +1,6 @@
 """The GPU backend: it detects and settles GPUs, compiles for them and for the CPU cores beside them, and binds threads.
 
-It uses the TVM that is installed (`tvm_pipeline/tvm/installed.py`): with Relay CUDA and OpenCL, with Relax CUDA alone.
+It uses the TVM that is installed (`tvm/installed_ir.py`): with Relay CUDA and OpenCL, with Relax CUDA alone.
 
 A platform of GPUs and CPU cores has this backend alone (`serves`): TVM compiles the model once for each target, and the
 libraries share one operator graph. A device's `target` is a TVM target with the index of the device: `cuda`, `cuda:1`,

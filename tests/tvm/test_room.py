@@ -17,6 +17,7 @@ ROOM = PACKAGE / "tvm"
 # The IRs' names of modules, as `import tvm_pipeline.tvm.relay.build` or `from tvm import relay` give them.
 RELAY = ("tvm_pipeline.tvm.relay", "tvm.relay")
 RELAX = ("tvm_pipeline.tvm.relax", "tvm.relax")
+KNOWS_NO_TVM = {"tvm_pipeline.tvm.installed_ir.described"}
 
 
 def imported(file: Path) -> Iterator[str]:
@@ -57,12 +58,12 @@ def of(file: Path, *roots: str) -> list[str]:
 
 
 def test_only_the_room_imports_tvm() -> None:
-    """No import of TVM stands outside the room, not even inside a function."""
+    """No import of TVM stands outside the room, not even inside a function; the command line asks which TVM is here."""
     found = {
         str(file.relative_to(PACKAGE))
         for file in PACKAGE.rglob("*.py")
         if ROOM not in file.parents
-        and any(f"{name}.".startswith(("tvm.", "tvm_pipeline.tvm.")) for name in imported(file))
+        and any(f"{name}.".startswith(("tvm.", "tvm_pipeline.tvm.")) for name in set(imported(file)) - KNOWS_NO_TVM)
     }
     assert found == set()
 
@@ -76,7 +77,8 @@ import importlib, sys
 sys.modules["tvm"] = None  # every import of it fails
 for name in {modules}:
     importlib.import_module(name)
-assert "tvm_pipeline.tvm" not in sys.modules
+room = [name for name in sys.modules if name.startswith("tvm_pipeline.tvm.")]
+assert room in ([], ["tvm_pipeline.tvm.installed_ir"]), room
 print(len(sys.modules))
 """
     assert int(run_python(program)) > len(modules)
