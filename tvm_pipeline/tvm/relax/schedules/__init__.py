@@ -2,6 +2,10 @@
 
 cores.py             the vectors of a core
 epilogue.py          what is fused to an anchor
+depthwise.py         depthwise convolutions: padding by rows
+group_conv2d.py      grouped convolutions in blocks: of whole blocks, or whole groups in a block
+group_pixels.py      the others, on plain images: vectors along the pixels
+conv2d_transpose.py  transposed convolutions: a convolution for each phase of the stride
 plain.py             the rule of whatever no other rule is for: in vectors and in parallel
 pooling.py           pooling in blocked layout: sums and maxima in registers
 softmax.py           softmax and log_softmax: a row at a time

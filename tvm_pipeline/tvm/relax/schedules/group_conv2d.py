@@ -234,11 +234,10 @@ def _shuffled(block: int, terms: int) -> str:
         return value
 
     @T.prim_func(s_tir=True)
-    def loops(
-        data: T.Buffer((block,), offset_factor=1),
-        kernel: T.Buffer((terms, block), offset_factor=1),
-        sums: T.Buffer((block,), offset_factor=1, scope="local"),
-    ) -> None:
+    def loops(data_at: T.handle, kernel_at: T.handle, sums_at: T.handle) -> None:
+        data = T.match_buffer(data_at, (block,), offset_factor=1)
+        kernel = T.match_buffer(kernel_at, (terms, block), offset_factor=1)
+        sums = T.match_buffer(sums_at, (block,), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(sums[0:block], data[0:block], kernel[0:terms, 0:block])
             T.writes(sums[0:block])
@@ -249,11 +248,10 @@ def _shuffled(block: int, terms: int) -> str:
                         sums[channel] = sums[channel] + data[channel // terms * terms + term] * kernel[term, channel]
 
     @T.prim_func(s_tir=True)
-    def vectors(
-        data: T.Buffer((block,), offset_factor=1),
-        kernel: T.Buffer((terms, block), offset_factor=1),
-        sums: T.Buffer((block,), offset_factor=1, scope="local"),
-    ) -> None:
+    def vectors(data_at: T.handle, kernel_at: T.handle, sums_at: T.handle) -> None:
+        data = T.match_buffer(data_at, (block,), offset_factor=1)
+        kernel = T.match_buffer(kernel_at, (terms, block), offset_factor=1)
+        sums = T.match_buffer(sums_at, (block,), offset_factor=1, scope="local")
         with T.sblock("root"):
             T.reads(sums[0:block], data[0:block], kernel[0:terms, 0:block])
             T.writes(sums[0:block])
