@@ -57,7 +57,7 @@ def convolution_and_softmax(target: tvm.target.Target) -> tvm.IRModule:
     from tvm.relax.op import nn
 
     module = module_of(
-        lambda emit, x, w: emit(nn.softmax(emit(nn.conv2d(x, w, padding=1)))), (1, 8, 9, 9), (16, 8, 3, 3)
+        lambda emit, x, w: emit(nn.softmax(emit(nn.conv2d(x, w, padding=1)))), (1, 16, 28, 28), (64, 16, 3, 3)
     )
     return functions_of(gpu_kernels(gpu_fused(module, target), target))
 

@@ -26,11 +26,12 @@ from tests.support.software_cuda import SoftwareCuda
 from tests.support.stages import random_stages
 from tvm_pipeline import frontends
 from tvm_pipeline.backends.contract import Array, Port
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.ports import PAGE, noise
 from tvm_pipeline.backends.registry import GROUP
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, PlatformError, RunError
+from tvm_pipeline.tvm.devices.mirrors import shares_memory
 from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relax.build import load_library
 from tvm_pipeline.tvm.relax.compiled import RelaxModel
@@ -170,18 +171,27 @@ def test_a_tensor_stays_on_the_device(
     np.testing.assert_array_equal(arrays[compiled.graph.outputs[1]], right[1])
 
 
-def test_arrays_take_turns(compiled: RelaxModel) -> None:
-    """A pipeline has an array for each frame inside; the calls of each are kept."""
+@pytest.mark.parametrize("is_integrated", [False, True])
+def test_arrays_take_turns(
+    is_integrated: bool, compiled: RelaxModel, software_cuda: SoftwareCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline has an array for each frame inside. A device in the memory of the host uses large ones in place."""
+    monkeypatch.setenv("SOFTWARE_CUDA_INTEGRATED", str(int(is_integrated)))
+    shares_memory.cache_clear()
     stage = compiled.stage(names(compiled), GPU)
     sets = [([port.buffer() for port in stage.inputs], [port.buffer() for port in stage.outputs]) for _ in range(3)]
     for index, (inputs, _) in enumerate(sets):
         inputs[0][...] = index + 1
+    before = software_cuda.copied()
     for _ in range(2):
         for arrays in sets:
             stage.run(*arrays)
     images = [given[0] for _, given in sets]
     for index, image in enumerate(images):  # without a bias the network is linear up to its softmax
         np.testing.assert_allclose(image, images[0] * (index + 1), rtol=1e-4, atol=1e-4)
+    to_host = np.subtract(software_cuda.copied(), before)[1]
+    assert to_host == 6 * sum(given.nbytes for given in sets[0][1] if given.nbytes < PAGE or not is_integrated)
+    shares_memory.cache_clear()
 
 
 @pytest.mark.parametrize("has_clock", [True, False])
@@ -207,6 +217,17 @@ def test_a_kernel_that_fails_is_an_error_of_the_run(compiled: RelaxModel, softwa
     software_cuda.fail_launch(2)
     with pytest.raises(RunError, match=r"a kernel or a copy failed: .*CUDA_ERROR_LAUNCH_FAILED"):
         stage.run(*arrays)
+
+
+def test_a_device_that_is_lost_while_it_is_timed_frees_nothing(
+    compiled: RelaxModel, software_cuda: SoftwareCuda
+) -> None:
+    software_cuda.fail_launch(2)
+    with pytest.raises(RuntimeError):
+        compiled.time_operators(GPU, 1)
+    compiled.close()
+    gc.collect()
+    assert wait_until_released(tvm.runtime.device("cuda", 0))  # the process would have ended
 
 
 PROGRAM = """
