@@ -29,6 +29,7 @@ tvm/         all that touches TVM
 frontends/   model files become Models
 profiling/   operators and links measured
 calibration/  the model of a device refitted to measured stages
+relax.py     passes on Relax modules, for scripts of TVM
 runtime/     the running pipeline
 report/      tables and pictures
 video/       frames in, results out

@@ -28,6 +28,7 @@ DOCUMENTED = {
     "tvm_pipeline.watch": "a server beside a pipeline of a user's own",
     "tvm_pipeline.service": "the application as a library",
     "tvm_pipeline.tvm.relay": "the passes on Relay modules",
+    "tvm_pipeline.relax": "docs/relax.md: the passes on Relax modules",
 }
 
 # Files of one name: a command is called like what it commands, and two rooms have a registry of their own. Besides

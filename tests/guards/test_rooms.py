@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cost",),
     ("planning", "backends"),
     ("research", "tvm", "frontends", "profiling"),
-    ("runtime", "calibration"),
+    ("runtime", "calibration", "relax"),
     ("report", "video", "testing"),
     ("watch",),
     ("service",),

@@ -21,7 +21,6 @@ from tvm_pipeline.tvm.relax import pipelines
 from tvm_pipeline.tvm.relax.dataflow import fields, name_of
 from tvm_pipeline.tvm.relax.extraction import has_fixed_shape
 from tvm_pipeline.tvm.relax.schedules.cores import cores_of
-from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.tvm_errors import reason as reason_of
 
 _log = logging.getLogger(__name__)
@@ -74,35 +73,41 @@ class FastKernels:
         self._target = target
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = [each for each in mod.functions.items() if isinstance(each[1], relax.Function)]
-        for symbol, function in functions:
-            if _is_part(function) or not _has_kernels(mod, function):
+        for symbol, function in mod.functions.items():
+            if not isinstance(function, relax.Function):
                 continue
-            name = symbol.name_hint
-            reason = _obstacle(mod, function)
-            if reason:
-                _log.warning("%s is left to TVM's default pipeline, which is slow: %s", name, reason)
-                continue
-            weights = _weights_given(function)
-            if weights:
-                _log.warning(
-                    "%s is given its weights as parameters (%s, %d in all), so what reads them stays slow: bind them "
-                    "as constants by relax.transform.BindParams(%r, params) before",
-                    *(name, weights[0], len(weights), name),
-                )
             try:
-                mod = _merged(mod, symbol, self._lowered(_alone(mod, symbol)))
+                mod = self._with_kernels(mod, symbol, function)
             except Exception as error:  # whatever it is, TVM's default pipeline compiles the function
-                _log.warning(
-                    "%s is left to TVM's default pipeline, which is slow: our passes fail (%s)", name, reason_of(error)
-                )
+                self._leave(symbol, f"our passes fail ({reason_of(error)})")
         return mod
+
+    def _with_kernels(self, mod: tvm.IRModule, symbol: Any, function: Any) -> tvm.IRModule:
+        """Return the module with a function that calls scheduled kernels; as it is, where nothing can be done."""
+        if _is_part(function) or not _has_kernels(mod, function):
+            return mod
+        reason = _obstacle(mod, function)
+        if reason:
+            self._leave(symbol, reason)
+            return mod
+        weights = _weights_given(function)
+        if weights:
+            _log.warning(
+                "%s is given its weights as parameters (%s, %d in all), so what reads them stays slow: bind them as "
+                "constants by relax.transform.BindParams(%r, params) before",
+                *(symbol.name_hint, weights[0], len(weights), symbol.name_hint),
+            )
+        return _merged(mod, symbol, self._lowered(_alone(mod, symbol)))
+
+    @staticmethod
+    def _leave(symbol: Any, reason: str) -> None:
+        _log.warning("%s is left to TVM's default pipeline, which is slow: %s", symbol.name_hint, reason)
 
     def _lowered(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return a module whose `main` calls scheduled kernels, or shows tensors under other shapes."""
         transform, target, rules = relax.transform, self._target, {}
         if any(name not in _LOWERED for name in _operators(mod["main"])):
-            mod = pipelines.fused(simplified(mod), target)
+            mod = pipelines.FuseKernels(target)(mod)
         with target:
             passes = [transform.FuseTIR(), transform.RewriteDataflowReshape(), transform.DeadCodeElimination(["main"])]
             mod = pipelines.ScheduleKernels(cores_of(target), rules)(tvm.transform.Sequential(passes)(mod))

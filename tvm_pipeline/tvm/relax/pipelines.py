@@ -9,8 +9,10 @@ from tvm import relax, tirx
 
 from tvm_pipeline.tvm.relax.blocked import BlockedLayout
 from tvm_pipeline.tvm.relax.legalizations import legalizations
+from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 from tvm_pipeline.tvm.relax.schedules import scheduled
 from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
+from tvm_pipeline.tvm.relax.simplify import simplified
 
 IS_SCHEDULED = "tirx.is_scheduled"  # of a function; TVM's own schedules for GPUs write and heed it
 
@@ -27,6 +29,29 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
                 relax.transform.FuseOps(),
             ]
         )(mod)
+
+
+@tvm.transform.module_pass(opt_level=0, name="FuseKernels")
+class FuseKernels:
+    """The pass: `main` as a frontend makes it -> calls of functions, each of which FuseTIR will make a kernel.
+
+    It is `simplified`, `pad_channels` and `fused`: batch norms become part of convolutions, images are laid out in
+    blocks, and operators are legalised and fused. Weights must be constants (`relax.transform.BindParams`).
+
+        before: main(x) { lv = conv2d(x, w); lv1 = batch_norm(lv, ..)[0]; lv2 = relu(lv1); gv = softmax(lv2) }
+        after:  fused_conv2d_add_relu(x, w, b) { lv = call_tir(conv2d, (x, w)); .. }
+                main(x) { lv = fused_conv2d_add_relu(x, w', b'); gv = call_tir(softmax, (lv,)) }
+
+    Args:
+        target: the CPU cores that are compiled for.
+    """
+
+    def __init__(self, target: tvm.target.Target | str | dict[str, Any]) -> None:
+        self._target = tvm.target.Target(target) if isinstance(target, (str, dict)) else target
+
+    def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        one_block = tvm.transform.Sequential([relax.transform.ConvertToDataflow(1), relax.transform.Normalize()])
+        return fused(pad_channels(simplified(one_block(mod))), self._target)
 
 
 def kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] | None = None) -> tvm.IRModule:
