@@ -105,12 +105,14 @@ class FastKernels:
 
     def _lowered(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return a module whose `main` calls scheduled kernels, or shows tensors under other shapes."""
-        transform, target, rules = relax.transform, self._target, {}
+        transform, rules = relax.transform, dict[str, str]()
+        fuse: Any = pipelines.FuseKernels(self._target)
+        schedule: Any = pipelines.ScheduleKernels(cores_of(self._target), rules)
         if any(name not in _LOWERED for name in _operators(mod["main"])):
-            mod = pipelines.FuseKernels(target)(mod)
-        with target:
-            passes = [transform.FuseTIR(), transform.RewriteDataflowReshape(), transform.DeadCodeElimination(["main"])]
-            mod = pipelines.ScheduleKernels(cores_of(target), rules)(tvm.transform.Sequential(passes)(mod))
+            mod = fuse(mod)
+        passes = [transform.FuseTIR(), transform.RewriteDataflowReshape(), transform.DeadCodeElimination(["main"])]
+        with self._target:
+            mod = tvm.transform.Sequential([*passes, schedule])(mod)
         for name, rule in rules.items():
             if rule == "default":
                 _log.warning("kernel %s stays as TVM made it, which is slow: no schedule of ours takes it", name)
