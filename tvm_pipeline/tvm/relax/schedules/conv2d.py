@@ -98,6 +98,8 @@ def schedule(s: s_tir.Schedule, anchor: s_tir.schedule.SBlockRV, cores: Cores) -
     _pad_in_parallel(s, anchor)
     last = output(s, anchor)
     column_outer, stored = in_tiles(s, last, tile)
+    if width % tile.columns:  # the last tile has code of its own, rather than a question at each column
+        s.annotate(column_outer, "pragma_loop_partition_hint", True)
 
     s.compute_at(anchor, column_outer, preserve_unit_loops=True)
     *_, chunk, row, column, channel, in_chunk, kernel_row, kernel_column, term = s.get_loops(anchor)
