@@ -31,8 +31,15 @@ if hasattr(providers, "_get_local_constants"):
 CORES = os.sched_getaffinity(0)
 
 TESTS = Path(__file__).parent
-# Folders and files that run in an environment with Relax, too.
-BOTH = ("backends/test_host_backend.py", "frontends", "onnxruntime")
+# Folders and files that run in an environment with Relax, too: what reads models, compiles, cuts, measures, runs them.
+BOTH = (
+    "frontends",
+    "onnxruntime",
+    *(f"backends/test_{name}.py" for name in ("device_example", "host_backend", "missing_extras")),
+    "boards/test_modules.py",
+    *(f"cli/test_{name}.py" for name in ("bad_input", "commands", "memory_command", "rewritten_models", "version")),
+    *(f"service/test_{name}.py" for name in ("carried_run", "engine_fallback", "workflow")),
+)
 
 
 def _has_relax() -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from tvm_pipeline.boards.core_kinds import KINDS
 from tvm_pipeline.boards.modules import MODULES, Module
+from tvm_pipeline.tvm.target_text import tvm_target
 
 PAGE = Path(__file__).parents[2] / "docs" / "jetson.md"
 
@@ -33,10 +34,9 @@ def test_the_target_is_what_the_gpu_itself_would_get(module: Module) -> None:
 
 def test_llvm_knows_every_kind_of_core() -> None:
     pytest.importorskip("tvm")
-    import tvm
     from tvm.target import codegen
 
-    known = set(map(str, codegen.llvm_get_cpu_archlist(tvm.target.Target("llvm -mtriple=aarch64-linux-gnu"))))
+    known = set(map(str, codegen.llvm_get_cpu_archlist(tvm_target("llvm -mtriple=aarch64-linux-gnu"))))
     assert {kind.processor for kind in KINDS.values()} <= known
 
 

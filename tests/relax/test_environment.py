@@ -11,6 +11,10 @@ import pytest
 
 from tests.support.command import run_command
 from tests.support.onnx_models import write_picture_net
+from tvm_pipeline.errors import BundleError
+from tvm_pipeline.frontends import load
+from tvm_pipeline.tvm.compiled_model import IR
+from tvm_pipeline.tvm.relax.compiled import RelaxModel
 
 RELAY, RELAX = "pip install 'tvm-pipeline[relay]'", "pip install 'tvm-pipeline[relax]'"
 
@@ -84,6 +88,21 @@ def test_tuning_is_relays_alone(net: Path, capfd: pytest.CaptureFixture[str], mo
     assert outcome.code == 1
     assert "tuning is Relay's alone" in outcome.err
     assert RELAY in outcome.err
+
+
+def test_what_relay_compiled_is_refused_with_where_it_runs(net: Path, tmp_path: Path) -> None:
+    """A saved model of before names no IR, and is Relay's."""
+    model = RelaxModel.compile(load(net), ["llvm"], lambda _: None, lambda _: None)
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    model.save(folder)
+    assert RelaxModel.load(folder, lambda _: None).graph == model.graph
+    for change in (lambda file: file.write_text("relay"), lambda file: file.unlink()):
+        change(folder / IR)
+        with pytest.raises(BundleError) as refused:
+            RelaxModel.load(folder, lambda _: None)
+        assert "compiled with Relay (TVM 0.19), and this environment has Relax (TVM 0.27)" in str(refused.value)
+        assert "compile the model again here" in str(refused.value)
 
 
 def test_all_but_the_room_of_tvm_imports_without_relay() -> None:
