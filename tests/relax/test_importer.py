@@ -91,6 +91,20 @@ def test_outputs_are_tensors_of_their_own() -> None:
     assert_as_onnxruntime(content)
 
 
+def test_functions_of_the_file_are_written_out() -> None:
+    graph = helper.make_graph(
+        [node("Twice", ["x"], ["y"], domain="own")],
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])],
+    )
+    opsets = [helper.make_opsetid("", 15)]
+    twice = helper.make_function("own", "Twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])], opsets)
+    opsets = [*opsets, helper.make_opsetid("own", 1)]
+    proto = helper.make_model(graph, functions=[twice], opset_imports=opsets, ir_version=9)
+    assert kinds(import_model(model_of(proto.SerializeToString()))) == ["add"]
+
+
 def branch(value: str) -> onnx.GraphProto:
     return helper.make_graph(
         [node("Identity", ["x"], [value])], value, [], [helper.make_empty_tensor_value_info(value)]
@@ -155,6 +169,15 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "an index outside": (
         {"nodes": [node("Gather", ["x", "i"], ["y"], "pick", axis=1)], "constants": {"i": np.array(3)}},
         ["operator Gather (node pick)", "takes 3 to 3 of 3 along axis 1"],
+    ),
+    "an image smaller than a kernel": (
+        {
+            "nodes": [node("Conv", ["x", "w"], ["y"], "wide")],
+            "constants": {"w": np.ones((1, 1, 5, 5), "float32")},
+            "shape": (1, 1, 2, 6),
+            "outputs": (helper.make_tensor_value_info("y", TensorProto.FLOAT, None),),
+        },
+        ["operator Conv (node wide)", "too small", "[1, 1, -2, 2]"],
     ),
     "weights that are inputs": (
         {

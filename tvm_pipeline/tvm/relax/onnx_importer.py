@@ -209,11 +209,14 @@ def _has_rule(kind: str) -> bool:
 
 
 def _check_static(node: Any, expr: Any) -> None:
-    if static_shape(expr.ty) is None:
+    shape = static_shape(expr.ty)
+    if shape is None:
         raise RefusedNode(
             f"{label(node)}: its shape depends on data; export the model with fixed shapes and without what follows it "
             "(a selection of boxes, for instance)"
         )
+    if min(shape, default=0) < 0:
+        raise RefusedNode(f"{label(node)}: its input is too small, so that it would give {list(shape)}")
 
 
 def label(node: Any) -> str:
