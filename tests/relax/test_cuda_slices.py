@@ -37,6 +37,7 @@ from tvm_pipeline.tvm.relax.build import load_library
 from tvm_pipeline.tvm.relax.compiled import RelaxModel
 
 GPU = Device("gpu", "gpu", (), "cuda -arch=sm_87", stand_in="software CUDA")
+PICTURE = "0/picture.1"  # no name in C++
 CPU = Device("cpu", "host", (0,), "llvm -mcpu=x86-64-v2")
 
 
@@ -47,7 +48,7 @@ def model() -> Model:
     shapes = {"w1": (16, 3, 3, 3), "w2": (16, 1, 3, 3), "w3": (16, 16, 1, 1), "w4": (16, 10)}
     weights = {name: (draw.standard_normal(shape) * 0.3).astype("float32") for name, shape in shapes.items()}
     nodes = [
-        helper.make_node("Conv", ["picture", "w1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        helper.make_node("Conv", [PICTURE, "w1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
         helper.make_node("Relu", ["c1"], ["r1"]),
         helper.make_node("Conv", ["r1", "w2"], ["c2"], pads=[1, 1, 1, 1], group=16),
         helper.make_node("Conv", ["c2", "w3"], ["c3"]),
@@ -57,14 +58,14 @@ def model() -> Model:
         helper.make_node("Gemm", ["f", "w4"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["scores"], axis=1),
     ]
-    inputs = [helper.make_tensor_value_info("picture", 1, (1, 3, 21, 21))]
+    inputs = [helper.make_tensor_value_info(PICTURE, 1, (1, 3, 21, 21))]
     content = onnx_bytes(nodes, weights, inputs=inputs, outputs=("image", "scores"))
     return frontends.onnx.read("branches", "branches.onnx", content, {}, {})
 
 
 @pytest.fixture(scope="module")
 def frame() -> dict[str, Array]:
-    return {"picture": noise(Port("picture", (1, 3, 21, 21), "float32"))}
+    return {PICTURE: noise(Port(PICTURE, (1, 3, 21, 21), "float32"))}
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +155,7 @@ def test_a_tensor_stays_on_the_device(
     for stage in stages:
         for port in (*stage.inputs, *stage.outputs):
             arrays.setdefault(port.name, port.buffer())
-    arrays["picture"][...] = frame["picture"]
+    arrays[PICTURE][...] = frame[PICTURE]
     between = [port.name for port in stages[1].inputs]
     for name in between:
         assert stages[0].keep(name, [arrays[name]], copied=False)
@@ -166,7 +167,7 @@ def test_a_tensor_stays_on_the_device(
     copied = np.subtract(software_cuda.copied(), before).tolist()
     weights = sum(array.nbytes for array in compiled.libraries[GPU.target].constants)
     assert between
-    assert copied[0] <= frame["picture"].nbytes + weights
+    assert copied[0] <= frame[PICTURE].nbytes + weights
     assert copied[1] == sent
     np.testing.assert_array_equal(arrays[compiled.graph.outputs[1]], right[1])
 

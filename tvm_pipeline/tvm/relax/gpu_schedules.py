@@ -38,7 +38,15 @@ _BY_DLIGHT = (
 
 
 def gpu_fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel."""
+    """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel.
+
+    Its inputs have names of their own: TVM 0.27 writes a name such as `input.1` into the source of kernels as it is.
+    """
+    main = mod["main"]
+    inputs = [relax.Var(f"input_{index}", param.ty) for index, param in enumerate(main.params)]
+    bound = main.bind_params(dict(zip(main.params, inputs, strict=True)))
+    functions = dict(mod.functions.items())
+    functions[mod.get_global_var("main")] = relax.Function(inputs, bound.body, main.ret_ty, main.is_pure, main.attrs)
     with target:
         return tvm.transform.Sequential(
             [
@@ -46,7 +54,7 @@ def gpu_fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
             ]
-        )(mod)
+        )(tvm.IRModule(functions, attrs=mod.attrs))
 
 
 def gpu_kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] | None = None) -> tvm.IRModule:
