@@ -189,3 +189,19 @@ def test_functions_of_a_module_share_kernels_and_keep_their_own() -> None:
     made = FastKernels(TARGET)(mod)
     assert kernels(made) == {"fused_add_tir_tanh": True, "thrice": False}
     assert {symbol.name_hint for symbol in made.get_global_vars()} == {*kernels(made), "first", "second"}
+
+
+def test_a_large_kernel_that_no_schedule_takes_is_told_and_leaves_the_others_fast(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """TVM's scatter is a function of loops without blocks, which schedules cannot read."""
+    mod = module(
+        'def f(x: R.Tensor((4, 4000), "float32"), i: R.Tensor((4, 2), "int64"), u: R.Tensor((4, 2), "float32")):\n'
+        "    return R.tanh(R.scatter_elements(x, i, u, axis=1))\n".replace("def", "@R.function\ndef", 1)
+    )
+    given = (frame(4, 4000), np.array([[0, 3999]] * 4), frame(4, 2))
+    found = called(machine(mod, **OURS), "f", *given)
+    (told,) = caplog.messages
+    assert told.startswith("kernel scatter_elements stays as TVM made it, which is slow: default (loops without blocks")
+    assert_near(found, called(machine(mod), "f", *given))
+    assert kernels(FastKernels(TARGET)(mod)).keys() == {"scatter_elements", "tir_tanh"}

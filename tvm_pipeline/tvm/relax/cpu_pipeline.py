@@ -10,11 +10,12 @@ compiled. The log says what was left and why. Next: `pipelines.py`, the passes o
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.tvm.relax import pipelines
@@ -31,6 +32,7 @@ _LOWERED = frozenset(
 )
 # Calls that may be there for their effects: where nothing reads their results, passes of ours would remove them.
 _PERHAPS_EFFECTS = frozenset(("relax.call_pure_packed", "relax.invoke_pure_closure", "relax.call_inplace_packed"))
+SLOW_ELEMENTS = 10_000  # of a tensor: plain loops over fewer are done before one would notice
 # Operators whose second argument is a matrix or a kernel of weights.
 _WEIGHTED = frozenset(f"relax.{name}" for name in ("nn.conv1d", "nn.conv2d", "nn.conv2d_transpose", "nn.conv3d"))
 
@@ -113,13 +115,22 @@ class FastKernels:
         passes = [transform.FuseTIR(), transform.RewriteDataflowReshape(), transform.DeadCodeElimination(["main"])]
         with self._target:
             mod = tvm.transform.Sequential([*passes, schedule])(mod)
-        for name, rule in rules.items():
-            if rule == "default":
-                _log.warning("kernel %s stays as TVM made it, which is slow: no schedule of ours takes it", name)
+        large = {symbol.name_hint for symbol, function in mod.functions.items() if _is_large(function)}
+        for name in sorted(large & {name for name, rule in rules.items() if rule.startswith("default")}):
+            _log.warning("kernel %s stays as TVM made it, which is slow: %s", name, rules[name])
         return mod
 
 
 # ---------------------------------------------------------------------------------------------- what goes our way
+
+
+def _is_large(function: Any) -> bool:
+    """Return whether a function takes a tensor whose computation one would notice."""
+    tensors = [param.shape for param in function.params if hasattr(param, "shape")]
+    return any(
+        math.prod(int(extent) for extent in shape if isinstance(extent, tirx.IntImm)) >= SLOW_ELEMENTS
+        for shape in tensors
+    )
 
 
 def _is_part(function: Any) -> bool:

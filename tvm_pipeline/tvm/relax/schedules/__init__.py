@@ -51,8 +51,12 @@ def scheduled(function: PrimFunc, cores: Cores) -> tuple[PrimFunc, str]:
     function is as it was. Behind the name stands which rule failed, and why: "plain (conv2d failed: ...)".
     """
     failed = ""
-    s = Schedule(_narrow(function), error_render_level="none")
-    for block in blocks_of(s):
+    try:
+        s = Schedule(_narrow(function), error_render_level="none")
+        blocks = blocks_of(s)
+    except Exception:  # as of a scatter, or of a slice whose ends are known at run time
+        return function, "default (loops without blocks, or of unknown extents)"
+    for block in blocks:
         rule = str(s.get(block).annotations.get(RULE))
         if rule not in RULES:
             continue
