@@ -1,16 +1,19 @@
 """Schedules of our own for CPU cores: a rule for each kind of anchor.
 
-cores.py             the vectors of a core
-epilogue.py          what is fused to an anchor
+conv2d.py            convolutions in blocked layout: register tiles by `tvm/tiles.py`
 depthwise.py         depthwise convolutions: padding by rows
 group_conv2d.py      grouped convolutions in blocks: of whole blocks, or whole groups in a block
 group_pixels.py      the others, on plain images: vectors along the pixels
 conv2d_transpose.py  transposed convolutions: a convolution for each phase of the stride
-plain.py             the rule of whatever no other rule is for: in vectors and in parallel
 pooling.py           pooling in blocked layout: sums and maxima in registers
 softmax.py           softmax and log_softmax: a row at a time
-concatenate.py       concatenations: one pass, with what is fused to them
+concatenate.py       concatenations: a pass of each input, with what is fused to them
 dense.py             products of matrices: packed weights, and activations by activations
+plain.py             the rule of whatever no other rule is for: in vectors and in parallel
+epilogue.py          what is fused to an anchor
+elementary.py        exp, sigmoid, tanh and erf as expressions that become vectors
+lowering.py          what no schedule can say: tiles in registers, weights fetched before they are needed
+cores.py             the vectors of a core
 
 An operator with a rule is made by the `compute` of the rule's module. Its main block has the annotation `RULE`, whose
 value is the name of the module. FuseOps and FuseTIR keep it, so `scheduled` finds the rule of a fused function.
