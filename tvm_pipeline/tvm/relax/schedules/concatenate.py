@@ -44,7 +44,7 @@ def compute_plain(inputs: Sequence[te.Tensor], axis: int) -> te.Tensor:
         value = None
         for tensor, extent in zip(reversed(inputs), reversed(extents), strict=True):
             begin = end - extent
-            here = tensor[(*at[:axis], at[axis] - begin, *at[axis + 1 :])]
+            here = tensor(*at[:axis], at[axis] - begin, *at[axis + 1 :])
             value = here if value is None else tirx.if_then_else(at[axis] < end, here, value)
             end = begin
         return value

@@ -82,15 +82,15 @@ def compute_batch(left: te.Tensor, right: te.Tensor, lanes: int) -> te.Tensor:
             terms,
             blocks,
             block,
-            lambda at, term: left[(*at, term)],
-            lambda n, *at: panels[(*n, *at)],
+            lambda at, term: left(*at, term),
+            lambda n, *at: panels(*n, *at),
         )
     return _product(
         (batches, rows, columns),
         terms,
         blocks,
         block,
-        lambda at, term: left[(*at, term)],
+        lambda at, term: left(*at, term),
         lambda n, *at: number(*n, *at),
     )
 
@@ -112,7 +112,7 @@ def _product(
         attrs={RULE: NAME},
     )
     return te.compute(
-        shape, lambda *at: sums[(*at[:-1], te.indexdiv(at[-1], block), te.indexmod(at[-1], block))], name="columns"
+        shape, lambda *at: sums(*at[:-1], te.indexdiv(at[-1], block), te.indexmod(at[-1], block)), name="columns"
     )
 
 

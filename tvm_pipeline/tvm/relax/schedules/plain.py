@@ -129,22 +129,29 @@ def _schedule_elements(
 ) -> None:
     axis = _last_wide(extents)
     lanes = _lanes(accesses, axis, cores)
-    fused, turned, first = [], None, 0
+    fused: list[LoopRV] = []
+    turned, first = None, 0
     for count in _groups(extents, accesses):
         fused.append(s.fuse(*loops[first : first + count]))
         first += count
-        inner = _last_wide(extents[:first])
-        is_linear = all(access.steps and access.dtype != "bool" for access in accesses)
-        if first < len(extents) and is_linear and all(access.steps[inner] in (0, 1) for access in accesses[1:]):
+        if first < len(extents) and _is_in_order(accesses, _last_wide(extents[:first])):
             turned = len(fused) - 1
+    elements = math.prod(extents)
     if lanes == 1 and turned is not None:
         _schedule_turned(s, fused, turned, cores.lanes)
     elif lanes > 1 and int(s.get(fused[-1]).extent) % lanes == 0:  # else LLVM makes vectors and a rest
-        *fused, inner = *fused[:-1], *s.split(fused[-1], [None, lanes])
+        rest, inner = s.split(fused[-1], [None, lanes])
         s.vectorize(inner)
-        _in_parallel(s, fused, math.prod(extents))
+        _in_parallel(s, [*fused[:-1], rest], elements)
     else:
-        _in_parallel(s, fused[:-1], math.prod(extents))
+        _in_parallel(s, fused[:-1], elements)
+
+
+def _is_in_order(accesses: list[Access], axis: int) -> bool:
+    """Return whether all that is loaded lies side by side along an axis, or does not change."""
+    return all(access.steps and access.dtype != "bool" for access in accesses) and all(
+        access.steps and access.steps[axis] in (0, 1) for access in accesses[1:]
+    )
 
 
 def _schedule_turned(s: Schedule, loops: list[LoopRV], turned: int, lanes: int) -> None:

@@ -38,14 +38,14 @@ MOST_UNROLLED = 32  # terms of a window
 
 
 class _Windows(NamedTuple):
-    """The windows of an image along one axis: `count` of them, `terms` numbers each."""
+    """The windows of an image along one axis: `windows` of them, `terms` numbers each."""
 
     extent: int
     terms: int
     stride: int
     step: int
     before: int
-    count: int
+    windows: int
 
     def place(self, window: Any, term: Any) -> Any:
         """Return which number of the image a term is; outside of it are those of padding."""
@@ -53,7 +53,7 @@ class _Windows(NamedTuple):
 
     def may_leave(self) -> bool:
         """Return whether some term of some window lies in the padding."""
-        return self.before > 0 or self.place(self.count - 1, self.terms - 1) >= self.extent
+        return self.before > 0 or self.place(self.windows - 1, self.terms - 1) >= self.extent
 
 
 def _windows(
@@ -156,7 +156,10 @@ def _pooled(data: te.Tensor, rows: _Windows, columns: _Windows, outside: Any, re
         return reduced(value, axis=[row, column])
 
     return te.compute(
-        (data.shape[0], data.shape[1], rows.count, columns.count, data.shape[4]), number, name=NAME, attrs={RULE: NAME}
+        (data.shape[0], data.shape[1], rows.windows, columns.windows, data.shape[4]),
+        number,
+        name=NAME,
+        attrs={RULE: NAME},
     )
 
 

@@ -71,10 +71,10 @@ def _stages(data: te.Tensor, axis: int, lanes: int) -> tuple[te.Tensor, te.Tenso
         # The last vector may overlap the one before.
         lanes_highest = te.compute(
             (*rest, lanes),
-            lambda *at: te.max(data[(*at[:-1], tirx.min(vector * lanes, columns - lanes) + at[-1])], axis=[vector]),
+            lambda *at: te.max(data(*at[:-1], tirx.min(vector * lanes, columns - lanes) + at[-1]), axis=[vector]),
             name="lanes_highest",
         )
-        highest = te.compute(rest, lambda *at: te.max(lanes_highest[(*at, lane)], axis=[lane]), name="highest")
+        highest = te.compute(rest, lambda *at: te.max(lanes_highest(*at, lane), axis=[lane]), name="highest")
     else:
         highest = te.compute(rest, lambda *at: te.max(data[_with(at, axis, column)], axis=[column]), name="highest")
     exponentials = te.compute(data.shape, lambda *at: exp(data[at] - highest[_without(at, axis)]), name="exponentials")
@@ -84,17 +84,17 @@ def _stages(data: te.Tensor, axis: int, lanes: int) -> tuple[te.Tensor, te.Tenso
         vector, place = te.reduce_axis((0, whole), "vector"), te.reduce_axis((0, left + lanes), "place")
         lanes_total = te.compute(
             (*rest, lanes),
-            lambda *at: te.sum(exponentials[(*at[:-1], vector * lanes + at[-1])], axis=[vector]),
+            lambda *at: te.sum(exponentials(*at[:-1], vector * lanes + at[-1]), axis=[vector]),
             name="lanes_total",
         )
         total = te.compute(
             rest,
             lambda *at: te.sum(
                 tirx.if_then_else(
-                    place < left, exponentials[(*at, columns - left + place)], lanes_total[(*at, place - left)]
+                    place < left, exponentials(*at, columns - left + place), lanes_total(*at, place - left)
                 )
                 if left
-                else lanes_total[(*at, place)],
+                else lanes_total(*at, place),
                 axis=[place],
             ),
             name="total",
