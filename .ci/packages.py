@@ -146,13 +146,14 @@ def check_mqtt(env: Environment) -> None:
     env.python("import paho.mqtt.client, paho.mqtt.enums, paho.mqtt.packettypes, paho.mqtt.properties")
 
 
-def check_cuda(env: Environment) -> None:
+def check_cuda(env: Environment, version: int = 12) -> None:
     """The headers and libraries that it brings are found; a driver is not needed for that."""
     env.python(
         "from tvm_pipeline.tvm.devices.cuda_toolkit import libraries, toolkits\n"
         "own = [t for t in toolkits() if 'site-packages' in str(t.includes[0])]\n"
-        "assert any(t.version // 1000 == 12 for t in own)\n"
-        "assert all(any('site-packages' in l._name for l in libraries(n, ['12'])) for n in ('cudart', 'nvrtc'))"
+        f"assert any(t.version // 1000 == {version} for t in own)\n"
+        f"found = [list(libraries(name, ['{version}'])) for name in ('cudart', 'nvrtc')]\n"
+        "assert all(any('site-packages' in each._name for each in libraries) for libraries in found)"
     )
 
 
@@ -180,6 +181,7 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "watch": check_watch,
     "mqtt": check_mqtt,
     "cuda": check_cuda,
+    "relax-cuda": lambda env: check_cuda(env, 13),
     "edgetpu": check_edgetpu,
     "onnxruntime": check_onnxruntime,
     "sdist": lambda _: None,
