@@ -180,15 +180,36 @@ def test_stages_of_a_partition_are_scheduled_and_equal_bit_for_bit() -> None:
 def test_what_is_scheduled_stays() -> None:
     once = FastKernels(TARGET)(network())
     tvm.ir.assert_structural_equal(FastKernels(TARGET)(once), once)
+    rules: dict[str, str] = {}
+    again = pipelines.ScheduleKernels(pipelines.cores_of(TARGET), rules)(once)
+    assert rules == {}
+    tvm.ir.assert_structural_equal(again, once)
+
+
+def test_norms_are_folded_though_no_block_of_dataflow_is_stated() -> None:
+    mod = module(
+        """
+@R.function
+def main(x: R.Tensor((1, 3, 8, 8), "float32"), w: R.Tensor((16, 3, 3, 3), "float32"), g: R.Tensor((16,), "float32")):
+    y = R.nn.conv2d(x, w)
+    z = R.nn.batch_norm(y, g, g, g, g, axis=1, training=False)
+    return R.nn.relu(z[0])
+"""
+    )
+    bound = transform.BindParams("main", {"w": frame(16, 3, 3, 3), "g": np.abs(frame(16))})(mod)
+    assert kernels(FastKernels(TARGET)(bound)) == {"fused_conv2d_add_relu": True, "layout_transform": True}
 
 
 def test_functions_of_a_module_share_kernels_and_keep_their_own() -> None:
-    """Two functions of one body call one kernel; one that the user made public stays, though nothing calls it."""
-    one = 'def first(x: R.Tensor((4, 16), "float32")):\n    return R.tanh(R.add(x, x))\n'
-    mod = module(THRICE + "".join(f"@R.function\n{text}" for text in (one, one.replace("first", "second"))))
+    """Two functions of one body call one kernel; what the user made public stays as it is beside one that is fast."""
+    one = '@R.function\ndef first(x: R.Tensor((4, 16), "float32")):\n    return R.tanh(R.add(x, x))\n'
+    calling = '@R.function\ndef third(x: R.Tensor((4, 16), "float32")):\n'
+    calling += '    y = R.call_tir(Module.thrice, (x,), out_ty=R.Tensor((4, 16), "float32"))\n    return y\n'
+    mod = module(THRICE + one + one.replace("first", "second") + calling)
     made = FastKernels(TARGET)(mod)
-    assert kernels(made) == {"fused_add_tir_tanh": True, "thrice": False}
-    assert {symbol.name_hint for symbol in made.get_global_vars()} == {*kernels(made), "first", "second"}
+    assert kernels(made) == {"fused_add_tir_tanh": True, "thrice": False, "thrice1": True}
+    assert {symbol.name_hint for symbol in made.get_global_vars()} == {*kernels(made), "first", "second", "third"}
+    tvm.ir.assert_structural_equal(made["thrice"], mod["thrice"])
 
 
 def test_a_large_kernel_that_no_schedule_takes_is_told_and_leaves_the_others_fast(

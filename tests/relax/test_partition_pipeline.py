@@ -15,7 +15,7 @@ from tests.relax.scripts import TARGET, Array, called, frame, lowered, machine, 
 from tests.support.stages import random_stages
 from tvm_pipeline.errors import GraphError, ModelError, PipelineError, PlanError
 from tvm_pipeline.tvm.relax import pipelines
-from tvm_pipeline.tvm.relax.dataflow import Constant
+from tvm_pipeline.tvm.relax.dataflow import Constant, name_of
 from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
 from tvm_pipeline.tvm.relax.partition_pipeline import PartitionPipeline
 
@@ -100,6 +100,12 @@ def crossing(function: relax.Function) -> tuple[list[str], list[str]]:
     return list(map(str, function.attrs["inputs"])), list(map(str, function.attrs["outputs"]))
 
 
+def calls(function: relax.Function) -> list[tuple[Any, Any]]:
+    """Return the variables that are bound to calls, and the calls."""
+    bindings = (binding for block in function.body.blocks for binding in block.bindings)
+    return [(binding.var, binding.value) for binding in bindings if isinstance(binding.value, tvm.ir.Call)]
+
+
 def chained(vm: relax.VirtualMachine, mod: tvm.IRModule, outputs: tuple[str, ...], **tensors: Any) -> list[Array]:
     """Run the stages one by one, each by its attributes alone; return what they make of the outputs."""
     for number, function in enumerate(stages_of(mod)):
@@ -171,14 +177,24 @@ def test_stages_that_are_not_along_the_order() -> None:
 def test_a_result_that_is_read_inside_crosses_once() -> None:
     """The image is a result of main in plain layout: the stage behind reads that, and takes no transform of its own."""
     mod, names = fused()
-    graph = operator_graph(mod)
-    image = graph.outputs[1]
+    image = operator_graph(mod).outputs[1]
     last = names.index(image) + 1
     made = PartitionPipeline(plan_of([names[:last], names[last:]]))(mod)
     (_, given), (read, _) = map(crossing, stages_of(made))
-    assert given[0] == image
-    assert given.count(image) == 1
-    assert set(read) <= set(given)
+    assert given == [image, names[0]]
+    assert sorted(read) == sorted(given)
+    called_there = [call.args[0].name_hint for _, call in calls(stages_of(made)[1]) if name_of(call)]
+    assert "layout_transform" not in called_there
+
+
+def test_a_result_that_is_read_in_blocks_crosses_under_two_names() -> None:
+    mod = ExtractOperatorGraph("net")(pipelines.fused(network(image=0), TARGET))
+    names = [operator.name for operator in operator_graph(mod).operators]
+    made = PartitionPipeline(plan_of([names[:1], names[1:]]))(mod)
+    (_, given), (read, _) = map(crossing, stages_of(made))
+    assert sorted(given) == sorted(read) == [names[0], f"{names[0]}'"]
+    types = {str(name): len(param.ty.shape) for name, param in zip(read, stages_of(made)[1].params, strict=True)}
+    assert types == {names[0]: 4, f"{names[0]}'": 5}
 
 
 def test_weights_and_kernels_of_several_stages_are_shared() -> None:
