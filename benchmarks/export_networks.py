@@ -3,7 +3,7 @@
     python benchmarks/export_networks.py FOLDER [NAME ...]
 
 It runs in an environment with Relay, whose `relay.testing` has most of them. Built-in networks get the weights under
-which outputs differ (`networks.load_lively`). A file that is there already is kept. Shapes that an ONNX file leaves open
+which outputs differ (`networks.load_lively`). A file that is there already is kept. Shapes that a file leaves open
 are fixed to those of networks.py.
 """
 

@@ -26,9 +26,9 @@ what is supported and what is not.
 
 from tvm_pipeline.tvm.relax.cpu_pipeline import cpu_pipeline
 from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
+from tvm_pipeline.tvm.relax.kernel_passes import FuseKernels
 from tvm_pipeline.tvm.relax.memory_order import MemoryOrder, planned_bytes
 from tvm_pipeline.tvm.relax.partition_pipeline import PartitionPipeline
-from tvm_pipeline.tvm.relax.pipelines import FuseKernels
 from tvm_pipeline.tvm.relax.schedules.lowering import PIPELINE as TIR_PIPELINE
 
 __all__ = [

@@ -14,7 +14,7 @@ from tvm.relax.frontend import nn
 
 from tests.relax.scripts import TARGET, called, frame, lowered, machine, module, network, plan_of
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.cpu_pipeline import FastKernels, cpu_pipeline
 from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
 from tvm_pipeline.tvm.relax.partition_pipeline import PartitionPipeline
@@ -26,7 +26,7 @@ OURS: dict[str, Any] = {"relax_pipeline": cpu_pipeline(TARGET), "tir_pipeline": 
 def kernels(mod: tvm.IRModule) -> dict[str, bool]:
     """Return the functions of TIR, and whether each is scheduled."""
     return {
-        symbol.name_hint: bool(function.attrs.get(pipelines.IS_SCHEDULED))
+        symbol.name_hint: bool(function.attrs.get(kernel_passes.IS_SCHEDULED))
         for symbol, function in mod.functions.items()
         if isinstance(function, tirx.PrimFunc)
     }
@@ -165,11 +165,11 @@ def test_what_we_cannot_take_is_left_to_tvm_and_told(caplog: pytest.LogCaptureFi
 
 def test_stages_of_a_partition_are_scheduled_and_equal_bit_for_bit() -> None:
     """Whether a module is cut before FuseTIR, behind it or not at all, and scheduled or not, kernels are the same."""
-    fused = ExtractOperatorGraph("net")(pipelines.fused(network(), TARGET))
+    fused = ExtractOperatorGraph("net")(kernel_passes.fused(network(), TARGET))
     wanted = called(machine(fused, **OURS), "main", frame())
     names = [operator.name for operator in operator_graph(fused).operators]
     cut = PartitionPipeline(plan_of([names[:2], names[2:]]))
-    for mod in (cut(fused), cut(pipelines.kernels(fused, TARGET))):
+    for mod in (cut(fused), cut(kernel_passes.kernels(fused, TARGET))):
         fast = FastKernels(TARGET)(mod)
         assert all(kernels(fast).values())
         for output, expected in zip(called(machine(mod, **OURS), "main", frame()), wanted, strict=True):
@@ -181,7 +181,7 @@ def test_what_is_scheduled_stays() -> None:
     once = FastKernels(TARGET)(network())
     tvm.ir.assert_structural_equal(FastKernels(TARGET)(once), once)
     rules: dict[str, str] = {}
-    again = pipelines.ScheduleKernels(pipelines.cores_of(TARGET), rules)(once)
+    again = kernel_passes.ScheduleKernels(kernel_passes.cores_of(TARGET), rules)(once)
     assert rules == {}
     tvm.ir.assert_structural_equal(again, once)
 

@@ -14,7 +14,7 @@ from tvm.relax import op
 from tests.relax.scripts import TARGET, lowered, module, network
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import GraphError, ModelError
-from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
 
 LEGALISED = (relax.transform.LegalizeOps(), relax.transform.AnnotateTIROpPattern())
@@ -99,9 +99,9 @@ def test_what_only_moves_elements_is_no_operator() -> None:
 
 def test_the_graph_is_the_same_before_and_behind_fusetir_and_the_schedules() -> None:
     """Only the names of parts are lost, and layouts: the same calls on as many bytes, with as much work."""
-    before = pipelines.fused(network(), TARGET)
+    before = kernel_passes.fused(network(), TARGET)
     seen = []
-    for mod in (before, lowered(before), pipelines.kernels(before, TARGET)):
+    for mod in (before, lowered(before), kernel_passes.kernels(before, TARGET)):
         graph = operator_graph(ExtractOperatorGraph("net")(mod))
         position = {tensor.name: index for index, tensor in enumerate(graph.inputs)}
         for operator in graph.operators:
@@ -125,7 +125,7 @@ def test_the_graph_is_the_same_before_and_behind_fusetir_and_the_schedules() -> 
 
 
 def test_it_is_a_pass_among_others() -> None:
-    mod = pipelines.fused(network(), TARGET)
+    mod = kernel_passes.fused(network(), TARGET)
     after = ExtractOperatorGraph("net")(mod)
     tvm.ir.assert_structural_equal(after["main"], mod["main"])
     assert operator_graph(lowered(after)).name == "net"

@@ -9,7 +9,7 @@ from onnx import helper
 from tests.support.onnx_models import onnx_bytes
 from tvm_pipeline import frontends
 from tvm_pipeline.tvm.kernels import Source
-from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import FlatModule, flat_module
 from tvm_pipeline.tvm.relax.simplify import simplified
@@ -24,7 +24,7 @@ def flat(
     constants = {name: draw.standard_normal(shape).astype("float32") for name, shape in weights.items()}
     infos = [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]
     model = frontends.onnx.read("net", "net.onnx", onnx_bytes(nodes, constants, inputs=infos, outputs=outputs), {}, {})
-    return flat_module(pipelines.fused(simplified(import_model(model)), TARGET))
+    return flat_module(kernel_passes.fused(simplified(import_model(model)), TARGET))
 
 
 def test_a_convolution_and_what_follows_are_one_kernel() -> None:

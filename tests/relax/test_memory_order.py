@@ -13,7 +13,7 @@ from tvm.relax import op, transform
 
 from tests.relax.scripts import TARGET, called, frame, lowered, module
 from tvm_pipeline.errors import GraphError
-from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
 from tvm_pipeline.tvm.relax.memory_order import MemoryOrder, planned_bytes
 
@@ -55,7 +55,7 @@ def leaning() -> tvm.IRModule:
 FORMS: dict[str, Callable[[tvm.IRModule], tvm.IRModule]] = {
     "before FuseTIR": lambda mod: mod,
     "behind FuseTIR": lowered,
-    "scheduled": lambda mod: pipelines.kernels(mod, TARGET),
+    "scheduled": lambda mod: kernel_passes.kernels(mod, TARGET),
 }
 
 

@@ -14,7 +14,7 @@ from tvm import relax
 from tests.relax.scripts import TARGET, Array, called, frame, lowered, machine, module, network, plan_of
 from tests.support.stages import random_stages
 from tvm_pipeline.errors import GraphError, ModelError, PipelineError, PlanError
-from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.dataflow import Constant, name_of
 from tvm_pipeline.tvm.relax.extraction import ExtractOperatorGraph, operator_graph
 from tvm_pipeline.tvm.relax.partition_pipeline import PartitionPipeline
@@ -81,13 +81,13 @@ def main(data: R.Tensor((1, 4), "float32"), w: R.Tensor((4, 4), "float32")) -> R
 FORMS: dict[str, Callable[[tvm.IRModule], tvm.IRModule]] = {
     "before FuseTIR": lambda mod: mod,
     "behind FuseTIR": lowered,
-    "scheduled": lambda mod: pipelines.kernels(mod, TARGET),
+    "scheduled": lambda mod: kernel_passes.kernels(mod, TARGET),
 }
 
 
 def fused(form: str = "before FuseTIR") -> tuple[tvm.IRModule, list[str]]:
     """Return the network, and the names of its operators."""
-    mod = ExtractOperatorGraph("net")(FORMS[form](pipelines.fused(network(), TARGET)))
+    mod = ExtractOperatorGraph("net")(FORMS[form](kernel_passes.fused(network(), TARGET)))
     return mod, [operator.name for operator in operator_graph(mod).operators]
 
 
@@ -188,7 +188,7 @@ def test_a_result_that_is_read_inside_crosses_once() -> None:
 
 
 def test_a_result_that_is_read_in_blocks_crosses_under_two_names() -> None:
-    mod = ExtractOperatorGraph("net")(pipelines.fused(network(image=0), TARGET))
+    mod = ExtractOperatorGraph("net")(kernel_passes.fused(network(image=0), TARGET))
     names = [operator.name for operator in operator_graph(mod).operators]
     made = PartitionPipeline(plan_of([names[:1], names[1:]]))(mod)
     (_, given), (read, _) = map(crossing, stages_of(made))
@@ -222,10 +222,10 @@ def test_between_other_passes() -> None:
         PartitionPipeline(plan_of([names[:2], names[2:]])),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
-        pipelines.ScheduleKernels(pipelines.cores_of(TARGET)),
+        kernel_passes.ScheduleKernels(kernel_passes.cores_of(TARGET)),
     ]
     made = tvm.transform.Sequential(passes)(mod)
-    expected = PartitionPipeline(plan_of([names[:2], names[2:]]))(pipelines.kernels(mod, TARGET))
+    expected = PartitionPipeline(plan_of([names[:2], names[2:]]))(kernel_passes.kernels(mod, TARGET))
     tvm.ir.assert_structural_equal(made, expected)
     assert mod.script(show_meta=True) == before, "the module given stays as it was"
     with pytest.raises(PlanError, match="has a function stage_0 already"):

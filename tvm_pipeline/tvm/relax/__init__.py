@@ -13,7 +13,7 @@ onnx_quantized.py     quantised nodes as float operators between their roundings
 onnx_obstacles.py     what cannot be imported, by the names of the file
 distinct_outputs.py   each output of a model is a tensor of its own
 dataflow.py           read a function that is one block of dataflow
-rewriting.py          write such a function anew by rules
+rule_rewriting.py     write such a function anew by rules
 simplify.py           constants are folded in numpy, batch norms become part of convolutions
 scale_folding.py      factors move into weights
 numpy_table.py        what numpy computes of Relax's operators
@@ -27,7 +27,7 @@ schedules/            schedules of our own for CPU cores
 gpu_schedules.py      schedules for GPUs: ours of convolutions, TVM's of the rest
 gpu_conv2d.py         a convolution on a GPU
 gpu_tiles.py          the tiles of a convolution on a GPU
-pipelines.py          the passes in their order
+kernel_passes.py      the passes in their order
 kernel_walkers.py     the kernels of a module: what each computes, and on what
 build.py              a module becomes a Library for one target, kept in a cache
 cuda_kernels.py       compile kernels for CUDA devices

@@ -30,7 +30,7 @@ from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
-from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.cuda_kernels import CudaFunctions, cuda_target, write_cuda_kernels
 from tvm_pipeline.tvm.relax.distinct_outputs import output_names
 from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
@@ -188,9 +188,9 @@ def compile_module(
 
 def _write_cpu(mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str]) -> FlatModule:
     compiler = tvm_target(target)
-    fused = pipelines.fused(mod, compiler)
+    fused = kernel_passes.fused(mod, compiler)
     flat = flat_module(fused)
-    functions = functions_of(pipelines.kernels(fused, compiler, rules))
+    functions = functions_of(kernel_passes.kernels(fused, compiler, rules))
     executable = tvm.compile(functions, target=compiler, tir_pipeline=PIPELINE)
     try:
         executable.export_library(str(folder / "kernels.so"))

@@ -4,7 +4,7 @@
 
 Each function that is a graph of operators with fixed shapes goes our way by itself; all others, and what our way
 cannot take, are left as they are. Then TVM's default pipeline takes the whole module, so that what it can compile is
-compiled. The log says what was left and why. Next: `pipelines.py`, the passes of our way.
+compiled. The log says what was left and why. Next: `kernel_passes.py`, the passes of our way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.tvm.relax import pipelines
+from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.dataflow import fields, name_of
 from tvm_pipeline.tvm.relax.extraction import has_fixed_shape
 from tvm_pipeline.tvm.relax.schedules.cores import cores_of
@@ -108,8 +108,8 @@ class FastKernels:
     def _lowered(self, mod: tvm.IRModule) -> tvm.IRModule:
         """Return a module whose `main` calls scheduled kernels, or shows tensors under other shapes."""
         transform, rules = relax.transform, dict[str, str]()
-        fuse: Any = pipelines.FuseKernels(self._target)
-        schedule: Any = pipelines.ScheduleKernels(cores_of(self._target), rules)
+        fuse: Any = kernel_passes.FuseKernels(self._target)
+        schedule: Any = kernel_passes.ScheduleKernels(cores_of(self._target), rules)
         if any(name not in _LOWERED for name in _operators(mod["main"])):
             mod = fuse(mod)
         passes = [transform.FuseTIR(), transform.RewriteDataflowReshape(), transform.DeadCodeElimination(["main"])]

@@ -20,7 +20,7 @@ from tvm import relax
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relax.dataflow import name_of
 from tvm_pipeline.tvm.relax.numpy_table import static_shape
-from tvm_pipeline.tvm.relax.rewriting import Rewriter
+from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter
 
 OUTPUT_NAMES = "output_names"  # an attribute of `main`, which passes hand on
 _MOVES = frozenset(f"relax.{name}" for name in ("reshape", "flatten", "squeeze", "expand_dims", "nn.batch_flatten"))

@@ -21,7 +21,7 @@ from tvm import relax
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of
 from tvm_pipeline.tvm.relax.numpy_table import constant, ints, static_shape
-from tvm_pipeline.tvm.relax.rewriting import Rewriter, Rule, rewritten
+from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
 from tvm_pipeline.tvm.tiles import padded_channels
 
 _POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"))

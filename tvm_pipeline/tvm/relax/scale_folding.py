@@ -1,7 +1,7 @@
 """Factors and summands that are known move into the weights of convolutions and products of matrices beside them.
 
 Each is a rule of `simplify.py`: of one call whose arguments are written already. A factor moves towards the
-convolution before it, past a summand; one that stands in front of a convolution moves into it. Next: `rewriting.py`.
+convolution before it, past a summand; one in front of a convolution moves into it. Next: `rule_rewriting.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm import relax
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of
 from tvm_pipeline.tvm.relax.numpy_table import Array, constant, ints, static_shape
-from tvm_pipeline.tvm.relax.rewriting import Rewriter, Rule
+from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter, Rule
 
 _PLAIN_LAYOUTS = {  # data, weights: with the outputs first, or of a transposed convolution with the inputs first
     "relax.nn.conv1d": ("NCW", "OIW"),
