@@ -49,8 +49,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     calls = Counter(call.function for call in flat.calls)
     seen: set[str] = set()
-    for kernel, call in zip(flat.kernels, flat.calls, strict=True):
-        if call.function in seen or f"{call.function}_kernel" not in taken:
+    for kernel, call, is_view in zip(flat.kernels, flat.calls, flat.is_view, strict=True):
+        if is_view or call.function in seen or f"{call.function}_kernel" not in taken:
             continue
         seen.add(call.function)
         used, blocks = taken[f"{call.function}_kernel"], blocks_of(functions[call.function])
