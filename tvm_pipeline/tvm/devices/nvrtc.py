@@ -138,8 +138,8 @@ def nvrtc(arch: str) -> Nvrtc:
     what = f"none here compiles for {arch}: {'; '.join(known)}" if known else f"none of {names} can be loaded"
     old = "; CUDA 13 has no GPU before sm_75" if known else ""
     raise PlatformError(
-        f"kernels for CUDA are compiled by NVIDIA's nvrtc, and {what}{old}; `pip install tvm-pipeline[cuda]`, or "
-        "install the CUDA toolkit (it is searched for in CUDA_HOME, too)"
+        f"kernels for CUDA are compiled by NVIDIA's nvrtc, and {what}{old}; `pip install tvm-pipeline[cuda]` "
+        "(with Relax `tvm-pipeline[relax-cuda]`), or install the CUDA toolkit (it is searched for in CUDA_HOME, too)"
     )
 
 
