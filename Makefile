@@ -45,8 +45,8 @@ docs: $(VENV)/.docs-stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Every figure of docs/figures.md; takes about four hours, and installs TensorFlow (1.6 GB, in a folder of its own) to make two models.
-# `make TVM=relax bench` gives those of Relax, beside Relay's of .venv; other benchmarks and it use the last two.
-RELAX_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py export_networks.py)
+# `make TVM=relax bench` gives those of Relax, beside Relay's of .venv; it and other benchmarks use the last three.
+RELAX_BENCHMARKS := $(addprefix benchmarks/,relax.py relax_worker.py relax_gpu.py export_networks.py)
 
 bench: $(VENV)/.stamp
 ifeq ($(TVM),relax)
