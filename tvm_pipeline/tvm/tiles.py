@@ -57,6 +57,10 @@ PADDED_BLOCK = 16  # whatever the target is, so that all libraries of a platform
 LEAST_CHANNELS = 64  # fewer are cheap, and often feed another convolution, for which the slice would be in the way
 MOST_VECTORS = 0.8  # of those without padding
 
+# Of grouped convolutions on plain images, whose vectors lie along the pixels:
+LEAST_VECTORS = 6  # of a band
+MOST_STORED = 64  # pixels at once, of which LLVM makes vectors
+
 
 class Tile(NamedTuple):
     """A register tile: channel blocks, rows and columns of the output."""
@@ -120,6 +124,43 @@ def bands(height: int, width: int, registers: int) -> Iterator[tuple[float, Band
         for columns in range(1, min(width, MOST_BAND_COLUMNS, registers - 3) + 1):
             cycles = math.sqrt(_computed(height, rows) * _computed(width, columns)) * max(1.0, BAND_COLUMNS / columns)
             yield cycles * (1 + CYCLES_TO_PAD * 2 / rows), Band(rows, columns)
+
+
+def pixel_band(height: int, width: int, lanes: int) -> int:
+    """Return the fewest rows whose pixels fill vectors and are enough of them; all rows where no band does."""
+    fits = (band for band in range(1, height) if height % band == 0 and band * width % lanes == 0)
+    return next((band for band in fits if band * width >= LEAST_VECTORS * lanes), height)
+
+
+def stored_pixels(pixels: int, lanes: int) -> int:
+    """Return how many pixels are stored at once: a divisor, of full vectors if there is one."""
+    divisors = [number for number in range(1, MOST_STORED + 1) if pixels % number == 0]
+    return max(divisors, key=lambda number: (number % lanes == 0, number))
+
+
+class Phases(NamedTuple):
+    """Rows or columns of a transposed convolution, whose outputs fall into as many phases as the stride has steps.
+
+    Attributes:
+        read, kernel, written: the extents of the input, the kernel and the output.
+        padding: before; what is cut from the output.
+    """
+
+    read: int
+    kernel: int
+    written: int
+    stride: int
+    padding: int
+
+    @property
+    def taps(self) -> int:
+        """The kernel rows that one row of the output reads, at most."""
+        return math.ceil(self.kernel / self.stride)
+
+    @property
+    def before(self) -> int:
+        """The zeros that are read before the input."""
+        return max(0, self.taps - 1 - self.padding // self.stride)
 
 
 def _computed(extent: int, step: int) -> float:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from tvm import s_tir, te, tirx, topi
@@ -27,29 +27,13 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 from tvm_pipeline.tvm.relax.schedules.epilogue import PAD, RULE, output, padding, shape_of
-from tvm_pipeline.tvm.tiles import register_tile
+from tvm_pipeline.tvm.tiles import Phases, register_tile
 
 NAME = "conv2d_transpose"
 
 
-class _Axis(NamedTuple):
-    """Rows or columns: the extents of the input, the kernel and the output, the stride, and the padding before."""
-
-    read: int
-    kernel: int
-    written: int
-    stride: int
-    padding: int
-
-    @property
-    def taps(self) -> int:
-        """The kernel rows that one row of the output reads, at most."""
-        return math.ceil(self.kernel / self.stride)
-
-    @property
-    def before(self) -> int:
-        """The zeros that are read before the input."""
-        return max(0, self.taps - 1 - self.padding // self.stride)
+class _Axis(Phases):
+    """Rows or columns, with what is multiplied in the terms of this IR."""
 
     @property
     def steps(self) -> int:

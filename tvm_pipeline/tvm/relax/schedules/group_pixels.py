@@ -24,10 +24,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 from tvm_pipeline.tvm.relax.schedules.epilogue import PAD, RULE, output, shape_of
-from tvm_pipeline.tvm.tiles import channel_block, register_tile
-
-LEAST_VECTORS = 6  # of a band
-MOST_STORED = 64  # pixels at once, of which LLVM makes vectors
+from tvm_pipeline.tvm.tiles import channel_block, pixel_band, register_tile, stored_pixels
 
 
 def compute(
@@ -108,7 +105,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     _, depth, kernel_rows, kernel_columns = (int(extent) for extent in kernel.shape)
     groups = int(s.get(by_pixels).reads[0].source.shape[1]) // depth
     each = channels // groups
-    band = height if copies else _band(height, width, lanes)
+    band = height if copies else pixel_band(height, width, lanes)
     if not copies:
         vectors = band * width // lanes
     tile = register_tile(each, 1, 1, vectors, cores.registers, 4 * depth * kernel_rows * kernel_columns)
@@ -128,7 +125,7 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
         s.compute_at(copies[0], task, preserve_unit_loops=True)
     is_in_a_row = not copies or shape_of(s, copies[0])[-1] == width
     stored = s.fuse(row, column) if is_in_a_row else column
-    _, stored = s.split(stored, [None, _stored(band * width if is_in_a_row else width, lanes)])
+    _, stored = s.split(stored, [None, stored_pixels(band * width if is_in_a_row else width, lanes)])
     s.vectorize(stored)
 
     *_, channel, vector, lane, term, kernel_row, kernel_column = s.get_loops(by_pixels)
@@ -144,15 +141,3 @@ def schedule(s: s_tir.Schedule, anchor: SBlockRV, cores: Cores) -> None:
     s.vectorize(lane)
     for loop in (vector, channel):
         s.unroll(loop)
-
-
-def _band(height: int, width: int, lanes: int) -> int:
-    """Return the fewest rows that fill vectors and are enough of them; all rows where no band does."""
-    fits = (band for band in range(1, height) if height % band == 0 and band * width % lanes == 0)
-    return next((band for band in fits if band * width >= LEAST_VECTORS * lanes), height)
-
-
-def _stored(pixels: int, lanes: int) -> int:
-    """Return how many pixels are stored at once: a divisor, of full vectors if there is one."""
-    divisors = [number for number in range(1, MOST_STORED + 1) if pixels % number == 0]
-    return max(divisors, key=lambda number: (number % lanes == 0, number))

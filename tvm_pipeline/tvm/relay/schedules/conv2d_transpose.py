@@ -21,7 +21,7 @@ adds the same products in the same order, and zeros, so every bit is its own.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm import te, topi
 from tvm.target.x86 import get_simd_32bit_lanes
@@ -30,29 +30,13 @@ from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline.tvm.relay.schedules.anchor import anchors
 from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
-from tvm_pipeline.tvm.tiles import channel_block, register_tile
+from tvm_pipeline.tvm.tiles import Phases, channel_block, register_tile
 
 TAG = "conv2d_transpose_by_phases"
 
 
-class _Axis(NamedTuple):
-    """Rows or columns: the extents of the input, the kernel and the output, the stride, and the padding before."""
-
-    read: int
-    kernel: int
-    written: int
-    stride: int
-    padding: int
-
-    @property
-    def taps(self) -> int:
-        """The kernel rows that one row of the output reads, at most."""
-        return math.ceil(self.kernel / self.stride)
-
-    @property
-    def before(self) -> int:
-        """The zeros that are read before the input."""
-        return max(0, self.taps - 1 - self.padding // self.stride)
+class _Axis(Phases):
+    """Rows or columns, with what is multiplied in the terms of this IR."""
 
     def position(self, out: Any, tap: Any) -> Any:
         """Return which position of the padded input is multiplied; as in TOPI it grows with `tap`."""

@@ -28,11 +28,9 @@ from tvm.topi.utils import get_const_tuple
 
 from tvm_pipeline.tvm.relay.schedules.anchor import anchors
 from tvm_pipeline.tvm.relay.schedules.choices import REGISTERS
-from tvm_pipeline.tvm.tiles import channel_block, register_tile
+from tvm_pipeline.tvm.tiles import channel_block, pixel_band, register_tile, stored_pixels
 
 TAG = "group_conv2d_by_pixels"
-LEAST_VECTORS = 6  # of a band
-MOST_STORED = 64  # pixels at once, of which LLVM makes vectors
 
 
 def compute(
@@ -95,7 +93,7 @@ def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None
     lanes = int(by_pixels.shape[3])
     height, width = get_const_tuple(output.shape)[2:]
     is_copied = isinstance(pixels.op, te.ComputeOp)
-    band = height if is_copied else _band(height, width, lanes)
+    band = height if is_copied else pixel_band(height, width, lanes)
     tile = register_tile(each, 1, 1, math.ceil(band * width / lanes), REGISTERS[lanes], 4 * depth)
 
     image, channel, row, column = s[output].op.axis
@@ -105,7 +103,7 @@ def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None
     s[output].reorder(image, group, row_outer, channel_outer, channel, row, column)
     task = s[output].fuse(image, group, row_outer)
     s[output].parallel(task)
-    _, stored = s[output].split(s[output].fuse(row, column), factor=_stored(band * width, lanes))
+    _, stored = s[output].split(s[output].fuse(row, column), factor=stored_pixels(band * width, lanes))
     s[output].vectorize(stored)
     if convolution.op != output.op:
         s[convolution].compute_inline()
@@ -121,15 +119,3 @@ def _schedule(s: te.Schedule, convolution: te.Tensor, output: te.Tensor) -> None
     s[by_pixels].vectorize(lane)
     for axis in (vector, channel):
         s[by_pixels].unroll(axis)
-
-
-def _band(height: int, width: int, lanes: int) -> int:
-    """Return the fewest rows that fill vectors and are enough of them; all rows where no band does."""
-    fits = (band for band in range(1, height) if height % band == 0 and band * width % lanes == 0)
-    return next((band for band in fits if band * width >= LEAST_VECTORS * lanes), height)
-
-
-def _stored(pixels: int, lanes: int) -> int:
-    """Return how many pixels are stored at once: a divisor, of full vectors if there is one."""
-    divisors = [number for number in range(1, MOST_STORED + 1) if pixels % number == 0]
-    return max(divisors, key=lambda number: (number % lanes == 0, number))
