@@ -22,6 +22,7 @@ import tvm
 from tvm import relax, topi
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
+from tvm_pipeline.tvm.relax.numpy_table import constant
 from tvm_pipeline.tvm.relax.schedules import concatenate, conv2d, conv2d_transpose, depthwise, group_conv2d, pooling
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 from tvm_pipeline.tvm.tiles import channel_block
@@ -188,16 +189,15 @@ class _Rewriting:
         self, rule: Any, data: Any, packed: np.ndarray, block: int, name: str, options: dict[str, Any]
     ) -> tuple[Any, str]:
         layout = _layout(block)
-        kernel = relax.const(np.ascontiguousarray(packed))
-        return self._emit(rule.compute, data, kernel, name=name, layout=layout, **options), layout
+        return self._emit(rule.compute, data, constant(packed), name=name, layout=layout, **options), layout
 
     def _grouped(self, call: Any, weights: np.ndarray, groups: int, options: dict[str, Any]) -> tuple[Any, str]:
         data, lanes = call.args[0], self._lanes
         channels, outputs = shape_of(data)[1], len(weights)
         options = {**options, "groups": groups, "lanes": lanes}
         if group_conv2d.layout(channels, outputs, groups, lanes) == "NCHW":
-            kernel = relax.const(weights)
-            return self._emit(group_conv2d.compute, self._plain(data), kernel, name="conv2d", layout="", **options), ""
+            kernel, given = constant(weights), self._plain(data)
+            return self._emit(group_conv2d.compute, given, kernel, name="conv2d", layout="", **options), ""
         given = self._blocked(data, channel_block(channels, lanes))
         packed = group_conv2d.packed(weights, groups, lanes)
         return self._anchor(group_conv2d, given, packed, channel_block(outputs, lanes), "conv2d", options)
@@ -278,14 +278,14 @@ class _Rewriting:
         shape = shape_of(arg)
         if int(np.prod(shape)) == 1:
             value = constant_of(arg)
-            return relax.const(value.reshape(())) if value is not None else None
+            return constant(value.reshape(())) if value is not None else None
         shape = (1,) * (4 - len(shape)) + shape
         value = constant_of(arg)
         if value is not None:
             value = value.reshape(shape)
             if shape[1] == 1:
-                return relax.const(value[..., None])
-            return relax.const(np.ascontiguousarray(_blocked_array(value, block)))
+                return constant(value[..., None])
+            return constant(_blocked_array(value, block))
         if shape_of(arg) != shape or shape[1] != channels:
             return None
         return self._blocked(arg, block)

@@ -19,6 +19,7 @@ import tvm
 from tvm import relax
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of, fields, name_of, shape_of
+from tvm_pipeline.tvm.relax.numpy_table import constant
 from tvm_pipeline.tvm.relax.schedules import concatenate, dense, softmax
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 
@@ -55,7 +56,7 @@ def _product(lanes: int, builder: Any, call: Any) -> Any | None:
     weights, columns = constant_of(right), shape[-1]
     if weights is not None and weights.ndim == 2:
         data = _reshaped(builder, left, (math.prod(batches) * rows, terms))
-        kernel = relax.const(dense.packed(weights, lanes))
+        kernel = constant(dense.packed(weights, lanes))
         made = builder.call_te(dense.compute_dense, data, kernel, columns=columns, primfunc_name_hint="matmul")
     elif batches and tuple(batches) == shape[:-2] == shape_of(right)[:-2]:
         count = math.prod(batches)
