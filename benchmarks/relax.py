@@ -6,6 +6,8 @@
 
 slices      random convex cuts in 2 to 4 stages against the unsplit model, bit for bit; the time to make a slice of a
             loaded model; the largest difference to onnxruntime, over the largest value of the output
+alignment   the kernels of each network for five targets, and the operators that all of them share, which are the places
+            where the network can be cut between any two of them; no code is made
 overhead    what the loop over calls adds to each kernel: 100 calls of a kernel that nearly does nothing, in a slice and
             by themselves
 speed       one core, beside TVM 0.19 with our kernels: each in a process of its own, in turns; a ratio is the median
@@ -47,6 +49,7 @@ from tvm_pipeline.backends.contract import Array, CompiledModel
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.model import Model
+from tvm_pipeline.errors import ModelError
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.runtime.comparison import in_turn
@@ -55,7 +58,14 @@ HERE = Path(__file__).parent
 SEVEN = ("squeezenet", "mobilenet", "resnet-18", "resnet-50", "densenet-121", "inception_v3", "centerface")
 TEN = (*SEVEN, "light_inception_v1", "light_inception_v2", "light_shufflenet")
 FIVE = ("squeezenet", "mobilenet", "resnet-18", "inception_v3", "centerface")
-PARTS = ("slices", "overhead", "speed", "stock", "compile", "prediction")
+PARTS = ("slices", "alignment", "overhead", "speed", "stock", "compile", "prediction")
+TARGETS = {
+    "AVX-512": "llvm -mcpu=x86-64-v4",
+    "AVX2": "llvm -mcpu=x86-64-v3",
+    "SSE": "llvm -mcpu=x86-64-v2",
+    "AArch64": "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a72",
+    "CUDA": "cuda -arch=sm_87",
+}
 LIMIT = 1e-4  # of the largest value of an output, against onnxruntime
 CONSOLE = Console(width=150)
 
@@ -153,6 +163,41 @@ def against_onnxruntime(model: Model, frame: Mapping[str, Array], found: Sequenc
         float(np.abs(one.reshape(other.shape).astype("f8") - other).max() / max(np.abs(other).max(), 1e-30))
         for one, other in zip(found, expected, strict=True)
     )
+
+
+# Targets
+
+
+def alignment(options: argparse.Namespace) -> bool:
+    """Align the kernels of several targets; return whether those of every network line up."""
+    from tvm_pipeline.tvm.alignment import align
+    from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused
+    from tvm_pipeline.tvm.relax.importer import import_model
+    from tvm_pipeline.tvm.relax.kernel_passes import fused
+    from tvm_pipeline.tvm.relax.kernel_walkers import flat_module
+    from tvm_pipeline.tvm.relax.pad_channels import pad_channels
+    from tvm_pipeline.tvm.relax.simplify import simplified
+    from tvm_pipeline.tvm.target_text import tvm_target
+
+    rows, right = [], True
+    for name in options.models or TEN:
+        model = loaded(name, options)
+        mod = pad_channels(simplified(import_model(model)))
+        flat = {
+            label: flat_module((gpu_fused if label == "CUDA" else fused)(mod, tvm_target(target)))
+            for label, target in TARGETS.items()
+        }
+        counts = [str(sum(not kernel.is_glue for kernel in each.kernels)) for each in flat.values()]
+        try:
+            graph, _ = align(
+                name, model.inputs, [each.kernels for each in flat.values()], [each.heads for each in flat.values()]
+            )
+            shared = str(len(graph))
+        except ModelError as error:
+            right, shared = False, str(error)
+        rows.append((name, *counts, shared))
+    CONSOLE.print(TextTable("Kernels that compute, by target", ("network", *TARGETS, "shared by all"), tuple(rows)))
+    return right
 
 
 # The loop

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import tvm
 from onnx import helper
 
 from tests.support.onnx_models import onnx_bytes
 from tvm_pipeline import frontends
+from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.tvm.alignment import align
 from tvm_pipeline.tvm.kernels import Source
 from tvm_pipeline.tvm.relax import kernel_passes
+from tvm_pipeline.tvm.relax.cuda_kernels import cuda_target
+from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import FlatModule, flat_module
 from tvm_pipeline.tvm.relax.simplify import simplified
@@ -17,14 +23,19 @@ from tvm_pipeline.tvm.relax.simplify import simplified
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v3"})  # vectors of 8
 
 
-def flat(
+def simple(
     nodes: list, weights: dict[str, tuple[int, ...]], outputs: tuple[str, ...] = ("y",), **inputs: tuple
-) -> FlatModule:
+) -> tvm.IRModule:
+    """Return a network of ONNX nodes and random weights as a simplified module."""
     draw = np.random.default_rng(0)
     constants = {name: draw.standard_normal(shape).astype("float32") for name, shape in weights.items()}
     infos = [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]
     model = frontends.onnx.read("net", "net.onnx", onnx_bytes(nodes, constants, inputs=infos, outputs=outputs), {}, {})
-    return flat_module(kernel_passes.fused(simplified(import_model(model)), TARGET))
+    return simplified(import_model(model))
+
+
+def flat(*arguments: Any, **inputs: tuple) -> FlatModule:
+    return flat_module(kernel_passes.fused(simple(*arguments, **inputs), TARGET))
 
 
 def test_a_convolution_and_what_follows_are_one_kernel() -> None:
@@ -91,3 +102,21 @@ def test_two_outputs_are_two_heads() -> None:
         x=(1, 4),
     )
     assert len(set(found.heads)) == 2
+
+
+def test_kernels_of_cpus_and_gpus_line_up() -> None:
+    """A bias of one channel is a tensor to both, and a number without axes a part of the loops of both."""
+    mod = simple(
+        [
+            helper.make_node("Conv", ["x", "w1"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("Mul", ["c", "number"], ["m"]),
+            helper.make_node("Conv", ["m", "w2", "b2"], ["d"]),
+            helper.make_node("Sigmoid", ["d"], ["y"]),
+        ],
+        {"w1": (16, 8, 3, 3), "number": (), "w2": (1, 16, 1, 1), "b2": (1,)},
+        x=(1, 8, 6, 5),
+    )
+    found = [flat_module(kernel_passes.fused(mod, TARGET)), flat_module(gpu_fused(mod, cuda_target("sm_87", TARGET)))]
+    tensors = tuple(Tensor(str(param.name), (1, 8, 6, 5), "float32") for param in mod["main"].params)
+    graph, _ = align("net", tensors, [each.kernels for each in found], [each.heads for each in found])
+    assert [operator.kind for operator in graph.operators] == ["conv2d", "conv2d+add+sigmoid"]

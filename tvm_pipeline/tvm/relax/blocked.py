@@ -278,7 +278,9 @@ class _Rewriting:
         shape = shape_of(arg)
         if int(np.prod(shape)) == 1:
             value = constant_of(arg)
-            return constant(value.reshape(())) if value is not None else None
+            if value is None or not shape:  # LegalizeOps writes a number without axes into the loops, for all targets
+                return arg if value is not None else None
+            return constant(value.reshape((1, 1, 1, 1, 1)))
         shape = (1,) * (4 - len(shape)) + shape
         value = constant_of(arg)
         if value is not None:

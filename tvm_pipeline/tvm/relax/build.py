@@ -44,7 +44,7 @@ from tvm_pipeline.tvm.tvm_errors import reason
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 1  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 2  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 class _Constant(msgspec.Struct, frozen=True):
