@@ -339,8 +339,8 @@ def prediction(options: argparse.Namespace) -> bool:
     for label, python in {"Relax": sys.executable, "Relay": options.relay}.items():
         if python:
             CONSOLE.print(f"{label}:")
-            briefly = ("--seconds", "0.2", "--rounds", "1") if options.short else ()
-            subprocess.run([python, HERE / "prediction.py", "--models", *files, *briefly], check=True)
+            turns = ("--seconds", str(2 * options.seconds), "--rounds", str(min(options.rounds, 3)))
+            subprocess.run([python, HERE / "prediction.py", "--models", *files, *turns], check=True)
     return True
 
 
