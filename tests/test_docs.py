@@ -21,7 +21,7 @@ TOOLS = {"int8_models.py", "loads.py", "export_networks.py", "relax_worker.py", 
 def test_every_benchmark_has_a_figure() -> None:
     benchmarks = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     quoted = set(re.findall(r"python benchmarks/(\w+\.py)", (ROOT / "docs/figures.md").read_text()))
-    assert quoted == benchmarks - TOOLS
+    assert benchmarks - TOOLS <= quoted <= benchmarks
 
 
 def test_files_that_pages_name_exist() -> None:
