@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,10 @@ def build_library(
             compile_module(model.name, mod, target, temporary, progress, host)
         return folder
 
-    return kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load_library, make, progress)
+    library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load_library, make, progress)
+    for line in slow_operators(library):
+        progress(f"{model.name} for {target}: {line}")
+    return library
 
 
 def compile_module(
@@ -167,8 +170,6 @@ def compile_module(
         raise
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
-    for line in slow_operators(flat, rules):
-        progress(f"{name} for {target}: {line}")
     constants = _write_constants(folder / "weights.bin", [each.numpy() for each in flat.constants])
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     saved = _Saved(
@@ -214,16 +215,16 @@ def _write_cuda(mod: tvm.IRModule, target: str, host: str, folder: Path, rules: 
     return flat
 
 
-def slow_operators(flat: FlatModule, rules: Mapping[str, str]) -> list[str]:
+def slow_operators(library: Library) -> list[str]:
     """Return a line for each kernel whose schedule failed, and for each kind of operator with much work and none."""
     lines = [
         f"the schedule of {function} failed, and it runs by a slower one: {rule}"
-        for function, rule in rules.items()
+        for function, rule in library.rules.items()
         if "failed" in rule
     ]
     slow: dict[str, list[int]] = {}
-    for kernel, call in zip(flat.kernels, flat.calls, strict=True):
-        if kernel.macs >= SLOW_MACS and rules[call.function].startswith(SLOW_RULES):
+    for kernel, call in zip(library.kernels, library.calls, strict=True):
+        if kernel.macs >= SLOW_MACS and library.rules[call.function].startswith(SLOW_RULES):
             kind = next((kind for kind, _ in kernel.operators if kind in call.function), kernel.operators[0][0])
             slow.setdefault(kind, []).append(kernel.macs)
     return lines + [
