@@ -43,6 +43,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import cache_folder
+from tvm_pipeline.tvm.installed_ir import installed_ir
 
 LIST = Path(__file__).parent / "zoo" / "models.tsv"
 LIMIT = 1e-3
@@ -138,9 +139,7 @@ def fed(inputs: Sequence[Tensor], described: str) -> Arrays:
 
 def compare(entry: Entry, model: Model, compiled: Any, target: str, frame: Arrays) -> list[np.ndarray]:
     """Return the outputs of the unsplit model, and report how far they are from another engine's."""
-    from tests.support.networks import whole_outputs
-
-    whole: list[np.ndarray] = whole_outputs(compiled, target, frame)
+    whole = unsplit(compiled, target, frame)
     reference = {"onnx": by_onnxruntime, "tflite": by_litert}[model.format]
     try:
         expected = reference(model, frame)
@@ -152,6 +151,19 @@ def compare(entry: Entry, model: Model, compiled: Any, target: str, frame: Array
         pairs = [each for pair in pairs for each in clear(*pair, int(entry.ranked))]
     report(difference=max(apart(*pair) for pair in pairs))
     return whole
+
+
+def unsplit(compiled: Any, target: str, frame: Arrays) -> list[np.ndarray]:
+    """Return the outputs of the unsplit model: by TVM's own executor with Relay, as one stage with Relax."""
+    if installed_ir() == "relay":
+        from tests.support.networks import whole_outputs
+
+        return whole_outputs(compiled, target, frame)
+    from tests.support.stages import model_outputs, run_stages
+    from tvm_pipeline.core.platform import Device
+
+    device, names = Device("cpu0", "host", (0,), target), [operator.name for operator in compiled.graph.operators]
+    return model_outputs(compiled, run_stages(compiled, [(names, device)], frame))
 
 
 def clear(one: np.ndarray, other: np.ndarray, column: int) -> list[tuple[np.ndarray, np.ndarray]]:
