@@ -14,7 +14,6 @@ library_cache.py    one process compiles a library, others wait for it, and dama
 machine_code.py     which processor the code of a library is for
 target_text.py      the target of a device as TVM's own
 tvm_errors.py       what TVM raises, and the reason in its messages
-stack_placement.py  the depth of the stack at which kernels are called
 devices/            devices with memory of their own: CUDA and OpenCL
 relay/              Relay and the graph executor it compiles for
 relax/              Relax, today's IR of TVM, whose slices are loops over compiled functions

@@ -35,6 +35,7 @@ build.py               a module becomes a Library for one target, kept in a cach
 several_targets.py     the libraries of one model for several targets, compiled at the same time
 slicing.py             a planned slice of a library becomes graph JSON
 executor.py            a slice that runs on CPU cores
+stack_placement.py     the depth of the stack at which kernels are called
 device_executor.py     a slice that runs on a device with memory of its own
 tuning/                the search for faster schedules of a library's kernels
 compiled.py            the compiled model, on `tvm/compiled_model.py`

@@ -20,7 +20,7 @@ from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
-from tvm_pipeline.tvm.stack_placement import PLACE_OF_NODE, placed
+from tvm_pipeline.tvm.relay.stack_placement import PLACE_OF_NODE, placed
 
 
 class HostArrays:

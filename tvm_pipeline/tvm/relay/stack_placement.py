@@ -6,6 +6,8 @@ differs. Spills that straddle cache lines cost 12 %. In one window of about 1 KB
 convolution's tile and cost 40-80 % (benchmarks/stack_placement.py draws the map). So this module chooses the offset: it
 passes an argument that the callee never reads by value on the stack, and the argument's size moves the callee's frame.
 That works on x86-64 Linux, where `getcontext` reads the stack pointer; elsewhere a call is a plain call.
+
+Kernels of TVM 0.27 do not need it: the depth moved their time by 2 to 4 %, on a machine with AVX-512.
 """
 
 from __future__ import annotations
