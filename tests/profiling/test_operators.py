@@ -82,6 +82,14 @@ def test_operators_are_scaled_to_the_whole_model_without_its_transfers(clock: Cl
     assert (cost.compute_s, cost.transfer_s) == pytest.approx((9 * MS, moved_s))
 
 
+def test_operators_without_a_fast_schedule_are_named_with_their_share(clock: Clock) -> None:
+    machine = chain_machine(clock, {"d0": (1 * MS, 3 * MS), "d1": (1 * MS, 3 * MS)}, between_s=MS)
+    machine.slow_operators = lambda device: ["op1"] if device.name == "d1" else []
+    (line,) = (line for line in measured(machine, fake_platform("d0", "d1")).warnings if "plain loops" in line)
+    assert line.startswith("device d1 computes op1 by plain loops")
+    assert "75%" in line
+
+
 @pytest.mark.parametrize("moving", [False, True])
 def test_what_a_device_does_not_compute_has_no_seconds(clock: Clock, moving: bool) -> None:
     """d1 leaves op1 out: it runs two stages, each with its own transfers and 3 ms between its operators."""

@@ -40,5 +40,7 @@ def test_a_failed_schedule_is_told_and_right(
     again: list[str] = []
     RelaxModel.compile(mixed_net(), [TARGET], lambda _: None, again.append)
     assert line in again, "what the cache has is told as well"
+    (slow,) = model.slow_operators(device)
+    assert slow.startswith("conv2d+")
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

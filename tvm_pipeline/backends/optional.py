@@ -57,3 +57,12 @@ def computed_by(compiled: CompiledModel, device: Device) -> list[str]:
     computes = getattr(compiled, "computes", None)
     computed = names if computes is None else set(computes(device))
     return [name for name in names if name in computed]
+
+
+def slow_operators(compiled: CompiledModel, device: Device) -> list[str]:
+    """Return the operators that a device computes without a fast schedule; none where the model has no such method.
+
+    A compiled model tells by `slow_operators(device)`. They are right, and a profile names them with their times.
+    """
+    found = getattr(compiled, "slow_operators", None)
+    return list(found(device)) if found else []

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.optional import slow_operators
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER, MOST_WAITED, observable
 from tvm_pipeline.profiling.estimates import Estimate
 from tvm_pipeline.profiling.rounds import Rounds
 from tvm_pipeline.profiling.timings import Believed, Timing, undisturbed
+
+MOST_NAMED = 4  # operators in a line
 
 
 def observations(rounds: Rounds) -> dict[str, str]:
@@ -46,6 +51,21 @@ def borrowed(group: Sequence[Device], found: Estimate, rounds: Rounds) -> list[s
                 f"{' and '.join(other.name for other in group if other != device)}"
             )
     return warnings
+
+
+def without_schedule(compiled: CompiledModel, devices: Mapping[Device, DeviceProfile]) -> list[str]:
+    """Return a line for each device on which operators run that no fast schedule serves, with their share of time."""
+    lines = []
+    for device, figures in devices.items():
+        slow = [name for name in slow_operators(compiled, device) if figures.seconds.get(name)]
+        share = sum(figures.seconds[name] or 0.0 for name in slow) / figures.whole_s if slow else 0.0
+        if slow:
+            more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+            lines.append(
+                f"device {device.name} computes {', '.join(slow[:MOST_NAMED])}{more} by plain loops, since no fast "
+                f"schedule serves them: {share:.0%} of the time of {compiled.graph.name}"
+            )
+    return lines
 
 
 def doubt(graph: str, group: Sequence[Device], found: Estimate, rounds: Rounds) -> tuple[float, str]:

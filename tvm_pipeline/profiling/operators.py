@@ -24,7 +24,7 @@ from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.profiling.device_bench import Bench
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.profiling.estimates import estimate
-from tvm_pipeline.profiling.evidence import borrowed, doubt, observations
+from tvm_pipeline.profiling.evidence import borrowed, doubt, observations, without_schedule
 from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.rounds import Rounds
 
@@ -92,7 +92,7 @@ def profile_model(
         devices={device.name: devices[device] for device in measurable},
         links=links,
         environment={**environment(backend.versions(), root), **observations(rounds)},
-        warnings=(*absent, *doubts),
+        warnings=(*absent, *doubts, *without_schedule(compiled, devices)),
     )
 
 

@@ -111,6 +111,15 @@ class Library:
         """Whether the kernel only shows its input under another shape, and nothing runs."""
         return self.views[kernel]
 
+    def slow_kernels(self) -> set[int]:
+        """Return the kernels whose schedule failed, and those with much work that no fast one serves."""
+        rules = [self.rules[call.function] for call in self.calls]
+        return {
+            index
+            for index, (kernel, rule) in enumerate(zip(self.kernels, rules, strict=True))
+            if "failed" in rule or (kernel.macs >= SLOW_MACS and rule.startswith(SLOW_RULES))
+        }
+
     def save(self, folder: Path) -> None:
         """Write the library into an existing folder."""
         for file in self.folder.iterdir():
@@ -223,10 +232,12 @@ def slow_operators(library: Library) -> list[str]:
         if "failed" in rule
     ]
     slow: dict[str, list[int]] = {}
-    for kernel, call in zip(library.kernels, library.calls, strict=True):
-        if kernel.macs >= SLOW_MACS and library.rules[call.function].startswith(SLOW_RULES):
-            kind = next((kind for kind, _ in kernel.operators if kind in call.function), kernel.operators[0][0])
-            slow.setdefault(kind, []).append(kernel.macs)
+    for index in sorted(library.slow_kernels()):
+        kernel, call = library.kernels[index], library.calls[index]
+        if "failed" in library.rules[call.function]:
+            continue
+        kind = next((kind for kind, _ in kernel.operators if kind in call.function), kernel.operators[0][0])
+        slow.setdefault(kind, []).append(kernel.macs)
     return lines + [
         f"{len(macs)} of the operator {kind} run by plain loops ({sum(macs) / 1e6:.1f} million multiply-adds): no fast "
         "schedule serves them"

@@ -56,6 +56,12 @@ class RelaxModel(TvmModel[Library]):
                 "`memory_bytes` in the platform file"
             ) from error
 
+    def slow_operators(self, device: Device) -> list[str]:
+        """Return the operators with much work that no fast schedule serves, in the graph's order."""
+        library, alignment = self._library(device)
+        slow = library.slow_kernels()
+        return [name for name, kernels in alignment.kernels.items() if slow.intersection(kernels)]
+
     def time_stage(self, operators: Sequence[str], device: Device, repeats: int) -> Seconds:
         plan = self.plan_slice(operators, device)
         runner = self.runnable_plan(plan, device)
