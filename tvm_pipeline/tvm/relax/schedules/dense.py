@@ -70,20 +70,13 @@ def compute_batch(left: te.Tensor, right: te.Tensor, lanes: int) -> te.Tensor:
     def number(n: Any, j: Any, term: Any, lane: Any) -> Any:
         return right[n, term, j * block + lane]
 
+    numbers: Callable[..., Any] = number
     if columns % block:
         zero = tirx.const(0, right.dtype)
-        panels = te.compute(
+        numbers = te.compute(
             (batches, blocks, terms, block),
             lambda n, j, term, lane: tirx.if_then_else(j * block + lane < columns, number(n, j, term, lane), zero),
             name=PANELS,
-        )
-        return _product(
-            (batches, rows, columns),
-            terms,
-            blocks,
-            block,
-            lambda at, term: left(*at, term),
-            lambda n, *at: panels(*n, *at),
         )
     return _product(
         (batches, rows, columns),
@@ -91,7 +84,7 @@ def compute_batch(left: te.Tensor, right: te.Tensor, lanes: int) -> te.Tensor:
         blocks,
         block,
         lambda at, term: left(*at, term),
-        lambda n, *at: number(*n, *at),
+        lambda n, *at: numbers(*n, *at),
     )
 
 
