@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,9 @@ from tvm_pipeline.tvm.tvm_errors import reason
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
 FORMAT = 2  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+
+
+BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
 
 
 class _Constant(msgspec.Struct, frozen=True):
@@ -106,6 +109,21 @@ class Library:
         if name not in self._functions:
             self._functions[name] = self.module[name]
         return self._functions[name]
+
+    def bound(self, kernels: Sequence[int], tensors: Mapping[Entry, Any], weight: Callable[[int], Any]) -> BoundCalls:
+        """Return the calls of kernels, each with all that it reads and writes.
+
+        Args:
+            tensors: of each entry that the kernels read or write.
+            weight: gives a constant where the kernels run.
+        """
+        calls: BoundCalls = []
+        for kernel in kernels:
+            call = self.calls[kernel]
+            given = [weight(each) if isinstance(each, int) else tensors[each] for each in call.arguments]
+            made = [tensors[kernel, index] for index in range(len(self.kernels[kernel].outputs))]
+            calls.append((self.function(call.function), (*given, *made)))
+        return calls
 
     def is_reshape(self, kernel: int) -> bool:
         """Whether the kernel only shows its input under another shape, and nothing runs."""

@@ -12,7 +12,7 @@ lock in each call, so stages run at the same time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,10 @@ import tvm_ffi
 from tvm_pipeline.backends.contract import Array, Seconds
 from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
-from tvm_pipeline.tvm.relax.build import Library
+from tvm_pipeline.tvm.relax.build import BoundCalls, Library
 from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape
 
 _MOST_KEPT = 64  # sets of buffers whose calls are kept: a stage has a few slots, which come round again
-
-_Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 class Slice:
@@ -39,7 +37,7 @@ class Slice:
         self._arena = aligned_empty((max(plan.activation_bytes, 1),), "uint8")
         self._running = [call.kernel for call in plan.calls if not call.is_view]
         self._in_arena = {entry: tvm_ffi.from_dlpack(self._view(entry)) for entry in plan.offsets}
-        self._bound: dict[tuple[int, ...], tuple[Sequence[Array], _Calls]] = {}
+        self._bound: dict[tuple[int, ...], tuple[Sequence[Array], BoundCalls]] = {}
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`, in the order and with the shapes of the ports."""
@@ -57,7 +55,7 @@ class Slice:
             seconds[index] = now() - begin
         return seconds
 
-    def calls(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Calls:
+    def calls(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> BoundCalls:
         """Return the calls that read and write these buffers."""
         buffers = (*inputs, *outputs)
         key = tuple(map(id, buffers))
@@ -68,20 +66,14 @@ class Slice:
             known = self._bound[key] = buffers, self._bind(inputs, outputs)
         return known[1]
 
-    def _bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Calls:
+    def _bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> BoundCalls:
         plan, library = self._plan, self._library
         tensors: dict[Entry, Any] = dict(self._in_arena)
         for entry, index in plan.read_from.items():
             tensors[entry] = tvm_ffi.from_dlpack(inputs[index].reshape(plan.imports[index][1]))
         for entry, index in plan.written.items():
             tensors[entry] = tvm_ffi.from_dlpack(outputs[index].reshape(entry_shape(library, entry)))
-        calls: _Calls = []
-        for kernel in self._running:
-            call = library.calls[kernel]
-            given = [library.tensors[each] if isinstance(each, int) else tensors[each] for each in call.arguments]
-            made = [tensors[kernel, index] for index in range(len(library.kernels[kernel].outputs))]
-            calls.append((library.function(call.function), (*given, *made)))
-        return calls
+        return library.bound(self._running, tensors, library.tensors.__getitem__)
 
     def _copy_out(self, outputs: Sequence[Array]) -> None:
         for index, entry in self._plan.copied.items():

@@ -12,7 +12,7 @@ None of this was ever run on a real GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,14 +29,12 @@ from tvm_pipeline.tvm.devices.releasing import keep_where_lost, release_with
 from tvm_pipeline.tvm.devices.targets import index_of, kind_of
 from tvm_pipeline.tvm.devices.tvm_arrays import empty
 from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
-from tvm_pipeline.tvm.relax.build import Library
+from tvm_pipeline.tvm.relax.build import BoundCalls, Library
 from tvm_pipeline.tvm.relax.cuda_kernels import check_code, ready_to_run
 from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape
 from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
 _MOST_KEPT = 64  # sets of arrays whose calls are kept
-
-_Calls = list[tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
 def weights_on(library: Library, target: str) -> DeviceParams:
@@ -66,7 +64,7 @@ class CudaSlice:
         self._arena = empty((max(plan.activation_bytes, 1),), "uint8", self._device)
         self._running = [call.kernel for call in plan.calls if not call.is_view]
         self._in_arena = {entry: self._part(entry) for entry in plan.offsets}
-        self._kept: dict[tuple[int, ...], tuple[list[Any], _Calls]] = {}
+        self._kept: dict[tuple[int, ...], tuple[list[Any], BoundCalls]] = {}
         # What stands on the device for each input and then each output; None for an output that has its place there.
         self._crossing: list[Any] = [None] * (len(plan.inputs) + len(plan.outputs))
         mirrors, count = mirrors_on(self._device), len(plan.inputs)
@@ -122,7 +120,7 @@ class CudaSlice:
             seconds[index] = now() - begin
         return seconds
 
-    def _begin(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Calls:
+    def _begin(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> BoundCalls:
         """Give the arrays to the device, the inputs with their values, and return the calls on them."""
         for crossing, array in zip((*self._received, *self._sent), (*inputs, *outputs), strict=True):
             crossing.use(array)
@@ -146,19 +144,13 @@ class CudaSlice:
             sent.mirror.end(copied=sent.copied)
         self._device.sync()
 
-    def _calls(self) -> _Calls:
+    def _calls(self) -> BoundCalls:
         """Return the functions and their tensors for what stands on the device now."""
         plan, library, count = self._plan, self._library, len(self._plan.inputs)
         tensors: dict[Entry, Any] = dict(self._in_arena)
         tensors |= {entry: self._crossing[index] for entry, index in plan.read_from.items()}
         tensors |= {entry: self._crossing[count + index] for entry, index in plan.written.items()}
-        calls: _Calls = []
-        for kernel in self._running:
-            call = library.calls[kernel]
-            given = [self._weights[each] if isinstance(each, int) else tensors[each] for each in call.arguments]
-            made = [tensors[kernel, index] for index in range(len(library.kernels[kernel].outputs))]
-            calls.append((library.function(call.function), (*given, *made)))
-        return calls
+        return library.bound(self._running, tensors, self._weights.__getitem__)
 
     def _part(self, entry: Entry) -> Any:
         shape, dtype = entry_shape(self._library, entry), entry_dtype(self._library, entry)
