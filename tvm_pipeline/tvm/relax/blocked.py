@@ -177,12 +177,11 @@ class _Rewriting:
             else:
                 inner = _block(self._current(data)) or channel_block(channels, self._lanes)
                 given = self._blocked(data, inner)
-            packed = _packed(weights, inner, block)
+            packed = conv2d.packed(weights, inner, block)
             return self._anchor(conv2d, given, packed, block, "conv2d", options)
         if groups == channels == outputs:
             given = self._blocked(data, block)
-            packed = weights.reshape(outputs // block, block, *weights.shape[2:]).transpose(0, 2, 3, 1)
-            return self._anchor(depthwise, given, packed, block, "conv2d", options)
+            return self._anchor(depthwise, given, depthwise.packed(weights, block), block, "conv2d", options)
         return self._grouped(call, weights, groups, options)
 
     def _anchor(
@@ -305,13 +304,6 @@ def _block(layout: str) -> int:
 def _blocked_array(array: np.ndarray, block: int) -> np.ndarray:
     n, channels, height, width = array.shape
     return array.reshape(n, channels // block, block, height, width).transpose(0, 1, 3, 4, 2)
-
-
-def _packed(weights: np.ndarray, inner: int, outer: int) -> np.ndarray:
-    """Return weights OIHW as (O/outer, I/inner, H, W, inner, outer)."""
-    outputs, inputs, height, width = weights.shape
-    split = weights.reshape(outputs // outer, outer, inputs // inner, inner, height, width)
-    return split.transpose(0, 2, 4, 5, 3, 1)
 
 
 def _transform(data: Any, source: str, target: str) -> Any:

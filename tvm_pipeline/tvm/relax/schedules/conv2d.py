@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 from tvm import s_tir, te, tirx
 
 from tvm_pipeline.tvm.relax.schedules import lowering
@@ -21,6 +22,18 @@ from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, output, padding, sha
 from tvm_pipeline.tvm.tiles import Tile, register_tile
 
 NAME = "conv2d"
+
+
+def packed(weights: np.ndarray, in_block: int, block: int) -> np.ndarray:
+    """Return the kernel (blocks, input blocks, rows, columns, input channels of a block, channels of a block).
+
+    Args:
+        weights: (channels, input channels, kernel rows, kernel columns).
+        in_block, block: channels in a block of the input and of the output.
+    """
+    channels, read, *window = weights.shape
+    parted = weights.reshape(channels // block, block, read // in_block, in_block, *window)
+    return np.ascontiguousarray(parted.transpose(0, 2, 4, 5, 3, 1))
 
 
 def compute(

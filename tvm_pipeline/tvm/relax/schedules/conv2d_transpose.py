@@ -25,6 +25,7 @@ import numpy as np
 from tvm import s_tir, te, tirx, topi
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_pipeline.tvm.relax.schedules import conv2d
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 from tvm_pipeline.tvm.relax.schedules.epilogue import PAD, RULE, output, padding, shape_of
 from tvm_pipeline.tvm.tiles import Phases, register_tile
@@ -65,9 +66,7 @@ def packed(weights: np.ndarray, in_block: int, block: int) -> np.ndarray:
         weights: (input channels, channels, kernel rows, kernel columns).
         in_block, block: channels in a block of the input and of the output.
     """
-    read, channels, *window = weights.shape
-    parted = weights.reshape(read // in_block, in_block, channels // block, block, *window)
-    return np.ascontiguousarray(parted.transpose(2, 0, 4, 5, 1, 3))
+    return conv2d.packed(weights.transpose(1, 0, 2, 3), in_block, block)
 
 
 def compute(

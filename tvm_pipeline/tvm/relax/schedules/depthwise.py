@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from tvm import s_tir, te, topi
 
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
@@ -23,6 +24,12 @@ from tvm_pipeline.tvm.tiles import band_rule
 
 NAME = "depthwise"
 MOST_UNROLLED = 512  # multiply-adds in a row: beyond, the code leaves the cache of instructions
+
+
+def packed(weights: np.ndarray, block: int) -> np.ndarray:
+    """Return the kernel (blocks, rows, columns, channels of a block) of weights (channels, 1, rows, columns)."""
+    channels, _, *window = weights.shape
+    return np.ascontiguousarray(weights.reshape(channels // block, block, *window).transpose(0, 2, 3, 1))
 
 
 def compute(
