@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.contract import Array, Port
 from tvm_pipeline.tvm.devices.device_arrays import part
 from tvm_pipeline.tvm.devices.mirrors import Mirror, Mirrors
 from tvm_pipeline.tvm.devices.tvm_arrays import empty
@@ -67,3 +67,39 @@ class Crossing:
         if self._own is None:  # serves all arrays that are copied
             self._own = empty((array.nbytes,), "uint8", self._mirrors.device)
         return self._mirrors.copied(array, self._own)
+
+
+class SliceOnDevice:
+    """What slices on a device share, whatever runs them: their tensors cross the cut in the same way."""
+
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    _device: Any
+    _received: list[Crossing]
+    _sent: list[Crossing]
+
+    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
+        """Have a tensor that crosses the cut stay on the device, as `Keeper.keep` describes."""
+        names = [port.name for port in (*self.inputs, *self.outputs)]
+        return (*self._received, *self._sent)[names.index(tensor)].keep(arrays, copied)
+
+    def set_buffers(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Use these arrays, and give them to the device."""
+        for crossing, array in zip((*self._received, *self._sent), (*inputs, *outputs), strict=True):
+            crossing.use(array)
+        self.give_to_device()
+
+    def give_to_device(self) -> None:
+        """Give the arrays of `set_buffers` to the device, the inputs with their values."""
+        for received in self._received:
+            received.mirror.begin(copied=received.copied)
+        for sent in self._sent:
+            sent.mirror.begin(copied=False)
+
+    def give_to_host(self) -> None:
+        """Wait until the run has ended, and the host has the outputs."""
+        for received in self._received:
+            received.mirror.end(copied=False)
+        for sent in self._sent:
+            sent.mirror.end(copied=sent.copied)
+        self._device.sync()

@@ -21,7 +21,7 @@ import tvm
 
 from tvm_pipeline.backends.contract import Array, Seconds
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.tvm.devices.crossings import Crossing
+from tvm_pipeline.tvm.devices.crossings import Crossing, SliceOnDevice
 from tvm_pipeline.tvm.devices.cuda_events import device_clock
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
@@ -48,7 +48,7 @@ def weights_on(library: Library, target: str) -> DeviceParams:
     return DeviceParams(dict(enumerate(library.constants)), tvm.runtime.device(kind_of(target), index_of(target)))
 
 
-class CudaSlice:
+class CudaSlice(SliceOnDevice):
     """A runnable slice. Not thread-safe: one thread runs it.
 
     Args:
@@ -83,11 +83,6 @@ class CudaSlice:
                 place = part(self._arena, plan.offsets[own], (size,), "uint8")
                 self._sent.append(Crossing(shape, port.dtype, mirrors, None, place))
 
-    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
-        """Have a tensor that crosses the cut stay on the device, as `Keeper.keep` describes."""
-        names = [port.name for port in (*self.inputs, *self.outputs)]
-        return (*self._received, *self._sent)[names.index(tensor)].keep(arrays, copied)
-
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`; both are arrays of the host.
 
@@ -97,7 +92,7 @@ class CudaSlice:
         try:
             for function, tensors in self._begin(inputs, outputs):
                 function(*tensors)
-            self._end()
+            self.give_to_host()
         except TVMError as error:
             keep_where_lost(self._device)
             raise RunError(f"a kernel or a copy failed: {reason(error)}") from error
@@ -122,12 +117,7 @@ class CudaSlice:
 
     def _begin(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> BoundCalls:
         """Give the arrays to the device, the inputs with their values, and return the calls on them."""
-        for crossing, array in zip((*self._received, *self._sent), (*inputs, *outputs), strict=True):
-            crossing.use(array)
-        for received in self._received:
-            received.mirror.begin(copied=received.copied)
-        for sent in self._sent:
-            sent.mirror.begin(copied=False)
+        self.set_buffers(inputs, outputs)
         key = tuple(map(id, self._crossing))
         known = self._kept.get(key)
         if known is None:
@@ -135,14 +125,6 @@ class CudaSlice:
                 self._kept.clear()
             known = self._kept[key] = list(self._crossing), self._calls()
         return known[1]
-
-    def _end(self) -> None:
-        """Wait until the run has ended, and the host has the outputs."""
-        for received in self._received:
-            received.mirror.end(copied=False)
-        for sent in self._sent:
-            sent.mirror.end(copied=sent.copied)
-        self._device.sync()
 
     def _calls(self) -> BoundCalls:
         """Return the functions and their tensors for what stands on the device now."""

@@ -15,7 +15,7 @@ import tvm
 
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.tvm.devices.crossings import Crossing
+from tvm_pipeline.tvm.devices.crossings import Crossing, SliceOnDevice
 from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.releasing import release_with
@@ -25,7 +25,7 @@ from tvm_pipeline.tvm.relay.slicing import SliceGraph
 from tvm_pipeline.tvm.tvm_errors import reason
 
 
-class DeviceSlice:
+class DeviceSlice(SliceOnDevice):
     """A runnable slice. Not thread-safe: one thread runs it."""
 
     def __init__(self, library: Library, graph: SliceGraph, params: DeviceParams, *, debug: bool = False) -> None:
@@ -75,32 +75,6 @@ class DeviceSlice:
             return self._params[name]
         shape, dtype = self.graph.shapes[entry], self.graph.dtypes[entry]
         return part(self._arena, self.graph.offsets.get(entry, 0), shape, dtype)
-
-    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
-        """Have a tensor that crosses the cut stay on the device, as `Keeper.keep` describes."""
-        names = [port.name for port in (*self.inputs, *self.outputs)]
-        return (*self._received, *self._sent)[names.index(tensor)].keep(arrays, copied)
-
-    def set_buffers(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Have the executor use these arrays, and give them to the device."""
-        for crossing, array in zip((*self._received, *self._sent), (*inputs, *outputs), strict=True):
-            crossing.use(array)
-        self.give_to_device()
-
-    def give_to_device(self) -> None:
-        """Give the arrays of `set_buffers` to the device, the inputs with their values."""
-        for received in self._received:
-            received.mirror.begin(copied=received.copied)
-        for sent in self._sent:
-            sent.mirror.begin(copied=False)
-
-    def give_to_host(self) -> None:
-        """Wait until the run has ended, and the host has the outputs."""
-        for received in self._received:
-            received.mirror.end(copied=False)
-        for sent in self._sent:
-            sent.mirror.end(copied=sent.copied)
-        self._device.sync()
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`; both are arrays of the host.
