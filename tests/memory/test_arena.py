@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -245,3 +246,25 @@ def test_what_minimalloc_cannot_hold(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot read"):
         read_minimalloc(tmp_path / "none.csv")
     assert not (tmp_path / "net.csv").exists()
+
+
+def test_tensors_of_a_block_keep_their_distances() -> None:
+    """The second tensor of the block moves the first one up, since what it would meet is alive at the same time."""
+    tensors = [Lifetime(0, 3, 128), Lifetime(2, 2, 64, "", "block", 0), Lifetime(2, 3, 64, "", "block", 64)]
+    for offsets, arena in (plan_arena(tensors), exact_of(tensors)):
+        check_layout(tensors, offsets, arena)
+        assert offsets[2] == offsets[1] + 64
+        assert arena == 256
+
+
+def test_a_gap_in_a_block_is_free() -> None:
+    tensors = [Lifetime(0, 1, 64, "", "block", -64), Lifetime(0, 1, 64, "", "block", 64), Lifetime(0, 0, 64)]
+    for offsets, arena in (plan_arena(tensors), exact_of(tensors)):
+        check_layout(tensors, offsets, arena)
+        assert offsets[1] == offsets[0] + 128
+        assert arena == 192
+
+
+def exact_of(tensors: list[Lifetime]) -> tuple[Sequence[int], int]:
+    layout = exact_layout(tensors)
+    return layout.offsets, layout.arena_bytes

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.memory.memory_graph import MemoryGraph, check_order
@@ -24,12 +24,20 @@ ALIGNMENT = 64  # TVM allocates with it, and compiled kernels rely on it
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A tensor alive from step `first` to step `last`, both included."""
+    """A tensor alive from step `first` to step `last`, both included.
+
+    Attributes:
+        block: tensors of one block keep their distances: each begins `begin` bytes behind a point that they share. Two
+            of them never overlap while both are alive. None where a tensor can lie anywhere.
+        begin: a multiple of the alignment; it may be negative.
+    """
 
     first: int
     last: int
     bytes: int
     name: str = ""
+    block: Hashable = None
+    begin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,32 +127,57 @@ def plan_arena(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> tuple
     taken once from the first step on and once from the last step back, and the smaller arena is the answer. Therefore
     a chain whose tensors only shrink, or only grow, takes no more than is alive at the same time.
     """
-    sizes = _sizes(tensors, alignment)
-    forward = sorted(range(len(sizes)), key=lambda i: (-sizes[i], tensors[i].first))
-    backward = sorted(range(len(sizes)), key=lambda i: (-sizes[i], -tensors[i].last))
-    arenas = [_place(tensors, sizes, order) for order in (forward, backward)]
+    sizes, blocks = _sizes(tensors, alignment), _blocks(tensors)
+    extents = [max(tensors[i].begin + sizes[i] for i in block) - tensors[block[0]].begin for block in blocks]
+    firsts = [min(tensors[i].first for i in block) for block in blocks]
+    lasts = [max(tensors[i].last for i in block) for block in blocks]
+    forward = sorted(range(len(blocks)), key=lambda i: (-extents[i], firsts[i]))
+    backward = sorted(range(len(blocks)), key=lambda i: (-extents[i], -lasts[i]))
+    arenas = [_place(tensors, sizes, [blocks[i] for i in order]) for order in (forward, backward)]
     return min(arenas, key=lambda arena: arena[1])
+
+
+def _blocks(tensors: Sequence[Lifetime]) -> list[list[int]]:
+    """Return the tensors of each block, those that begin first in front; a tensor of no block is one by itself."""
+    blocks: dict[Hashable, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        blocks.setdefault(("alone", index) if tensor.block is None else ("block", tensor.block), []).append(index)
+    return [sorted(block, key=lambda index: tensors[index].begin) for block in blocks.values()]
 
 
 def _sizes(tensors: Sequence[Lifetime], alignment: int) -> list[int]:
     return [-(-tensor.bytes // alignment) * alignment for tensor in tensors]
 
 
-def _place(tensors: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], int]:
-    """Put each tensor of `order` at the lowest offset that is free while it is alive."""
+def _place(tensors: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[Sequence[int]]) -> tuple[list[int], int]:
+    """Put each block of `order` at the lowest offset where all its tensors are free while they are alive."""
     offsets = [0] * len(tensors)
     placed: list[tuple[int, int, Lifetime]] = []  # (offset, end, lifetime), by offset
-    for index in order:
-        tensor, size, offset = tensors[index], sizes[index], 0
-        for start, end, other in placed:
-            if tensor.last < other.first or other.last < tensor.first:
-                continue
-            if offset + size <= start:
-                break
-            offset = max(offset, end)
-        offsets[index] = offset
-        insort(placed, (offset, offset + size, tensor), key=itemgetter(0))
+    for block in order:
+        lowest = tensors[block[0]].begin
+        start, moved = 0, True
+        while moved:  # another tensor of the block may have been free at a lower start only
+            moved = False
+            for index in block:
+                tensor, behind = tensors[index], tensors[index].begin - lowest
+                offset = _lowest(placed, tensor, sizes[index], start + behind)
+                moved |= offset > start + behind and len(block) > 1
+                start = offset - behind
+        for index in block:
+            offsets[index] = start + tensors[index].begin - lowest
+            insort(placed, (offsets[index], offsets[index] + sizes[index], tensors[index]), key=itemgetter(0))
     return offsets, max((end for _, end, _ in placed), default=0)
+
+
+def _lowest(placed: Sequence[tuple[int, int, Lifetime]], tensor: Lifetime, size: int, offset: int) -> int:
+    """Return the lowest offset from `offset` on that is free while a tensor is alive."""
+    for start, end, other in placed:
+        if tensor.last < other.first or other.last < tensor.first:
+            continue
+        if offset + size <= start:
+            break
+        offset = max(offset, end)
+    return offset
 
 
 def exact_layout(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT, time_limit_s: float = 10) -> Layout:
@@ -170,20 +203,22 @@ def _packed(
     # The import of ortools takes a second, and few layouts need it.
     from tvm_pipeline.solvers.cpsat import library, search
 
-    unit = math.gcd(*sizes)
+    unit = math.gcd(*sizes, *(tensor.begin for tensor in tensors))
     model = library().CpModel()
     height = model.new_int_var(bound // unit, arena // unit, "")
-    starts, steps, spaces = [], [], []
-    for tensor, size, offset in zip(tensors, sizes, offsets, strict=True):
-        if not size:
-            starts.append(model.new_constant(0))
-            continue
-        start = model.new_int_var(0, (arena - size) // unit, "")
-        model.add_hint(start, offset // unit)
-        model.add(start + size // unit <= height)
-        starts.append(start)
-        steps.append(model.new_fixed_size_interval_var(tensor.first, tensor.last + 1 - tensor.first, ""))
-        spaces.append(model.new_fixed_size_interval_var(start, size // unit, ""))
+    starts: list[Any] = [0] * len(tensors)
+    steps, spaces = [], []
+    for block in _blocks(tensors):
+        lowest = block[0]
+        first = model.new_int_var(0, arena // unit, "")
+        model.add_hint(first, offsets[lowest] // unit)
+        for index in block:
+            tensor, size = tensors[index], sizes[index]
+            starts[index] = start = first + (tensor.begin - tensors[lowest].begin) // unit
+            model.add(start + size // unit <= height)
+            if size:
+                steps.append(model.new_fixed_size_interval_var(tensor.first, tensor.last + 1 - tensor.first, ""))
+                spaces.append(model.new_fixed_size_interval_var(start, size // unit, ""))
     model.add_no_overlap_2d(steps, spaces)
     model.add_hint(height, arena // unit)
     model.minimize(height)
