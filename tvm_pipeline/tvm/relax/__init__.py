@@ -27,6 +27,7 @@ schedules/            schedules of our own for CPU cores
 gpu_schedules.py      schedules for GPUs: ours of convolutions, TVM's of the rest
 gpu_conv2d.py         a convolution on a GPU
 gpu_tiles.py          the tiles of a convolution on a GPU
+concatenations_apart.py  concatenations are kernels of their own, which slices do in place
 kernel_passes.py      the passes in their order
 kernel_walkers.py     the kernels of a module: what each computes, and on what
 build.py              a module becomes a Library for one target, kept in a cache

@@ -8,6 +8,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_pipeline.tvm.relax.blocked import BlockedLayout
+from tvm_pipeline.tvm.relax.concatenations_apart import ConcatenationsApart
 from tvm_pipeline.tvm.relax.legalizations import legalizations
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 from tvm_pipeline.tvm.relax.schedules import scheduled
@@ -17,8 +18,11 @@ from tvm_pipeline.tvm.relax.simplify import simplified
 IS_SCHEDULED = "tirx.is_scheduled"  # of a function; TVM's own schedules for GPUs write and heed it
 
 
-def fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel."""
+def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False) -> tvm.IRModule:
+    """Return a simplified module as calls of fused functions, each of which FuseTIR will make a kernel.
+
+    With `apart` concatenations that slices can do in place are kernels of their own; see `ConcatenationsApart`.
+    """
     cores = cores_of(target)
     with target:
         return tvm.transform.Sequential(
@@ -26,6 +30,7 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
                 BlockedLayout(cores),
                 relax.transform.LegalizeOps(legalizations(cores)),
                 relax.transform.AnnotateTIROpPattern(),
+                *([ConcatenationsApart()] if apart else []),
                 relax.transform.FuseOps(),
             ]
         )(mod)

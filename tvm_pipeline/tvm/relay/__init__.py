@@ -20,6 +20,7 @@ pad_channels.py        convolutions get as many channels as fill vectors
 lowered_int8.py        quantised operators as those that compute them, with less between two convolutions
 int8.py                products of int8 that build and are exact on every x86
 refused_lets.py        values that LLVM refuses under a name stand where they are used
+concatenations_apart.py  concatenations are kernels of their own, which slices do in place
 splits.py              splits that may stand between blocked layouts
 kernel_walkers.py      two walkers: the kernels of a library, and those of a fused module
 macs.py                names and work of Relay operators

@@ -24,6 +24,7 @@ import numpy as np
 import tvm
 from tvm import autotvm, relay
 
+from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
 from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Array, Out
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
@@ -66,10 +67,13 @@ def fast_build(
     params: Any = None,
     choices: AnyChoices | None = None,
     instruments: Sequence[Any] = (),
+    *,
+    apart: bool = False,
 ) -> Any:
-    """``relay.build`` as :func:`building` has it."""
+    """``relay.build`` as :func:`building` has it; with `apart` slices can do concatenations in place."""
     with building(choices, instruments):
-        return relay.build(lowered_int8(SplitByIndices()(mod), target, params), target, params=params)
+        lowered = lowered_int8(SplitByIndices()(mod), target, params)
+        return relay.build(ConcatenationsApart()(lowered) if apart else lowered, target, params=params)
 
 
 @contextmanager
