@@ -1,7 +1,7 @@
 """A planned slice computes what its operators do, from an arena in which nothing that is still read is overwritten.
 
-Libraries are made up at random, with worse glue than TVM's. A plan is carried out on symbols: an arena of blocks knows
-which entry wrote each of them last.
+Libraries are made up at random, with worse glue than TVM's. A plan is carried out on symbols: the arena and the outputs
+are blocks, and each block holds the symbol of what was written there last.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.tvm.test_numbering import library, random_fusion, random_network
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.tvm.alignment import align
-from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, tensor_bytes
-from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape, plan_slice
+from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, entry_bytes, entry_shape
+from tvm_pipeline.tvm.slice_plan import SlicePlan, plan_slice
 
 INPUTS = tuple(Tensor(f"x{index}", (1, 4, 4, 4)) for index in range(2))
 BLOCK = 64
@@ -36,11 +36,15 @@ class Kernels:
     own: list[list[int]]
     heads: list[Entry]
     views: set[int]
+    replaces: dict[int, tuple[Entry, ...]]
     target: str = "any"
     inputs: tuple[Tensor, ...] = INPUTS
 
     def is_reshape(self, kernel: int) -> bool:
         return kernel in self.views
+
+    def overwrites(self, kernel: int) -> tuple[Entry, ...]:
+        return self.replaces.get(kernel, ())
 
     def made(self, kernel: int, reads: Sequence[Symbol]) -> list[Symbol]:
         """Return what a kernel makes of what it reads."""
@@ -65,10 +69,13 @@ class Kernels:
 
 
 def random_library(draw: Random) -> Kernels:
-    """Return a library with glue of several inputs, and with views of every third tensor that is read."""
+    """Return a library with glue of several inputs, and with views of every third tensor that is read.
+
+    Some kernels are concatenations, and some may overwrite what they read.
+    """
     network = random_network(draw)
     given_, own_, heads = library(network, random_fusion(network, draw), draw, tangled=True)
-    one = Kernels([], [], [], set())
+    one = Kernels([], [], [], set(), {})
     index_of: dict[int, int] = {-1: -1}
 
     def shown(entry: Entry) -> Entry:
@@ -76,56 +83,101 @@ def random_library(draw: Random) -> Kernels:
         if draw.random() > 0.3:
             return known
         one.views.add(len(one.kernels))
-        one.kernels.append(Kernel((), (), (known,), (Output((4, 16), "float32", "", Source(None, 0)),), 0, 0))
+        shape = (entry_bytes(one, known) // 64, 16)
+        one.kernels.append(Kernel((), (), (known,), (Output(shape, "float32", "", Source(None, 0)),), 0, 0))
         one.own.append([])
         return len(one.kernels) - 1, 0
 
     for index, kernel in enumerate(given_):
         reads = tuple(map(shown, kernel.reads))
         index_of[index] = len(one.kernels)
-        one.kernels.append(replace(kernel, reads=reads))
+        one.kernels.append(_concatenation(one, replace(kernel, reads=reads), draw))
         one.own.append(own_[index])
+        if len(kernel.outputs) == 1 and one.kernels[-1].operators and draw.random() < 0.6:
+            one.replaces[len(one.kernels) - 1] = tuple(draw.sample(reads, draw.randint(0, len(reads))))
     one.heads += map(shown, heads)
     return one
 
 
+def _concatenation(one: Kernels, kernel: Kernel, draw: Random) -> Kernel:
+    """Return a kernel, or a concatenation in its place; what it gives follows from the shapes of what it reads."""
+    plain = len(kernel.operators) == 1 == len(kernel.outputs) and kernel.reads and draw.random() < 0.6
+    if kernel.operators and plain and all(source.index >= 0 for source in kernel.arguments[0]):
+        shapes = [entry_shape(one, entry) for entry in kernel.reads]
+        if {len(shape) for shape in shapes} == {4}:
+            shape = (1, sum(shape[1] for shape in shapes), 4, 4)
+            made = replace(kernel.outputs[0], shape=shape)
+            return replace(kernel, operators=(("concatenate", 16 * shape[1]),), outputs=(made,))
+    if not kernel.operators:  # glue shows one of what it reads
+        shown = kernel.outputs[0]
+        return replace(kernel, outputs=(replace(shown, shape=entry_shape(one, kernel.reads[shown.source.index])),))
+    return kernel
+
+
+def content(of: Kernels, entry: Entry, symbol: Symbol) -> list[Any]:
+    """Return what each block of an entry holds: the blocks of its parts for a concatenation, else its own, numbered."""
+    kernel = of.kernels[entry[0]] if entry[0] >= 0 else None
+    if kernel is not None and kernel.is_glue:
+        return content(of, kernel.reads[kernel.outputs[entry[1]].source.index], symbol)
+    if kernel is not None and [name for name, _ in kernel.operators] == ["concatenate"]:
+        parts = zip(kernel.reads, symbol[1][1:], strict=True)
+        return [block for read, of_part in parts for block in content(of, read, of_part)]
+    return [(symbol, number) for number in range(entry_bytes(of, entry) // BLOCK)]
+
+
 def carried_out(plan: SlicePlan, of: Kernels, frame: Sequence[Symbol]) -> list[Symbol]:
     """Return the outputs of a slice, in an arena that tells where something is read that was overwritten."""
-    owner: list[Entry | None] = [None] * (plan.activation_bytes // BLOCK)
+    arena: list[Any] = [None] * (plan.activation_bytes // BLOCK)
+    results: list[list[Any]] = [[None] * (entry_bytes(of, entry) // BLOCK) for entry in plan.exports]
     held: dict[Entry, Symbol] = {}
 
-    def blocks(entry: Entry) -> range:
-        size = tensor_bytes(entry_shape(of, entry), entry_dtype(of, entry))
-        assert plan.offsets[entry] % BLOCK == 0
-        assert plan.offsets[entry] + size <= plan.activation_bytes
-        return range(plan.offsets[entry] // BLOCK, (plan.offsets[entry] + size) // BLOCK)
+    def blocks(entry: Entry) -> tuple[list[Any], slice]:
+        below = plan.views.get(entry, entry)
+        if below in plan.written:
+            where, begin = results[plan.written[below]], 0
+        elif entry in plan.within:
+            output, begin = plan.within[entry]
+            where = results[output]
+        else:
+            where, begin = arena, plan.offsets[entry]
+        size = entry_bytes(of, entry)
+        assert begin % BLOCK == 0
+        assert 0 <= begin <= begin + size <= len(where) * BLOCK
+        return where, slice(begin // BLOCK, (begin + size) // BLOCK)
 
     def read(entry: Entry) -> Symbol:
         if entry in plan.read_from:
             return frame[plan.read_from[entry]]
-        below = plan.views.get(entry, entry)
-        if below not in plan.written:
-            assert {owner[block] for block in blocks(entry)} == {below}, f"{entry} was overwritten"
-        return held[below]
+        where, at = blocks(entry)
+        symbol = held[plan.views.get(entry, entry)]
+        assert where[at] == content(of, entry, symbol), f"{entry} was overwritten"
+        return symbol
 
     for call in plan.calls:
-        assert call.is_view == of.is_reshape(call.kernel)
-        if call.is_view:
-            continue
         kernel = of.kernels[call.kernel]
+        is_joined = call.is_view and not of.is_reshape(call.kernel)
+        assert call.is_view or not of.is_reshape(call.kernel)
+        assert not is_joined or kernel.operators[0][0] == "concatenate"
+        if of.is_reshape(call.kernel):
+            continue
         for field, symbol in enumerate(of.made(call.kernel, [read(entry) for entry in kernel.reads])):
             entry = call.kernel, field
             held[entry] = symbol
-            if entry not in plan.written:
-                for block in blocks(entry):
-                    owner[block] = entry
-        for entry in kernel.reads:  # it read them while it wrote
+            if not call.is_view:
+                where, at = blocks(entry)
+                where[at] = content(of, entry, symbol)
+        for entry in set(kernel.reads).difference(of.overwrites(call.kernel)):  # it read them while it wrote
             read(entry)
-    outputs = [read(entry) for entry in plan.exports]
+    for index, entry in plan.copied.items():
+        where, at = blocks(entry)
+        results[index] = where[at]
+    symbols = [held[entry] for entry in plan.exports]
+    for entry, symbol, result in zip(plan.exports, symbols, results, strict=True):
+        assert result == content(of, entry, symbol)
     assert {**plan.written, **{entry: index for index, entry in plan.copied.items()}} == {
         entry: index for index, entry in enumerate(plan.exports)
     }
-    return outputs
+    return symbols
 
 
 @settings(max_examples=150)
@@ -138,7 +190,7 @@ def test_slices_compute_what_the_whole_does(draw: Random) -> None:
     for memory_ordered in (False, *[True] * (draw.random() < 0.2)):  # that search takes a while
         known = dict(frame)
         for stage in random_stages(graph, draw, draw.randint(1, min(4, len(graph)))):
-            plan = plan_slice(one, alignment, graph, stage, memory_ordered)
+            plan = plan_slice(one, alignment, graph, stage, memory_ordered, into_outputs=draw.random() < 0.8)
             assert plan.unordered_bytes >= plan.activation_bytes
             assert {call.operator for call in plan.calls} == set(stage)
             assert len(plan.imports) == len(plan.inputs)
@@ -156,7 +208,7 @@ def test_an_input_has_the_layout_of_the_view_that_is_read() -> None:
         Kernel((), (), ((0, 0),), (flat,), 0, 0),
         Kernel((("matmul", 10),), ((Source(None, 0),),), ((1, 0),), (replace(flat, source=Source(0, 0)),), 0, 0),
     ]
-    one = Kernels(kernels, [[0], [], [1]], [(2, 0)], {1})
+    one = Kernels(kernels, [[0], [], [1]], [(2, 0)], {1}, {})
     graph, [alignment] = align("net", INPUTS, [kernels], [one.heads])
     first, second = (operator.name for operator in graph.operators)
     [out] = plan_slice(one, alignment, graph, [first]).outputs

@@ -46,6 +46,17 @@ def aligned_empty(shape: Sequence[int], dtype: str) -> Array:
     return raw[start : start + size].view(item).reshape(shape)
 
 
+def bytes_as(array: Array, begin: int, shape: Sequence[int], dtype: str) -> Array:
+    """Return a tensor that lies in a C-contiguous array, from byte `begin` on.
+
+    >>> bytes_as(np.arange(6, dtype="int32"), 8, (2, 1), "int32").tolist()
+    [[2], [3]]
+    """
+    item = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
+    return array.reshape(-1).view(np.uint8)[begin : begin + size].view(item).reshape(shape)
+
+
 def noise(port: Port) -> Array:
     """Return input for measuring: seeded noise, since kernels treat zeros and denormal numbers specially."""
     array = port.buffer()

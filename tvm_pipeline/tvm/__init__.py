@@ -5,6 +5,7 @@ kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
 slice_plan.py       which kernels a slice runs, and where each tensor lies
+shared_bytes.py     which tensors of a slice lie inside others, so that nothing copies them
 compiled_model.py   one library for each target under one operator graph, cut into stages
 agreement.py        the libraries of one model compute the same, which is checked when it is compiled
 tiles.py            register tiles: how much of a convolution one pass over the weights computes

@@ -25,7 +25,8 @@ from tvm_pipeline.memory.arena import ALIGNMENT as HOST_ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment, align
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, has_own_memory
 from tvm_pipeline.tvm.installed_ir import RELEASES, Ir
-from tvm_pipeline.tvm.slice_plan import KernelLibrary, SlicePlan, plan_slice
+from tvm_pipeline.tvm.kernels import KernelLibrary
+from tvm_pipeline.tvm.slice_plan import SlicePlan, plan_slice
 
 Bind = Callable[[Device], None]
 MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
@@ -123,8 +124,10 @@ class TvmModel(ABC, Generic[L]):
                     f"device {device.label} cannot compute operator {name} of {self.graph.name}: {refused[name]}; put "
                     "it into a stage on another device, or plan again"
                 )
-        aligned_to = ALIGNMENT if has_own_memory(library.target) else HOST_ALIGNMENT
-        return plan_slice(library, alignment, self.graph, operators, self.order == "memory", aligned_to)
+        apart = has_own_memory(library.target)  # a device may use a copy of an output, which begins elsewhere each time
+        aligned_to = ALIGNMENT if apart else HOST_ALIGNMENT
+        in_order = self.order == "memory"
+        return plan_slice(library, alignment, self.graph, operators, in_order, aligned_to, into_outputs=not apart)
 
     def computes(self, device: Device) -> list[str]:
         refused = self.refused.get(compiler_target(device.target), {})

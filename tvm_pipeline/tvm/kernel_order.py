@@ -1,7 +1,7 @@
 """The order of a slice's kernels, or a module's, that needs the least memory; free of any IR.
 
 The tensors that kernels write and read become a MemoryGraph (`tvm_pipeline/memory`), and the search there gives the
-order. A kernel never overwrites its input: TVM gives every result bytes of its own.
+order. TVM gives every result bytes of its own; slices let tensors share them (`shared_bytes.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from tvm_pipeline.memory import Buffer, MemoryGraph, minimum_peak
 from tvm_pipeline.memory.arena import ALIGNMENT
 from tvm_pipeline.tvm.kernels import Entry, Kernel, tensor_bytes
+from tvm_pipeline.tvm.shared_bytes import SharedBytes
 
 # Slices are cut while a pipeline runs and waits; nearly all orders are proven in a fraction of this.
 TIME_LIMIT_S = 2.0
@@ -21,6 +22,7 @@ def kernel_order(
     is_view: Callable[[int], bool],
     live_at_end: Collection[Entry],
     elsewhere: Collection[Entry] = (),
+    shared: SharedBytes | None = None,
 ) -> list[int]:
     """Return the kernels in the order that needs the least memory.
 
@@ -29,26 +31,41 @@ def kernel_order(
         is_view: whether a kernel only shows its input under another shape: nothing runs, and the bytes are the same.
         live_at_end: entries that stay alive to the end.
         elsewhere: entries that are written into the caller's buffers, and so take no memory here.
+        shared: which concatenations are done without running.
     """
     owner = _owners(kernels, is_view)
-    running = [index for index in sorted(kernels) if not is_view(index)]
+
+    def apart(entry: Entry) -> Sequence[Entry]:
+        return [owner[entry]] if entry in owner else []
+
+    def outputs(index: int) -> Sequence[Entry]:
+        return [(index, output) for output in range(len(kernels[index].outputs))]
+
+    def size_apart(entry: Entry) -> int:
+        output = kernels[entry[0]].outputs[entry[1]]
+        return tensor_bytes(output.shape, output.dtype)
+
+    written, makes, size = (shared.written, shared.makes, shared.size) if shared else (apart, outputs, size_apart)
+    running = [index for index in sorted(kernels) if not is_view(index) and makes(index)]
     readers: dict[Entry, list[int]] = {}
     for step, index in enumerate(running):
-        for entry in dict.fromkeys(owner[read] for read in kernels[index].reads if read in owner):
+        for entry in dict.fromkeys(made for read in kernels[index].reads for made in written(read)):
             readers.setdefault(entry, []).append(step)
-    kept = {owner[entry] for entry in live_at_end if entry in owner}
+    kept = {made for entry in live_at_end for made in written(entry)}
+    made = [(step, entry) for step, index in enumerate(running) for entry in makes(index)]
     buffers = [
         Buffer(
-            f"{index}.{output}",
-            0 if (index, output) in elsewhere else _aligned_bytes(kernels[index], output),
+            f"{entry[0]}.{entry[1]}",
+            0 if entry in elsewhere else -(-size(entry) // ALIGNMENT) * ALIGNMENT,
             (step,),
-            tuple(readers.get((index, output), ())),
-            (index, output) in kept,
+            tuple(readers.get(entry, ())),
+            entry in kept,
         )
-        for step, index in enumerate(running)
-        for output in range(len(kernels[index].outputs))
+        for step, entry in made
     ]
-    graph = MemoryGraph("kernels", tuple(map(str, running)), tuple(buffers))
+    position = {entry: index for index, (_, entry) in enumerate(made)}
+    marks = tuple(tuple(position[entry] for entry in shared.replaceable(index)) for index in running) if shared else ()
+    graph = MemoryGraph("kernels", tuple(map(str, running)), tuple(buffers), (), marks)
     found = minimum_peak(graph, time_limit_s=TIME_LIMIT_S)
     return _with_views(kernels, [running[step] for step in found.order])
 
@@ -64,11 +81,6 @@ def _owners(kernels: Mapping[int, Kernel], is_view: Callable[[int], bool]) -> di
             elif reads and reads[0] in owner:
                 owner[index, output] = owner[reads[0]]
     return owner
-
-
-def _aligned_bytes(kernel: Kernel, output: int) -> int:
-    size = tensor_bytes(kernel.outputs[output].shape, kernel.outputs[output].dtype)
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _with_views(kernels: Mapping[int, Kernel], order: Sequence[int]) -> list[int]:

@@ -12,8 +12,11 @@ the glue that it needs, and no cut or plan ever names glue.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+from tvm_pipeline.core.graph import Tensor
 
 Entry = tuple[int, int]  # (kernel, output), or (-1, index of a model input)
 
@@ -78,3 +81,51 @@ def tensor_bytes(shape: Sequence[int], dtype: str) -> int:
         count *= int(extent)
     bits = re.match(r"(?:e\dm\d_)?[a-z]+(\d+)", dtype)  # as float32, float8_e4m3fn or e4m3_float8; bool has none
     return count * max(int(bits[1]) // 8 if bits else 0, 1)
+
+
+class KernelLibrary(Protocol):
+    """One model compiled for one target, as far as cutting needs it.
+
+    Attributes:
+        inputs: the model's inputs, in order.
+        kernels: in an order in which they can run.
+        heads: the model's outputs.
+    """
+
+    @property
+    def target(self) -> str: ...
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]: ...
+
+    @property
+    def kernels(self) -> Sequence[Kernel]: ...
+
+    @property
+    def heads(self) -> Sequence[Entry]: ...
+
+    def is_reshape(self, kernel: int) -> bool:
+        """Whether the kernel only shows its input under another shape, and nothing runs."""
+
+    def overwrites(self, kernel: int) -> Collection[Entry]:
+        """Return those of what the kernel reads whose bytes may be those of its single output.
+
+        It reads an element of them where it writes it, and nowhere else.
+        """
+
+
+def entry_shape(library: KernelLibrary, entry: Entry) -> tuple[int, ...]:
+    """Return the physical shape of an entry."""
+    kernel, index = entry
+    return library.inputs[index].shape if kernel < 0 else library.kernels[kernel].outputs[index].shape
+
+
+def entry_dtype(library: KernelLibrary, entry: Entry) -> str:
+    """Return the element type of an entry."""
+    kernel, index = entry
+    return library.inputs[index].dtype if kernel < 0 else library.kernels[kernel].outputs[index].dtype
+
+
+def entry_bytes(library: KernelLibrary, entry: Entry) -> int:
+    """Return the bytes of an entry."""
+    return tensor_bytes(entry_shape(library, entry), entry_dtype(library, entry))

@@ -6,6 +6,8 @@ its outputs the tensors that are read outside. Nothing is compiled and no parame
     whole:  data -> conv_0 -> pool_1 -> conv_2 -> add_3(conv_2, pool_1) -> softmax_4
     slice {conv_2, add_3}:  pool_1 -> conv_2 -> add_3(conv_2, pool_1)
 
+Tensors of a slice share bytes where `shared_bytes.py` finds that they can.
+
 `plan_slice` is all of it, and no IR is known here: each makes of the plan what its executor takes, as
 `relay/slicing.py` makes graph JSON. Next: `compiled_model.py`.
 """
@@ -15,55 +17,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tvm_pipeline.backends.contract import Port
-from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.partition import check_stage
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.memory.arena import ALIGNMENT, Lifetime, exact_layout, plan_arena
+from tvm_pipeline.memory.arena import ALIGNMENT, Lifetime, exact_layout, most_alive, plan_arena
+from tvm_pipeline.memory.rewriting import fewest
 from tvm_pipeline.tvm.alignment import Alignment
 from tvm_pipeline.tvm.kernel_order import TIME_LIMIT_S, kernel_order
-from tvm_pipeline.tvm.kernels import Entry, Kernel, tensor_bytes
+from tvm_pipeline.tvm.kernels import Entry, KernelLibrary, entry_bytes, entry_dtype, entry_shape
+from tvm_pipeline.tvm.shared_bytes import SharedBytes, parts_of
 
 Shape = tuple[int, ...]
-
-
-class KernelLibrary(Protocol):
-    """One model compiled for one target, as far as cutting needs it.
-
-    Attributes:
-        inputs: the model's inputs, in order.
-        kernels: in an order in which they can run.
-        heads: the model's outputs.
-    """
-
-    @property
-    def target(self) -> str: ...
-
-    @property
-    def inputs(self) -> tuple[Tensor, ...]: ...
-
-    @property
-    def kernels(self) -> Sequence[Kernel]: ...
-
-    @property
-    def heads(self) -> Sequence[Entry]: ...
-
-    def is_reshape(self, kernel: int) -> bool:
-        """Whether the kernel only shows its input under another shape, and nothing runs."""
-
-
-def entry_shape(library: KernelLibrary, entry: Entry) -> Shape:
-    """Return the physical shape of an entry."""
-    kernel, index = entry
-    return library.inputs[index].shape if kernel < 0 else library.kernels[kernel].outputs[index].shape
-
-
-def entry_dtype(library: KernelLibrary, entry: Entry) -> str:
-    """Return the element type of an entry."""
-    kernel, index = entry
-    return library.inputs[index].dtype if kernel < 0 else library.kernels[kernel].outputs[index].dtype
+LayOut = Callable[[Sequence[Lifetime]], tuple[Sequence[int], int]]
 
 
 class Call(NamedTuple):
@@ -71,7 +39,7 @@ class Call(NamedTuple):
 
     Attributes:
         operator: whose time it counts to; glue counts to the operator behind it in the library, or to the last.
-        is_view: nothing runs, since its output is its input under another shape.
+        is_view: nothing runs, since its output is its input under another shape, or its inputs already lie there.
     """
 
     kernel: int
@@ -90,9 +58,11 @@ class SlicePlan:
         exports: for each output the entry whose bytes it is; its port may show them under another shape.
         calls: the kernels in running order.
         views: for each entry that a view shows the entry whose bytes these are.
-        offsets: position in the arena of each entry that lies there, views included.
+        offsets: position in the arena of each entry that lies there, views and parts of other entries included.
         written: the output that an entry is written into at once. Such an entry is not in the arena.
+        within: for each other entry that lies in an output, the output and the byte there at which it begins.
         copied: outputs (by index) that must be copied out of an entry in the arena, since a view shows them as well.
+        concatenations: how many are written in place, and how many copy.
         activation_bytes, unordered_bytes: size of the arena, and what it would be in the library's order.
     """
 
@@ -105,7 +75,9 @@ class SlicePlan:
     views: Mapping[Entry, Entry]
     offsets: Mapping[Entry, int]
     written: Mapping[Entry, int]
+    within: Mapping[Entry, tuple[int, int]]
     copied: Mapping[int, Entry]
+    concatenations: tuple[int, int]
     activation_bytes: int
     unordered_bytes: int
 
@@ -117,8 +89,14 @@ def plan_slice(
     operators: Sequence[str],
     memory_ordered: bool = False,
     alignment_bytes: int = ALIGNMENT,
+    *,
+    share: bool = True,
+    into_outputs: bool = True,
 ) -> SlicePlan:
     """Plan the slice of a library that computes `operators`.
+
+    Concatenations are written in place where their parts can lie side by side; with `memory_ordered`, only if the arena
+    is not larger so.
 
     Args:
         alignment: of this library, to `graph`.
@@ -126,6 +104,8 @@ def plan_slice(
             closely as possible, if that makes the arena smaller; else they run in the library's order and are laid out
             greedily.
         alignment_bytes: activations begin at multiples of it.
+        share: without it each tensor has bytes of its own, as a runtime of TVM gives them.
+        into_outputs: whether other tensors may lie in the outputs, too.
 
     Raises:
         PlanError: an operator is not in the graph, a path leaves the slice and comes back to it, or a tensor that
@@ -133,18 +113,30 @@ def plan_slice(
     """
     check_stage(graph, operators)
     chosen = _Selection(library, alignment, operators)
-    exports = _exports(chosen, graph, set(operators))
-    for entry, _ in exports.values():
-        chosen.need(entry)
-    greedy = partial(plan_arena, alignment=alignment_bytes)
-    plain = _planned(chosen, exports, operators, sorted(chosen.kernels), greedy)
+    exports = _Exports(chosen, graph, set(operators))
+    joins = [kernel for kernel in chosen.made if parts_of(library, kernel)] if share else []
+    alone = () if into_outputs else exports.written
+
+    def planned(joins: Sequence[int], lay_out: LayOut, order: Sequence[int] | None = None) -> SlicePlan:
+        shared = _joined(chosen, exports, joins, alone, alignment_bytes)
+        if order is None:
+            order = _least_memory_order(chosen, exports, shared)
+        return _planned(chosen, exports, operators, shared, order, lay_out, overwrite=share)
+
+    plain = planned(joins, partial(plan_arena, alignment=alignment_bytes), sorted(chosen.kernels))
     if not memory_ordered:
         return plain
+    alive = partial(_most_alive, alignment=alignment_bytes)
     exact = partial(_least_arena, alignment=alignment_bytes)
-    ordered = _planned(chosen, exports, operators, _least_memory_order(chosen, exports), exact)
-    if ordered.activation_bytes >= plain.activation_bytes:
-        return plain
-    return replace(ordered, unordered_bytes=plain.activation_bytes)
+    needed = fewest(joins, lambda some: planned(some, alive).activation_bytes)
+    # Tensors at fixed distances leave gaps: the arena may be smaller where fewer of them are.
+    ways = dict.fromkeys(map(tuple, (joins, needed, ())))
+    best = min((plain, *(planned(way, exact) for way in ways)), key=_arena_bytes)
+    return replace(best, unordered_bytes=plain.activation_bytes)
+
+
+def _arena_bytes(plan: SlicePlan) -> int:
+    return plan.activation_bytes
 
 
 class _Selection:
@@ -190,6 +182,11 @@ class _Selection:
             entry = self.library.kernels[entry[0]].reads[0]
         return entry
 
+    @property
+    def made(self) -> list[int]:
+        """The kernels of the slice that are no views."""
+        return [kernel for kernel in sorted(self.kernels) if not self.library.is_reshape(kernel)]
+
     def views(self) -> dict[Entry, Entry]:
         """Return for each entry that a view of the slice shows the entry whose bytes these are."""
         return {(k, 0): self.origin((k, 0)) for k in sorted(self.kernels) if self.library.is_reshape(k)}
@@ -200,16 +197,28 @@ def _least_arena(tensors: Sequence[Lifetime], alignment: int) -> tuple[Sequence[
     return layout.offsets, layout.arena_bytes
 
 
-def _least_memory_order(chosen: _Selection, exports: Mapping[str, tuple[Entry, Entry]]) -> list[int]:
-    library = chosen.library
-    kernels = {kernel: library.kernels[kernel] for kernel in sorted(chosen.kernels)}
-    written = {origin for _, origin in exports.values()}
-    shown = set(chosen.views().values())  # as in `_planned`
-    return kernel_order(kernels, library.is_reshape, written & shown, written - shown)
+class _Exports:
+    """The outputs of a slice.
+
+    Attributes:
+        entries: by name, the entry that shows each.
+        origins: for each the entry whose bytes it is.
+        copied, written: as in SlicePlan. An output that is also shown under another shape cannot be redirected: its
+            other readers would not follow.
+    """
+
+    def __init__(self, chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> None:
+        self.entries = _read_outside(chosen, graph, operators)
+        for entry in self.entries.values():
+            chosen.need(entry)
+        self.origins = tuple(map(chosen.origin, self.entries.values()))
+        shown = set(chosen.views().values())
+        self.copied = {index: origin for index, origin in enumerate(self.origins) if origin in shown}
+        self.written = {origin: index for index, origin in enumerate(self.origins) if origin not in shown}
 
 
-def _exports(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> dict[str, tuple[Entry, Entry]]:
-    """Return for each tensor that is read outside the entry that shows it and the entry whose bytes it shares."""
+def _read_outside(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> dict[str, Entry]:
+    """Return for each tensor that is read outside the entry that shows it."""
     heads = dict(zip(graph.outputs, chosen.library.heads, strict=True))
     written: dict[str | None, Entry] = {}
     for kernel in sorted(chosen.own):
@@ -217,74 +226,107 @@ def _exports(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> d
             written.setdefault(chosen.alignment.names.get(value), (kernel, index))
     edges = graph.edges
     inside = {edges.index[name] for name in operators}
-    exports: dict[str, tuple[Entry, Entry]] = {}
-    for operator in graph.operators:
-        for tensor in operator.outputs if operator.name in operators else ():
-            if tensor.name in heads or not inside.issuperset(edges.readers[tensor.name]):
-                entry = heads[tensor.name] if tensor.name in heads else written[tensor.name]
-                exports[tensor.name] = entry, chosen.origin(entry)
-    return exports
+    return {
+        tensor.name: heads[tensor.name] if tensor.name in heads else written[tensor.name]
+        for operator in graph.operators
+        for tensor in (operator.outputs if operator.name in operators else ())
+        if tensor.name in heads or not inside.issuperset(edges.readers[tensor.name])
+    }
+
+
+def _most_alive(tensors: Sequence[Lifetime], alignment: int) -> tuple[Sequence[int], int]:
+    """Return no layout, but the bytes that every layout needs."""
+    return [0] * len(tensors), most_alive(tensors, alignment)
+
+
+def _joined(
+    chosen: _Selection, exports: _Exports, joins: Sequence[int], alone: Collection[Entry], alignment_bytes: int
+) -> SharedBytes:
+    """Return what a slice makes, with these concatenations in place where they can be, the largest first."""
+    library, kept = chosen.library, exports.copied.values()
+    shared = SharedBytes(library, chosen.made, chosen.origin, exports.written, alone, kept, alignment_bytes)
+    for kernel in sorted(joins, key=lambda kernel: -entry_bytes(library, (kernel, 0))):
+        shared.join(kernel)
+    return shared
+
+
+def _least_memory_order(chosen: _Selection, exports: _Exports, shared: SharedBytes) -> list[int]:
+    library = chosen.library
+    kernels = {kernel: library.kernels[kernel] for kernel in sorted(chosen.kernels)}
+    elsewhere = [entry for kernel in chosen.made for entry in shared.makes(kernel) if shared.output_of(entry)]
+    return kernel_order(kernels, library.is_reshape, exports.copied.values(), elsewhere, shared)
 
 
 def _planned(
     chosen: _Selection,
-    exports: Mapping[str, tuple[Entry, Entry]],
+    exports: _Exports,
     operators: Sequence[str],
+    shared: SharedBytes,
     order: Sequence[int],
-    lay_out: Callable[[Sequence[Lifetime]], tuple[Sequence[int], int]],
+    lay_out: LayOut,
+    *,
+    overwrite: bool,
 ) -> SlicePlan:
     """Return the plan of a selection whose kernels run in `order`."""
     library, views = chosen.library, chosen.views()
-    inputs = tuple(_input(chosen, operators, *shown) for shown in chosen.imports)
-    origins = [origin for _, origin in exports.values()]
-    # An output that is also shown under another shape cannot be redirected: its other readers would not follow.
-    shown = set(views.values())
-    copied = {index: origin for index, origin in enumerate(origins) if origin in shown}
-    written = {origin: index for index, origin in enumerate(origins) if origin not in shown}
-    tensors = _lifetimes(library, order, views, copied.values(), written)
+    running = [kernel for kernel in order if not library.is_reshape(kernel) and shared.makes(kernel)]
+    if overwrite:
+        shared.overwrite(running)
+    tensors = _lifetimes(library, running, shared, exports)
     starts, arena_bytes = lay_out(list(tensors.values()))
-    offsets = dict(zip(tensors, starts, strict=True))
-    offsets.update({entry: offsets[below] for entry, below in views.items()})
+    lies, offsets, within = dict(zip(tensors, starts, strict=True)), {}, {}
+    for kernel in chosen.made:
+        for index in range(len(library.kernels[kernel].outputs)):
+            (_, begin), output = shared.place((kernel, index)), shared.output_of((kernel, index))
+            if output is None:
+                some = shared.written((kernel, index))[0]
+                offsets[kernel, index] = lies[some] + begin - shared.place(some)[1]
+            elif output != (kernel, index):
+                within[kernel, index] = exports.written[output], begin - shared.place(output)[1]
+    offsets.update({entry: offsets[below] for entry, below in views.items() if below in offsets})
+    within.update({entry: within[below] for entry, below in views.items() if below in within})
     owners = _owners(chosen, operators)
+    copying = sum(bool(parts_of(library, kernel)) for kernel in running)
     return SlicePlan(
-        inputs,
+        tuple(_input(chosen, operators, *shown) for shown in chosen.imports),
         tuple(
             Port(name, entry_shape(library, entry), entry_dtype(library, entry), _layout(library, entry))
-            for name, (entry, _) in exports.items()
+            for name, entry in exports.entries.items()
         ),
         tuple((entry, shape) for entry, shape, _ in chosen.imports),
         chosen.read_from,
-        tuple(origins),
-        tuple(Call(kernel, owners[kernel], library.is_reshape(kernel)) for kernel in order),
+        exports.origins,
+        tuple(Call(kernel, owners[kernel], library.is_reshape(kernel) or not shared.makes(kernel)) for kernel in order),
         views,
         offsets,
-        written,
-        copied,
+        exports.written,
+        within,
+        exports.copied,
+        (sum(not shared.makes(kernel) for kernel in chosen.made), copying),
         arena_bytes,
         arena_bytes,
     )
 
 
 def _lifetimes(
-    library: KernelLibrary,
-    order: Sequence[int],
-    views: Mapping[Entry, Entry],
-    kept: Collection[Entry],
-    elsewhere: Collection[Entry],
+    library: KernelLibrary, running: Sequence[int], shared: SharedBytes, exports: _Exports
 ) -> dict[Entry, Lifetime]:
-    """Return when each entry of the arena is alive, in steps of `order`; `kept` are alive to the end."""
+    """Return when each tensor of the arena is alive, in steps of `running`; copied outputs are alive to the end."""
+    first: dict[Entry, int] = {}
     last: dict[Entry, int] = {}
-    for step, kernel in enumerate(order):
-        for entry in library.kernels[kernel].reads:
-            last[views.get(entry, entry)] = step
-    last.update(dict.fromkeys(kept, len(order)))
+    for step, kernel in enumerate(running):
+        for read in library.kernels[kernel].reads:
+            last.update(dict.fromkeys(shared.written(read), step))
+        for entry in shared.makes(kernel):
+            first[entry] = last[entry] = step
+    for origin in exports.copied.values():
+        last.update(dict.fromkeys(shared.written(origin), len(running)))
+    for entry, other in shared.overwritten.items():
+        last[entry] = first[other] - 1
     return {
-        (kernel, index): Lifetime(
-            step, max(last.get((kernel, index), 0), step), tensor_bytes(output.shape, output.dtype)
-        )
-        for step, kernel in enumerate(order)
-        for index, output in enumerate(library.kernels[kernel].outputs)
-        if (kernel, index) not in views and (kernel, index) not in elsewhere
+        entry: Lifetime(begin, last[entry], shared.size(entry), "", *shared.place(entry))
+        for entry, begin in first.items()
+        if not shared.output_of(entry)
     }
 
 

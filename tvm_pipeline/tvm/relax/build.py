@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ from tvm_pipeline.tvm.tvm_errors import reason
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 2  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 3  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
@@ -128,6 +128,10 @@ class Library:
     def is_reshape(self, kernel: int) -> bool:
         """Whether the kernel only shows its input under another shape, and nothing runs."""
         return self.views[kernel]
+
+    def overwrites(self, kernel: int) -> Collection[Entry]:
+        """Return what the kernel may overwrite with its output."""
+        return ()
 
     def slow_kernels(self) -> set[int]:
         """Return the kernels whose schedule failed, and those with much work that no fast one serves."""
@@ -216,7 +220,7 @@ def compile_module(
 
 def _write_cpu(mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str]) -> FlatModule:
     compiler = tvm_target(target)
-    fused = kernel_passes.fused(mod, compiler)
+    fused = kernel_passes.fused(mod, compiler, apart=True)
     flat = flat_module(fused)
     functions = functions_of(kernel_passes.kernels(fused, compiler, rules))
     executable = tvm.compile(functions, target=compiler, tir_pipeline=PIPELINE)

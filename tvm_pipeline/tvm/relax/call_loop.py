@@ -19,10 +19,10 @@ import numpy as np
 import tvm_ffi
 
 from tvm_pipeline.backends.contract import Array, Seconds
-from tvm_pipeline.backends.ports import aligned_empty
-from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
+from tvm_pipeline.backends.ports import aligned_empty, bytes_as
+from tvm_pipeline.tvm.kernels import Entry, entry_dtype, entry_shape
 from tvm_pipeline.tvm.relax.build import BoundCalls, Library
-from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape
+from tvm_pipeline.tvm.slice_plan import SlicePlan
 
 _MOST_KEPT = 64  # sets of buffers whose calls are kept: a stage has a few slots, which come round again
 
@@ -73,6 +73,9 @@ class Slice:
             tensors[entry] = tvm_ffi.from_dlpack(inputs[index].reshape(plan.imports[index][1]))
         for entry, index in plan.written.items():
             tensors[entry] = tvm_ffi.from_dlpack(outputs[index].reshape(entry_shape(library, entry)))
+        for entry, (index, begin) in plan.within.items():
+            lies = bytes_as(outputs[index], begin, entry_shape(library, entry), entry_dtype(library, entry))
+            tensors[entry] = tvm_ffi.from_dlpack(lies)
         return library.bound(self._running, tensors, library.tensors.__getitem__)
 
     def _copy_out(self, outputs: Sequence[Array]) -> None:
@@ -81,5 +84,4 @@ class Slice:
 
     def _view(self, entry: Entry) -> Array:
         shape, dtype = entry_shape(self._library, entry), entry_dtype(self._library, entry)
-        start = self._plan.offsets[entry]
-        return self._arena[start : start + tensor_bytes(shape, dtype)].view(dtype).reshape(shape)
+        return bytes_as(self._arena, self._plan.offsets[entry], shape, dtype)

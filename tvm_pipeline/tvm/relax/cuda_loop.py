@@ -28,10 +28,10 @@ from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.releasing import keep_where_lost, release_with
 from tvm_pipeline.tvm.devices.targets import index_of, kind_of
 from tvm_pipeline.tvm.devices.tvm_arrays import empty
-from tvm_pipeline.tvm.kernels import Entry, tensor_bytes
+from tvm_pipeline.tvm.kernels import Entry, entry_dtype, entry_shape, tensor_bytes
 from tvm_pipeline.tvm.relax.build import BoundCalls, Library
 from tvm_pipeline.tvm.relax.cuda_kernels import check_code, ready_to_run
-from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, entry_shape
+from tvm_pipeline.tvm.slice_plan import SlicePlan
 from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
 _MOST_KEPT = 64  # sets of arrays whose calls are kept

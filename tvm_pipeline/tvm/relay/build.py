@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +27,7 @@ from tvm_pipeline.errors import BundleError, ModelError
 from tvm_pipeline.files import cache_folder, replacing, write_bytes
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_target
-from tvm_pipeline.tvm.kernels import Kernel
+from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.relay.channels_first import channels_first
@@ -45,7 +45,7 @@ from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
 
 TUNING = "tuning.json"  # of a library: its Tuning
-FORMAT = 11  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 13  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -122,6 +122,10 @@ class Library:
         """Whether the kernel only shows its input under another shape, and nothing runs."""
         node = self.kernels[kernel].node
         return bool(self.graph["nodes"][node]["attrs"]["func_name"] == "__nop")
+
+    def overwrites(self, kernel: int) -> Collection[Entry]:
+        """Return what the kernel may overwrite with its output."""
+        return ()
 
     def save(self, folder: Path) -> None:
         """Writes the library into an existing folder."""
@@ -293,13 +297,14 @@ def compile_module(
         raise ModelError(f"{name}: {error}") from error
     try:
         try:
-            factory = fast_build(mod, wanted, params, choices, [CompileProgress(done)])
+            factory = fast_build(mod, wanted, params, choices, [CompileProgress(done)], apart=True)
         except Exception as error:
             plain = plain_target(target)
             if plain == target:
                 raise
             progress(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
-            factory, used = fast_build(mod, tvm.target.Target(plain, host), params, choices), plain
+            factory = fast_build(mod, tvm.target.Target(plain, host), params, choices, apart=True)
+            used = plain
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
     done.reach(LINKING)

@@ -16,7 +16,7 @@ from typing import Any
 import tvm
 
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.backends.ports import aligned_empty
+from tvm_pipeline.backends.ports import aligned_empty, bytes_as
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
@@ -24,19 +24,18 @@ from tvm_pipeline.tvm.relay.stack_placement import PLACE_OF_NODE, placed
 
 
 class HostArrays:
-    """Arrays of the host as TVM's: `wrapped(array)` wraps the same array once."""
+    """Arrays of the host as TVM's, each wrapped once."""
 
     def __init__(self) -> None:
-        self._wrapped: dict[int, tuple[Array, Any]] = {}
+        self._wrapped: dict[int, tuple[Array, list[Any]]] = {}
 
-    def __call__(self, array: Array, shape: tuple[int, ...] | None = None) -> Any:
-        """Return the array, under another shape where one is given."""
+    def __call__(self, array: Array, tensors: Callable[[Array], list[Array]]) -> list[Any]:
+        """Return the tensors that lie in an array."""
         known = self._wrapped.get(id(array))
         if known is None:
             if len(self._wrapped) > 64:
                 self._wrapped.clear()
-            known = array, tvm.nd.from_dlpack(array if shape is None else array.reshape(shape))
-            self._wrapped[id(array)] = known
+            known = self._wrapped[id(array)] = array, [tvm.nd.from_dlpack(tensor) for tensor in tensors(array)]
         return known[1]
 
 
@@ -74,7 +73,7 @@ class Slice:
             return self._library.params[name]
         shape, dtype = self.graph.shapes[entry], self.graph.dtypes[entry]
         start = self.graph.offsets.get(entry, 0)
-        view = self._arena[start : start + tensor_bytes(shape, dtype)].view(dtype).reshape(shape)
+        view = bytes_as(self._arena, start, shape, dtype)
         if entry in self.graph.copied.values():
             self._views[entry] = view
         return tvm.nd.from_dlpack(view)
@@ -83,12 +82,20 @@ class Slice:
         """Point the slice at these arrays, in the order and with the shapes of the ports."""
         for index, array in enumerate(inputs):
             if self._set.get((True, index)) is not array:
-                self._set_input(f"input_{index}", self._wrap(array))
+                self._set_input(f"input_{index}", *self._wrap(array, lambda tensor: [tensor]))
                 self._set[True, index] = array
         for index, array in enumerate(outputs):
             if index not in self.graph.copied and self._set.get((False, index)) is not array:
-                self._set_output(index, self._wrap(array, self.graph.head_shapes[index]))
+                self._point_into(index, array)
                 self._set[False, index] = array
+
+    def _point_into(self, index: int, array: Array) -> None:
+        """Tell the executor that an output, and what else lies in it, is in this array."""
+        lie_there = [within for within in self.graph.within if within.output == index]
+        tensors = self._wrap(array, lambda whole: [bytes_as(whole, w.begin, w.shape, w.dtype) for w in lie_there])
+        for within, tensor in zip(lie_there, tensors, strict=True):
+            point = self._set_input if isinstance(within.called, str) else self._set_output
+            point(within.called, tensor)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute `outputs` from `inputs`."""

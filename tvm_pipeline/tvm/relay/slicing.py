@@ -8,15 +8,31 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm_pipeline.backends.contract import Port
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.memory.arena import ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment
-from tvm_pipeline.tvm.kernels import Entry
+from tvm_pipeline.tvm.kernels import Entry, entry_dtype
 from tvm_pipeline.tvm.relay.build import Library
-from tvm_pipeline.tvm.slice_plan import SlicePlan, entry_dtype, plan_slice
+from tvm_pipeline.tvm.slice_plan import Call, SlicePlan, plan_slice
+
+
+class Within(NamedTuple):
+    """An activation that lies in an output of the slice, the output itself among them.
+
+    Attributes:
+        begin: the byte of the output at which it begins.
+        called: how the executor is told where it lies: a head of the graph, by its index, or an input, by its name. An
+            input stands for a kernel that does not run, since the executor knows no pointers to what that would make.
+    """
+
+    output: int
+    begin: int
+    shape: tuple[int, ...]
+    dtype: str
+    called: int | str
 
 
 @dataclass(slots=True)
@@ -31,6 +47,7 @@ class SliceGraph:
         shapes, dtypes: of every entry.
         offsets: position in the arena of each activation; `activation_bytes` is the arena's size, and
             `unordered_bytes` its size in the library's order.
+        within: the activations that lie in an output.
         operator_nodes: for each node that runs a kernel, the operator whose time it counts to.
     """
 
@@ -41,6 +58,7 @@ class SliceGraph:
     copied: dict[int, int]
     params: dict[int, str]
     offsets: dict[int, int]
+    within: list[Within]
     shapes: list[tuple[int, ...]]
     dtypes: list[str]
     activation_bytes: int
@@ -84,8 +102,19 @@ class _Assembly:
             node = {"op": "null", "name": f"input_{index}", "inputs": []}
             self._add(node, [(shape, entry_dtype(self.library, entry))])
         self.node_of.update({entry: (index, 0) for entry, index in plan.read_from.items()})
-        operator_nodes = [(self._kernel(call.kernel), call.operator) for call in plan.calls]
+        operator_nodes = [(self._kernel(call), call.operator) for call in plan.calls]
         heads = [self.node_of[entry] for entry in plan.exports]
+        places = {entry: (index, 0) for index, entry in enumerate(plan.exports) if index not in plan.copied}
+        within = []
+        for entry, (output, begin) in (places | dict(plan.within)).items():
+            node, _ = self.node_of[entry]
+            called: int | str = output if entry in places else len(heads)
+            if self.nodes[node]["op"] == "null":
+                called = self.nodes[node]["name"]
+            elif entry not in places:
+                heads.append(self.node_of[entry])
+            position = self._position(entry)
+            within.append(Within(output, begin, self.shapes[position], self.dtypes[position], called))
         entries = len(self.shapes)
         attributes = {
             "shape": ["list_shape", self.shapes],
@@ -104,10 +133,11 @@ class _Assembly:
             json.dumps(graph),
             plan.inputs,
             plan.outputs,
-            tuple(self.shapes[self.rows[node] + index] for node, index in heads),
+            tuple(self.shapes[self._position(entry)] for entry in plan.exports),
             {index: self._position(entry) for index, entry in plan.copied.items()},
             self.params,
             {self._position(entry): start for entry, start in plan.offsets.items()},
+            within,
             self.shapes,
             self.dtypes,
             plan.activation_bytes,
@@ -128,8 +158,8 @@ class _Assembly:
         self.rows.append(len(self.shapes))
         return len(self.nodes) - 1
 
-    def _kernel(self, kernel: int) -> int:
-        library = self.library
+    def _kernel(self, call: Call) -> int:
+        library, kernel = self.library, call.kernel
         source = library.graph["nodes"][library.kernels[kernel].node]
         inputs = []
         for producer, index, version in source["inputs"]:
@@ -137,7 +167,12 @@ class _Assembly:
             node, output = self._param(producer) if entry is None else self.node_of[entry]
             inputs.append([node, output, version])
         outputs = [(output.shape, output.dtype) for output in library.kernels[kernel].outputs]
-        node = self._add({**source, "inputs": inputs}, outputs)
+        made: dict[str, Any] = {**source, "inputs": inputs}
+        if call.is_view and ((kernel, 0) in self.plan.within or (kernel, 0) in self.plan.written):
+            made = {"op": "null", "name": f"within_{kernel}", "inputs": []}
+        elif call.is_view:
+            made["attrs"] = {**source["attrs"], "func_name": "__nop"}
+        node = self._add(made, outputs)
         for index in range(len(outputs)):
             self.node_of[kernel, index] = node, index
         return node
