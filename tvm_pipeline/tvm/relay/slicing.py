@@ -107,10 +107,10 @@ class _Assembly:
         places = {entry: (index, 0) for index, entry in enumerate(plan.exports) if index not in plan.copied}
         within = []
         for entry, (output, begin) in (places | dict(plan.within)).items():
-            node, _ = self.node_of[entry]
+            made_by = self.nodes[self.node_of[entry][0]]
             called: int | str = output if entry in places else len(heads)
-            if self.nodes[node]["op"] == "null":
-                called = self.nodes[node]["name"]
+            if made_by["op"] == "null":
+                called = made_by["name"]
             elif entry not in places:
                 heads.append(self.node_of[entry])
             position = self._position(entry)
