@@ -4,6 +4,7 @@ installed_ir.py     which TVM is installed, and so which IR compiles
 kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
+overwriting.py      which arguments a kernel may overwrite with its result, proven on its TIR
 slice_plan.py       which kernels a slice runs, and where each tensor lies
 shared_bytes.py     which tensors of a slice lie inside others, so that nothing copies them
 compiled_model.py   one library for each target under one operator graph, cut into stages

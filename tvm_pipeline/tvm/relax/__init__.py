@@ -30,6 +30,7 @@ gpu_tiles.py          the tiles of a convolution on a GPU
 concatenations_apart.py  concatenations are kernels of their own, which slices do in place
 kernel_passes.py      the passes in their order
 kernel_walkers.py     the kernels of a module: what each computes, and on what
+note_overwriting.py   which arguments each kernel may overwrite, noted while TVM compiles it
 build.py              a module becomes a Library for one target, kept in a cache
 cuda_kernels.py       compile kernels for CUDA devices
 

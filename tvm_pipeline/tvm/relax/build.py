@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
+from tvm_pipeline.tvm.overwriting import overwritten
 from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.cuda_kernels import CudaFunctions, cuda_target, write_cuda_kernels
 from tvm_pipeline.tvm.relax.distinct_outputs import output_names
 from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
+from tvm_pipeline.tvm.relax.note_overwriting import NoteOverwriting
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 from tvm_pipeline.tvm.relax.schedules.lowering import PIPELINE
 from tvm_pipeline.tvm.relax.simplify import simplified
@@ -44,7 +46,7 @@ from tvm_pipeline.tvm.tvm_errors import reason
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 3  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 4  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
@@ -71,6 +73,7 @@ class _Saved(msgspec.Struct, frozen=True):
     constants: list[_Constant]
     rules: dict[str, str]
     sizes: dict[str, int]
+    overwriting: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)  # earlier versions did not tell
 
 
 @dataclass(slots=True)
@@ -85,6 +88,7 @@ class Library:
         outputs: the names of the model's outputs, in order.
         heads: the model's outputs as (kernel, output).
         rules: of each function the rule of its schedule.
+        overwriting: of each function the positions of the arguments that its result may overwrite.
     """
 
     target: str
@@ -98,6 +102,7 @@ class Library:
     rules: dict[str, str]
     module: Any
     folder: Path
+    overwriting: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     tensors: list[Any] = field(init=False)
     _functions: dict[str, Any] = field(init=False, default_factory=dict)
 
@@ -129,9 +134,11 @@ class Library:
         """Whether the kernel only shows its input under another shape, and nothing runs."""
         return self.views[kernel]
 
-    def overwrites(self, kernel: int) -> Collection[Entry]:
-        """Return what the kernel may overwrite with its output."""
-        return ()
+    def overwrites(self, kernel: int) -> tuple[Entry, ...]:
+        """Return the entries that the kernel reads and whose bytes its result may take."""
+        call = self.calls[kernel]
+        arguments = [None if isinstance(each, int) else each for each in call.arguments]
+        return overwritten(self, kernel, arguments, self.overwriting.get(call.function, ()))
 
     def slow_kernels(self) -> set[int]:
         """Return the kernels whose schedule failed, and those with much work that no fast one serves."""
@@ -194,7 +201,7 @@ def compile_module(
     rules: dict[str, str] = {}
     try:
         write = _write_cuda if has_own_memory(target) else _write_cpu
-        flat = write(pad_channels(simplified(mod)), target, host, folder, rules)
+        flat, overwriting = write(pad_channels(simplified(mod)), target, host, folder, rules)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     except PlatformError:
@@ -214,26 +221,35 @@ def compile_module(
         constants,
         rules,
         sizes,
+        overwriting,
     )
     (folder / "kernels.json").write_bytes(msgspec.json.encode(saved))
 
 
-def _write_cpu(mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str]) -> FlatModule:
+def _write_cpu(
+    mod: tvm.IRModule, target: str, _host: str, folder: Path, rules: dict[str, str]
+) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
+    """Compile for CPU cores; return the kernels, and of each function what its result may overwrite."""
     compiler = tvm_target(target)
     fused = kernel_passes.fused(mod, compiler, apart=True)
     flat = flat_module(fused)
     functions = functions_of(kernel_passes.kernels(fused, compiler, rules))
-    executable = tvm.compile(functions, target=compiler, tir_pipeline=PIPELINE)
+    overwriting: dict[str, tuple[int, ...]] = {}
+    with tvm.transform.PassContext(instruments=[NoteOverwriting(overwriting)]):
+        executable = tvm.compile(functions, target=compiler, tir_pipeline=PIPELINE)
     try:
         executable.export_library(str(folder / "kernels.so"))
     except (RuntimeError, OSError) as error:
         raise ModelError(
             f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
         ) from error
-    return flat
+    return flat, overwriting
 
 
-def _write_cuda(mod: tvm.IRModule, target: str, host: str, folder: Path, rules: dict[str, str]) -> FlatModule:
+def _write_cuda(
+    mod: tvm.IRModule, target: str, host: str, folder: Path, rules: dict[str, str]
+) -> tuple[FlatModule, dict[str, tuple[int, ...]]]:
+    """Compile for a CUDA device, on which no kernel is proven to overwrite what it reads."""
     if kind_of(target) != "cuda":
         raise PlatformError(
             f"the target `{target}` needs Relay, since with Relax GPUs are used by CUDA alone; install "
@@ -243,7 +259,7 @@ def _write_cuda(mod: tvm.IRModule, target: str, host: str, folder: Path, rules: 
     fused = gpu_fused(mod, compiler)
     flat = flat_module(fused)
     write_cuda_kernels(functions_of(gpu_kernels(fused, compiler, rules)), compiler, folder)
-    return flat
+    return flat, {}
 
 
 def slow_operators(library: Library) -> list[str]:
@@ -319,6 +335,7 @@ def load_library(folder: Path) -> Library:
         saved.rules,
         module,
         folder,
+        saved.overwriting,
     )
 
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +30,7 @@ from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_targ
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
+from tvm_pipeline.tvm.overwriting import overwritable, overwritten
 from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
@@ -45,7 +46,8 @@ from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
 
 TUNING = "tuning.json"  # of a library: its Tuning
-FORMAT = 13  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+OVERWRITING = "overwriting.json"  # of a library: of each function the arguments that its result may overwrite
+FORMAT = 14  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -86,6 +88,7 @@ class Library:
         inputs: the model's inputs, in order.
         outputs: the names of the model's outputs, in order; none where its file does not tell.
         heads: the model's outputs as (kernel, output).
+        overwriting: of each function the positions of the arguments that its result may overwrite.
         entry_of_node: (node, output) of the JSON to (kernel, output), for all but parameters.
     """
 
@@ -98,6 +101,7 @@ class Library:
     folder: Path | None = None
     tuning: Tuning = field(default_factory=Tuning)
     outputs: tuple[str, ...] = ()
+    overwriting: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     entry_of_node: dict[tuple[int, int], tuple[int, int]] = field(init=False)
     heads: list[tuple[int, int]] = field(init=False)
 
@@ -123,9 +127,11 @@ class Library:
         node = self.kernels[kernel].node
         return bool(self.graph["nodes"][node]["attrs"]["func_name"] == "__nop")
 
-    def overwrites(self, kernel: int) -> Collection[Entry]:
-        """Return what the kernel may overwrite with its output."""
-        return ()
+    def overwrites(self, kernel: int) -> tuple[Entry, ...]:
+        """Return the entries that the kernel reads and whose bytes its result may take."""
+        described = self.graph["nodes"][self.kernels[kernel].node]
+        arguments = [self.entry_of_node.get((node, index)) for node, index, _ in described["inputs"]]
+        return overwritten(self, kernel, arguments, self.overwriting.get(described["attrs"]["func_name"], ()))
 
     def save(self, folder: Path) -> None:
         """Writes the library into an existing folder."""
@@ -297,13 +303,13 @@ def compile_module(
         raise ModelError(f"{name}: {error}") from error
     try:
         try:
-            factory = fast_build(mod, wanted, params, choices, [CompileProgress(done)], apart=True)
+            factory = fast_build(mod, wanted, params, choices, [CompileProgress(done)], in_place=True)
         except Exception as error:
             plain = plain_target(target)
             if plain == target:
                 raise
             progress(f"{name} for {plain}: the schedules of {target} do not compile ({reason(error)})")
-            factory = fast_build(mod, tvm.target.Target(plain, host), params, choices, apart=True)
+            factory = fast_build(mod, tvm.target.Target(plain, host), params, choices, in_place=True)
             used = plain
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
@@ -323,6 +329,17 @@ def _functions(factory: Any) -> dict[str, relay.Function]:
         str(name): next(iter(info.relay_primfuncs.values()))
         for name, info in factory.function_metadata.items()
         if len(info.relay_primfuncs)
+    }
+
+
+def _overwriting(factory: Any, target: str) -> dict[str, tuple[int, ...]]:
+    """Return of each function of CPU cores what its result may overwrite; of GPUs it is not proven."""
+    if has_own_memory(target):
+        return {}
+    return {
+        str(name): overwritable(next(iter(info.tir_primfuncs.values())))
+        for name, info in factory.function_metadata.items()
+        if len(info.tir_primfuncs)
     }
 
 
@@ -365,6 +382,7 @@ def _write(
     given: Mapping[Any, AnyChoice] = choices
     applied = tuple((workload, given[workload]) for workload in sorted(set(workloads.values())) if workload in given)
     (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
+    (folder / OVERWRITING).write_bytes(msgspec.json.encode(_overwriting(factory, target)))
     save_output_names(mod, folder)
     (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
@@ -390,12 +408,19 @@ def load_library(folder: Path) -> Library:
         params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
         module = load_kernels(folder / "kernels.so", has_own_memory(target))
         tuning, outputs = _read_tuning(folder), load_output_names(folder)
+        overwriting = _read_overwriting(folder)
     except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
-    return Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs)
+    return Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs, overwriting)
 
 
 def _read_tuning(folder: Path) -> Tuning:
     """Read what was tuned in a library; bundles of earlier versions do not tell."""
     file = folder / TUNING
     return msgspec.json.decode(file.read_bytes(), type=Tuning) if file.exists() else Tuning()
+
+
+def _read_overwriting(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Read what results may overwrite; bundles of earlier versions do not tell, and nothing is overwritten."""
+    file = folder / OVERWRITING
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[int, ...]]) if file.exists() else {}

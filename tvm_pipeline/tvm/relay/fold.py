@@ -68,12 +68,12 @@ def fast_build(
     choices: AnyChoices | None = None,
     instruments: Sequence[Any] = (),
     *,
-    apart: bool = False,
+    in_place: bool = False,
 ) -> Any:
-    """``relay.build`` as :func:`building` has it; with `apart` slices can do concatenations in place."""
+    """``relay.build`` as :func:`building` has it; with `in_place` slices can do concatenations so."""
     with building(choices, instruments):
         lowered = lowered_int8(SplitByIndices()(mod), target, params)
-        return relay.build(ConcatenationsApart()(lowered) if apart else lowered, target, params=params)
+        return relay.build(ConcatenationsApart()(lowered) if in_place else lowered, target, params=params)
 
 
 @contextmanager
