@@ -13,7 +13,7 @@ arguments do not overlap, so it may move a load over a store. It may not move a 
 it, and every other store leaves the element alone. A vector is stored in parts where the machine has shorter ones; so
 nothing between load and store may cross its lanes.
 
-Indices are compared, and stores counted, as numbers (`tir_numbers.py`). What is not understood is refused. The two files
+Indices are compared, and stores counted, as numbers (`tir_numbers.py`). What is not understood is refused. Both files
 `build.py` keep what `overwritable` finds; `overwritten` maps the arguments of a function to what a kernel reads.
 """
 
@@ -73,12 +73,12 @@ def overwritable(function: Any) -> tuple[int, ...]:
 
 
 def overwritten(
-    library: KernelLibrary, kernel: int, arguments: Sequence[Entry | None], positions: Collection[int]
+    library: KernelLibrary, arguments: Sequence[Entry | None], positions: Collection[int]
 ) -> tuple[Entry, ...]:
     """Return the entries whose bytes the result of a kernel may take.
 
     Args:
-        arguments: of the kernel's function; None is a weight.
+        arguments: what is given to the kernel's function; None is a weight.
         positions: what `overwritable` allows of them.
 
     An entry that is given twice, or also under another shape, must be allowed wherever it is given.
@@ -178,8 +178,9 @@ class _Proof:
             self._drop(frozenset().union(*map(self._reads, (*node.extents, node.condition))))
         elif kind not in ("AllocateConst", "AllocBuffer"):
             raise _RefusedError
-        if getattr(node, "body", None) is not None:
-            self._statement(node.body)
+        body = None if kind in ("Bind", "Evaluate", "AllocBuffer") else getattr(node, "body", None)
+        if body is not None:
+            self._statement(body)
 
     def _loop(self, node: Any) -> None:
         step = getattr(node, "step", None)
@@ -222,14 +223,15 @@ class _Proof:
             raise _RefusedError
         lanes = lanes_of(node.indices[0])
         index, runs = self._iterations.everywhere(node.indices[0], lanes), self._iterations.runs(lanes)
-        self._drop([read for read in reads if not self._is_index(read, index, runs)])
+        self._drop([read for read in reads if not self._is_at(read, index, runs)])
         places = index[runs]
         if places.size and not 0 <= places.min() <= places.max() < self._size:
             raise _RefusedError
         self._is_stored[places] = True
         self._stored += places.size
 
-    def _is_index(self, read: _Read, index: Numbers, runs: Numbers) -> bool:
+    def _is_at(self, read: _Read, index: Numbers, runs: Numbers) -> bool:
+        """Return whether a load reads the element that is stored, wherever the store runs."""
         try:
             read_at = self._iterations.everywhere(read.index, index.shape[-1])
         except UnknownError:

@@ -136,9 +136,11 @@ class Library:
 
     def overwrites(self, kernel: int) -> tuple[Entry, ...]:
         """Return the entries that the kernel reads and whose bytes its result may take."""
+        if self.views[kernel]:
+            return ()
         call = self.calls[kernel]
         arguments = [None if isinstance(each, int) else each for each in call.arguments]
-        return overwritten(self, kernel, arguments, self.overwriting.get(call.function, ()))
+        return overwritten(self, arguments, self.overwriting.get(call.function, ()))
 
     def slow_kernels(self) -> set[int]:
         """Return the kernels whose schedule failed, and those with much work that no fast one serves."""

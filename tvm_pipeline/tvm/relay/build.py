@@ -131,7 +131,7 @@ class Library:
         """Return the entries that the kernel reads and whose bytes its result may take."""
         described = self.graph["nodes"][self.kernels[kernel].node]
         arguments = [self.entry_of_node.get((node, index)) for node, index, _ in described["inputs"]]
-        return overwritten(self, kernel, arguments, self.overwriting.get(described["attrs"]["func_name"], ()))
+        return overwritten(self, arguments, self.overwriting.get(described["attrs"]["func_name"], ()))
 
     def save(self, folder: Path) -> None:
         """Writes the library into an existing folder."""
