@@ -82,6 +82,26 @@ for i in range(5):
 """,
         (0, 1),
     ),
+    "an index that is the same where it is stored": Case(
+        """
+for i in range(64):
+    if i < 63:
+        y[i] = x[T.min(i, 62)] + T.float32(1)
+    else:
+        y[i] = w[i]
+""",
+        (0, 1),
+    ),
+    "rows of a triangle": Case(
+        """
+for i in range(8):
+    for j in range(i + 1):
+        y[i * 8 + j] = x[i * 8 + j] + T.float32(1)
+    for j in range(7 - i):
+        y[i * 8 + i + 1 + j] = w[i * 8 + i + 1 + j]
+""",
+        (0, 1),
+    ),
     "a last tile that overlaps": Case(
         """
 for i in range(5):
@@ -173,6 +193,26 @@ for i in range(4):
     y[T.Ramp(i * 16, 1, 16)] = x[T.Ramp(i * 16, 1, 16)] + T.Broadcast(x[i * 16] + w[0], 16)
 """,
     ),
+    "lanes shuffled": Case(
+        """
+for i in range(16):
+    y[T.Ramp(i * 4, 1, 4)] = T.Shuffle([x[T.Ramp(i * 4, 1, 4)]], [3, 2, 1, 0]) + T.Broadcast(w[0], 4)
+""",
+    ),
+    "several lanes for one": Case(
+        """
+for i in range(64):
+    y[i] = T.Cast("float32", T.reinterpret("int64", x[T.Ramp(i // 2 * 2, 1, 2)])) + w[0]
+""",
+    ),
+    "results that others are made of": Case(
+        """
+for i in range(32):
+    y[i] = x[i] + T.float32(1)
+for i in range(32):
+    y[32 + i] = x[32 + i] + y[i]
+""",
+    ),
     "a condition on what is overwritten": Case(
         """
 for i in range(64):
@@ -191,6 +231,13 @@ for i in range(64):
         """
 for i in range(64):
     T.evaluate(T.address_of(x[i]))
+    y[i] = x[i] + w[0]
+""",
+    ),
+    "the address of all": Case(
+        """
+T.evaluate(T.isnullptr(x.data))
+for i in range(64):
     y[i] = x[i] + w[0]
 """,
     ),

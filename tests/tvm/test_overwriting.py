@@ -40,6 +40,12 @@ def test_a_function_of_tir(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, lambda arrays: run["main"](*map(tvm.nd.from_dlpack, arrays)))
 
 
+def test_nothing_is_said_of_the_threads_of_a_gpu() -> None:
+    text = CASES["each element for itself"].text('"tir.noalias": T.bool(True)')
+    on_device = text.replace("T.parallel(4)", 'T.thread_binding(4, thread="threadIdx.x")')
+    assert overwritable(from_source(on_device, {"T": T})) == ()
+
+
 def residuals(w: Weights) -> relay.Expr:
     """Return a network of kernels that read an input element by element, and of such as do not."""
     x = relay.var("data", shape=(1, 32, 6, 7))

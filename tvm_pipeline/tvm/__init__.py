@@ -5,6 +5,7 @@ kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
 overwriting.py      which arguments a kernel may overwrite with its result, proven on its TIR
+tir_numbers.py      indices of lowered TIR as numbers
 slice_plan.py       which kernels a slice runs, and where each tensor lies
 shared_bytes.py     which tensors of a slice lie inside others, so that nothing copies them
 compiled_model.py   one library for each target under one operator graph, cut into stages

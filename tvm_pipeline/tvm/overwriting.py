@@ -142,11 +142,10 @@ class _Proof:
         """Return what names the memory of a buffer that is read or written."""
         described = buffer if type(buffer).__name__ == "Buffer" else buffer.ty
         name = buffer.data if described is buffer else self._alias.get(buffer, buffer)
-        if name in self._bits:
-            offset = described.elem_offset
-            is_plain = type(offset).__name__ == "IntImm" and int(offset) == 0
-            if not is_plain or _bits(described.dtype) != self._bits[name]:  # indices count something else
-                raise _RefusedError
+        if name in self._bits and not (
+            _is_number(described.elem_offset, 0) and _bits(described.dtype) == self._bits[name]
+        ):
+            raise _RefusedError  # indices count something else
         return name
 
     def _statement(self, node: Any) -> None:
@@ -183,10 +182,10 @@ class _Proof:
             self._statement(body)
 
     def _loop(self, node: Any) -> None:
-        step = getattr(node, "step", None)
-        if int(node.kind) == _ON_DEVICES or (step is not None and int(step) != 1):
+        is_plain = _is_number(node.min, 0) and (getattr(node, "step", None) is None or _is_number(node.step, 1))
+        if int(node.kind) == _ON_DEVICES or not is_plain:
             raise _RefusedError
-        self._drop(self._reads(node.min) | self._reads(node.extent))
+        self._drop(self._reads(node.extent))
         for _ in self._iterations.loop(node, -(-self._size // AT_ONCE)):
             self._statement(node.body)
 
@@ -294,6 +293,10 @@ def _argument(function: Any, param: Any) -> tuple[Any, int, str] | None:
     if not all(type(extent).__name__ == "IntImm" for extent in described.shape):
         raise _RefusedError
     return name, math.prod(int(extent) for extent in described.shape), _bits(described.dtype)
+
+
+def _is_number(node: Any, number: int) -> bool:
+    return type(node).__name__ == "IntImm" and int(node) == number
 
 
 def _bits(dtype: Any) -> str:

@@ -54,17 +54,17 @@ class Iterations:
         self._bound[variable] = expression
 
     def loop(self, node: Any, parts: int) -> Iterator[None]:
-        """Enter a loop, its iterations in so many parts if it is the outermost; yield in each.
+        """Enter a loop from 0, its iterations in so many parts if it is the outermost; yield in each.
 
         Raises:
             UnknownError: how often it runs is not known.
         """
-        first, extent = self.value(node.min), self.value(node.extent)
+        extent = self.value(node.extent)
         count = int(np.max(extent))
         parts = min(count, parts) if not self._extents else 1
         for turns in np.array_split(np.arange(count), parts) if count > 0 else ():
             turn = turns.reshape(-1, *[1] * (len(self._extents) + 1))
-            self._numbers[node.loop_var] = first + turn
+            self._numbers[node.loop_var] = turn
             self._extents.append(len(turns))
             outer = len(self._conditions)
             if np.ndim(extent):

@@ -332,10 +332,8 @@ def _functions(factory: Any) -> dict[str, relay.Function]:
     }
 
 
-def _overwriting(factory: Any, target: str) -> dict[str, tuple[int, ...]]:
-    """Return of each function of CPU cores what its result may overwrite; of GPUs it is not proven."""
-    if has_own_memory(target):
-        return {}
+def _overwriting(factory: Any) -> dict[str, tuple[int, ...]]:
+    """Return of each function the positions of the arguments that its result may overwrite."""
     return {
         str(name): overwritable(next(iter(info.tir_primfuncs.values())))
         for name, info in factory.function_metadata.items()
@@ -382,7 +380,7 @@ def _write(
     given: Mapping[Any, AnyChoice] = choices
     applied = tuple((workload, given[workload]) for workload in sorted(set(workloads.values())) if workload in given)
     (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
-    (folder / OVERWRITING).write_bytes(msgspec.json.encode(_overwriting(factory, target)))
+    (folder / OVERWRITING).write_bytes(msgspec.json.encode(_overwriting(factory)))
     save_output_names(mod, folder)
     (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
