@@ -30,13 +30,14 @@ from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_targ
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.machine_code import load_kernels
-from tvm_pipeline.tvm.overwriting import overwritable, overwritten
+from tvm_pipeline.tvm.overwriting import overwritten
 from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 from tvm_pipeline.tvm.relay.output_names import load_output_names, save_output_names
+from tvm_pipeline.tvm.relay.overwriting_record import load_overwriting, save_overwriting
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
 from tvm_pipeline.tvm.relay.tuning.device_records import recorded
@@ -46,7 +47,6 @@ from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
 
 TUNING = "tuning.json"  # of a library: its Tuning
-OVERWRITING = "overwriting.json"  # of a library: of each function the arguments that its result may overwrite
 FORMAT = 14  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
@@ -332,15 +332,6 @@ def _functions(factory: Any) -> dict[str, relay.Function]:
     }
 
 
-def _overwriting(factory: Any) -> dict[str, tuple[int, ...]]:
-    """Return of each function the positions of the arguments that its result may overwrite."""
-    return {
-        str(name): overwritable(next(iter(info.tir_primfuncs.values())))
-        for name, info in factory.function_metadata.items()
-        if len(info.tir_primfuncs)
-    }
-
-
 def _workloads(factory: Any, target: tvm.target.Target) -> dict[str, AnyWorkload]:
     """Return the workload of each function that tuning can make faster."""
     find: Callable[[relay.Function], AnyWorkload | None] = workload_of
@@ -380,7 +371,7 @@ def _write(
     given: Mapping[Any, AnyChoice] = choices
     applied = tuple((workload, given[workload]) for workload in sorted(set(workloads.values())) if workload in given)
     (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
-    (folder / OVERWRITING).write_bytes(msgspec.json.encode(_overwriting(factory)))
+    save_overwriting(factory, folder)
     save_output_names(mod, folder)
     (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
@@ -405,8 +396,7 @@ def load_library(folder: Path) -> Library:
         ready_to_run(kind_of(target))
         params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
         module = load_kernels(folder / "kernels.so", has_own_memory(target))
-        tuning, outputs = _read_tuning(folder), load_output_names(folder)
-        overwriting = _read_overwriting(folder)
+        tuning, outputs, overwriting = _read_tuning(folder), load_output_names(folder), load_overwriting(folder)
     except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
     return Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs, overwriting)
@@ -416,9 +406,3 @@ def _read_tuning(folder: Path) -> Tuning:
     """Read what was tuned in a library; bundles of earlier versions do not tell."""
     file = folder / TUNING
     return msgspec.json.decode(file.read_bytes(), type=Tuning) if file.exists() else Tuning()
-
-
-def _read_overwriting(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Read what results may overwrite; bundles of earlier versions do not tell, and nothing is overwritten."""
-    file = folder / OVERWRITING
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, tuple[int, ...]]) if file.exists() else {}
