@@ -33,7 +33,7 @@ from tvm_pipeline.tvm.tir_numbers import BINARY, VARIABLES, Iterations, Numbers,
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.slice_plan import KernelLibrary
 
-AT_ONCE = 1 << 22  # elements of a result that are counted at once: more take memory
+AT_ONCE = 1 << 20  # elements of a result that are counted at once: more take memory
 
 _OPERANDS = {
     **dict.fromkeys((*BINARY, "Div", "Mod", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "LShift", "RShift"), ("a", "b")),
