@@ -210,7 +210,7 @@ def test_a_tensor_that_is_given_twice_must_be_allowed_twice() -> None:
     made = Output((4, 16), "float32", "", Source(0, 0))
     first = Kernel((("relu", 64),), ((),), ((-1, 0),), (made,), 0, 0)
     view = Kernel((), (), ((0, 0),), (made,), 0, 0)
-    library = Kernels([first, view], [[0], []], [(1, 0)], {1})
+    library = Kernels([first, view], [[0], []], [(1, 0)], {1}, {})
     arguments: list[Entry | None] = [(0, 0), None, (1, 0), (-1, 1), (0, 0)]
     assert overwritten(library, arguments, (0, 2, 3, 4)) == ((0, 0), (1, 0), (-1, 1))
     assert overwritten(library, arguments, (0, 3, 4)) == ((-1, 1),)  # the view shows the same bytes

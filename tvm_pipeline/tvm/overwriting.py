@@ -31,7 +31,7 @@ from tvm_pipeline.tvm.kernels import Entry
 from tvm_pipeline.tvm.tir_numbers import BINARY, VARIABLES, Iterations, Numbers, UnknownError, lanes_of, name_of
 
 if TYPE_CHECKING:
-    from tvm_pipeline.tvm.slice_plan import KernelLibrary
+    from tvm_pipeline.tvm.kernels import KernelLibrary
 
 AT_ONCE = 1 << 20  # elements of a result that are counted at once: more take memory
 
