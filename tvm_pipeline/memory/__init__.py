@@ -4,6 +4,7 @@ The names below are the interface of the package; `memory_graph.py` defines thei
 
 memory_graph.py   buffers, the bytes alive at each step of an order, and the check of an order
 orders.py         orders that cost no search
+concatenation.py  graphs whose concatenations take no memory of their own
 minimum_peak.py   the one entry to all methods that order a graph
 exact_order.py    the order with the least peak, proven
 order_search.py   its compiled search

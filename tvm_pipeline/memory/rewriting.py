@@ -25,6 +25,7 @@ import numpy as np
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import GraphError
 from tvm_pipeline.memory import minimum_peak
+from tvm_pipeline.memory.concatenation import CONCATENATIONS
 from tvm_pipeline.memory.memory_graph import ELEMENTWISE, Buffer, MemoryGraph
 from tvm_pipeline.memory.orders import Ordering
 
@@ -32,7 +33,6 @@ _T = TypeVar("_T", bound=Hashable)
 How: TypeAlias = Literal["partitioned", "piecewise"]
 
 # Kinds as Keras, TFLite and memory benchmarks name them, in lower case and without underscores.
-CONCATENATIONS = {"concat", "concatenate", "concatenation"}
 SUMS = {"add", "addn", "average", "mean", "sum"}
 CONVOLUTIONS = {"conv2d"}
 DEPTHWISE = {"depthwiseconv2d"}
@@ -142,11 +142,17 @@ def rewritable(graph: OperatorGraph, memory: MemoryGraph) -> dict[str, How]:
     return found
 
 
-def rewritten(graph: OperatorGraph, memory: MemoryGraph, chosen: Collection[str]) -> MemoryGraph:
+def rewritten(
+    graph: OperatorGraph, memory: MemoryGraph, chosen: Collection[str], *, narrow_sums: bool = False
+) -> MemoryGraph:
     """Return `memory` with the operators `chosen` done in parts, even if that costs memory.
 
     The parts of `conv` are called `conv[0]`, `conv[1]` and so on. An integer sum is computed in int32, and
     `conv[requantize]` makes the output of it.
+
+    Args:
+        narrow_sums: count partial sums in the element type of the output, as SERENITY does for its networks of 8 bits.
+            It is a count alone: a runtime whose sums have 8 bits does not compute what the convolution computes.
 
     Raises:
         GraphError: `memory` is of another graph, or one of `chosen` is not `rewritable`.
@@ -160,7 +166,7 @@ def rewritten(graph: OperatorGraph, memory: MemoryGraph, chosen: Collection[str]
         )
     if not chosen:
         return memory
-    return _Rewriter(graph, memory).run(set(chosen))
+    return _Rewriter(graph, memory, narrow_sums).run(set(chosen))
 
 
 def _kinds(operator: Operator) -> list[str]:
@@ -245,8 +251,9 @@ class _Part:
 class _Rewriter:
     """A memory graph that is built operator by operator, with some operators in parts."""
 
-    def __init__(self, graph: OperatorGraph, memory: MemoryGraph) -> None:
+    def __init__(self, graph: OperatorGraph, memory: MemoryGraph, narrow_sums: bool) -> None:
         self.graph, self.memory, self.readers = graph, memory, _Readers(graph, memory)
+        self.narrow_sums = narrow_sums
         self.old = {buffer.name: buffer for buffer in memory.buffers}
         self.operators: list[str] = []
         self.workspace: list[int] = []
@@ -289,7 +296,8 @@ class _Rewriter:
             self.in_parts(index, reads, self.whole(tensor))
 
     def summed(self, index: int, reads: list[_Part], tensor: Tensor) -> None:
-        carried = np.dtype(tensor.dtype).kind in "iu" and np.dtype(tensor.dtype).itemsize < 4
+        dtype = np.dtype(tensor.dtype)
+        carried = dtype.kind in "iu" and dtype.itemsize < 4 and not self.narrow_sums
         total = self.buffer(f"{tensor.name}[sum]", 4 * math.prod(tensor.shape)) if carried else self.whole(tensor)
         self.in_parts(index, reads, total)
         if carried:
