@@ -49,12 +49,30 @@ def test_the_orders_of_a_graph(cli, net):
     (found,) = outcome.json["parts"]
     assert found["peak_bytes"] == {"listed": 3010, "kahn": 3010, "least": 1030}
     assert (found["status"], found["bound_bytes"], found["gap"]) == ("optimal", 1030, 0.0)
+    assert found["free_concatenations"] is None
     assert sorted(found["order"]) == sorted(node["name"] for node in branches()["nodes"])
     for step in found["fullest"]:
         assert sum(tensor["bytes"] for tensor in step["alive"]) == 1030
         assert step["alive"][0]["bytes"] == 1000
     # Each tensor of an arena takes a multiple of 64 bytes.
     assert found["arena_bytes"] == {"listed": 3136, "greedy": 1216, "exact": 1216, "bound": 1216}
+
+
+def test_concatenations_are_counted_as_copies_and_as_free(cli, tmp_path, monkeypatch):
+    """Both parts with their copy; without it, the parts with what reads them. Inputs and outputs stay to the end."""
+    sizes = {"image": 10, "left": 100, "right": 60, "concat": 160, "conv": 20}
+    kinds = {"concat": "concatenation"}
+    nodes = [{"name": n, "op": kinds.get(n, "conv2d"), "output_bytes": size} for n, size in sizes.items()]
+    edges = [["image", "left"], ["image", "right"], ["left", "concat"], ["right", "concat"], ["concat", "conv"]]
+    (tmp_path / "joined.json").write_text(json.dumps({"name": "joined", "nodes": nodes, "edges": edges}))
+    (found,) = cli("memory", tmp_path / "joined.json", "--json").json["parts"]
+    free = found["free_concatenations"]
+    assert (found["operators"], free["operators"]) == (5, 4)
+    assert found["peak_bytes"] == {"listed": 320, "kahn": 320, "least": 320}
+    assert free["peak_bytes"] == {"listed": 180, "kahn": 180, "least": 180}
+    assert sorted(free["order"]) == ["conv", "image", "left", "right"]
+    monkeypatch.setenv("COLUMNS", "160")
+    assert "joined, concatenations free" in cli("memory", tmp_path / "joined.json").out
 
 
 def test_the_stages_of_a_plan_and_a_picture(cli, net, tmp_path):

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 
 from tests.support.graphs import randoms
 from tests.support.memory import least_peak, random_memory_graph, simulated_peak
-from tvm_pipeline.memory import minimum_peak, serenity
+from tvm_pipeline.memory import Buffer, MemoryGraph, footprint, minimum_peak, serenity
+from tvm_pipeline.memory.orders import kahn_order
 
 
 @given(randoms())
@@ -18,6 +19,39 @@ def test_no_order_needs_less(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 6)
     found = minimum_peak(graph, "serenity")
     assert found.peak_bytes == found.bound_bytes == least_peak(graph) == simulated_peak(graph, found.order)
+
+
+@given(randoms())
+@settings(max_examples=60)
+def test_each_of_its_ideas_can_be_left_out(rng: random.Random) -> None:
+    graph = random_memory_graph(rng, 7)
+    for divide, budgeting in ((False, False), (True, False), (False, True)):
+        found = serenity.serenity_order(graph, divide=divide, budgeting=budgeting)
+        assert found.peak_bytes == found.bound_bytes == least_peak(graph) == simulated_peak(graph, found.order)
+
+
+def test_what_is_left_out_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four branches, wide and then thin, have 19 schedules in a step, and 12 if one wide buffer is alive at a time.
+
+    The operator behind them needs so much that a budget for all operators prunes none of the branches.
+    """
+    buffers = [Buffer("image", 1, (0,), (1, 2, 3, 4))]
+    buffers += [Buffer(f"wide{i}", 9, (1 + i,), (5 + i,)) for i in range(4)]
+    buffers += [Buffer(f"thin{i}", 1, (5 + i,), (9,)) for i in range(4)]
+    buffers += [Buffer("sum", 1, (9,), (10,)), Buffer("large", 1000, (10,), (11,)), Buffer("end", 1, (11,), ())]
+    graph = MemoryGraph("net", tuple("abcdefghijkl"), tuple(buffers))
+    monkeypatch.setattr(serenity, "STEP_LIMIT", 12)
+
+    def peak_of_the_branches(**ideas: bool) -> int:
+        return max(footprint(graph, serenity.serenity_order(graph, **ideas).order)[:10])
+
+    kahn = max(footprint(graph, kahn_order(graph))[:10])
+    assert (kahn, peak_of_the_branches()) == (1 + 4 * 9, 1 + 9 + 3)
+    assert peak_of_the_branches(divide=False) == kahn
+    assert peak_of_the_branches(budgeting=False) == 1 + 9 + 3
+    # Without the budget the limit of a step does not hold.
+    assert serenity.serenity_order(graph, divide=False).status == "feasible"
+    assert serenity.serenity_order(graph, divide=False, budgeting=False).status == "optimal"
 
 
 def test_soft_budgets_make_steps_small(monkeypatch: pytest.MonkeyPatch) -> None:

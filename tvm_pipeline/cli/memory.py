@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +45,8 @@ def command(
 ) -> None:
     """Find the order of operators that needs the least memory, and list what the usual orders need.
 
-    Activations are counted, with inputs and outputs alive to the end; `plan` and `show` list parameters.
+    Activations are counted, with inputs and outputs alive to the end; `plan` and `show` list parameters. A
+    concatenation is counted as a copy, which most runtimes make, and once more as free: readers read its parts.
 
     Example: tvm-pipeline memory model.onnx --plot memory.svg
     """
@@ -57,20 +58,24 @@ def command(
         graph, chosen = _read(source, shapes_of(input_shapes), values_of(input_values), plan, tell)
         _say_empty(graph)
         tell("searching for the order that needs the least memory")
-        found = [compare(graph.name, graph)]
+        parts: list[tuple[str, Sequence[str] | None]] = [(graph.name, None)]
         for index, stage in enumerate(chosen.stages if chosen else ()):
-            found.append(compare(f"stage {index} on {', '.join(stage.devices)}", graph, stage.operators))
+            parts.append((f"stage {index} on {', '.join(stage.devices)}", stage.operators))
+        found = [compare(name, graph, operators) for name, operators in parts]
+        free = [_free(part, graph, operators) for part, (_, operators) in zip(found, parts, strict=True)]
         arenas = [_arena(part) for part in found]
         moved = [_moved(part, on_chip) for part in found] if on_chip else []
         if plot:
             draw_memory(found, plot)
     if json:
         rows = [_json(part, arena) for part, arena in zip(found, arenas, strict=True)]
+        for row, other in zip(rows, free, strict=True):
+            row["free_concatenations"] = _orders(other) if other else None
         for row, traffics in zip(rows, moved, strict=False):
             row["traffic_bytes"] = traffics
         print_json({"graph": graph.name, "parts": rows, "plot": str(plot) if plot else None})
         return
-    show(orders_table(found), json)
+    show(orders_table([row for both in zip(found, free, strict=True) for row in both if row]), json)
     show(_arena_table(found, arenas), json)
     if moved:
         show(_traffic_table(found, moved, on_chip or 0), json)
@@ -94,6 +99,12 @@ def _read(
     if chosen is not None:
         check_partition(graph, [stage.operators for stage in chosen.stages])
     return graph, chosen
+
+
+def _free(part: Comparison, graph: OperatorGraph, operators: Sequence[str] | None) -> Comparison | None:
+    """Return the part with concatenations that take no memory of their own; None if it has none of these."""
+    free = compare(f"{part.name}, concatenations free", graph, operators, "free")
+    return free if len(free.graph) < len(part.graph) else None
 
 
 def _say_empty(graph: OperatorGraph) -> None:
@@ -123,7 +134,7 @@ def _moved(found: Comparison, on_chip: int) -> dict[str, int]:
     return {**moved, "least_traffic": best.traffic_bytes, "bound": best.bound_bytes}
 
 
-def _json(found: Comparison, arena: dict[str, int]) -> dict[str, Any]:
+def _orders(found: Comparison) -> dict[str, Any]:
     graph, least = found.graph, found.least
     return {
         "name": found.name,
@@ -133,6 +144,13 @@ def _json(found: Comparison, arena: dict[str, int]) -> dict[str, Any]:
         "status": least.status,
         "gap": least.gap,
         "order": [graph.operators[index] for index in least.order],
+    }
+
+
+def _json(found: Comparison, arena: dict[str, int]) -> dict[str, Any]:
+    graph, least = found.graph, found.least
+    return {
+        **_orders(found),
         "fullest": [
             {
                 "operator": graph.operators[index],

@@ -9,12 +9,13 @@ both quick and successful (adaptive soft budgeting, Algorithm 2). The method is 
 
 from __future__ import annotations
 
+import sys
 import time
 from itertools import accumulate
 from typing import TypeAlias
 
 from tvm_pipeline.core.topology import successors
-from tvm_pipeline.memory.memory_graph import MemoryGraph, footprint, predecessors
+from tvm_pipeline.memory.memory_graph import INT64_MAX, MemoryGraph, footprint, predecessors
 from tvm_pipeline.memory.orders import Ordering, kahn_order
 from tvm_pipeline.memory.regions import split
 
@@ -27,17 +28,30 @@ _Steps: TypeAlias = "tuple[int, _Steps] | None"
 _Partial: TypeAlias = "tuple[int, int, int, _Steps]"
 
 
-def serenity_order(graph: MemoryGraph, time_limit_s: float | None = None) -> Ordering:
-    """Return the optimal order that SERENITY's scheduler finds, with Kahn's order in the parts that take too long."""
+def serenity_order(
+    graph: MemoryGraph, time_limit_s: float | None = None, *, divide: bool = True, budgeting: bool = True
+) -> Ordering:
+    """Return the optimal order that SERENITY's scheduler finds, with Kahn's order in the parts that take too long.
+
+    Args:
+        time_limit_s: for the whole graph.
+        divide: whether the graph is divided at its cut nodes.
+        budgeting: whether a budget limits the bytes. Without it a part is searched once, however many schedules a step
+            has.
+    """
     deadline = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
     kahn = kahn_order(graph)
     steps = footprint(graph, kahn)
-    machine = _Machine(graph)
+    machine = Machine(graph)
     order: list[int] = []
     peaks, bound = [machine.start], machine.start
-    for part in _cells(graph):
+    for part in cells(graph) if divide else [range(len(graph))][: len(graph)]:
         hard = max(steps[part.start : part.stop])
-        found = _soft_budgeting(machine, part, hard, deadline)
+        if budgeting:
+            found = _soft_budgeting(machine, part, hard, deadline)
+        else:
+            answer = _schedule(machine, part, INT64_MAX, deadline, sys.maxsize)
+            found = None if isinstance(answer, str) else answer
         order += found[1] if found else kahn[part.start : part.stop]
         peaks.append(found[0] if found else hard)
         bound = max(bound, found[0] if found else 0)
@@ -45,7 +59,7 @@ def serenity_order(graph: MemoryGraph, time_limit_s: float | None = None) -> Ord
     return Ordering(tuple(order), peak, bound)
 
 
-def _cells(graph: MemoryGraph) -> list[range]:
+def cells(graph: MemoryGraph) -> list[range]:
     """Return parts of the graph; each but the first begins with a cut node, which no other buffer passes by."""
     change = [0] * (len(graph) + 1)
     for buffer in graph.buffers:
@@ -54,16 +68,16 @@ def _cells(graph: MemoryGraph) -> list[range]:
             change[min(users) + 1] += 1
             change[max(users)] -= 1
     passing = list(accumulate(change))
-    cells: list[range] = []
+    found: list[range] = []
     for part in split(graph):
-        if cells and passing[part.start]:
-            cells[-1] = range(cells[-1].start, part.stop)
+        if found and passing[part.start]:
+            found[-1] = range(found[-1].start, part.stop)
         else:
-            cells.append(part)
-    return cells
+            found.append(part)
+    return found
 
 
-def _soft_budgeting(machine: _Machine, part: range, hard: int, deadline: float) -> tuple[int, list[int]] | None:
+def _soft_budgeting(machine: Machine, part: range, hard: int, deadline: float) -> tuple[int, list[int]] | None:
     """Return the peak and the order of a part by Algorithm 2; None if no budget is both quick and sufficient in time.
 
     In the printed algorithm, a second "no solution" in a row lowers the budget. This is the binary search that the text
@@ -71,7 +85,7 @@ def _soft_budgeting(machine: _Machine, part: range, hard: int, deadline: float) 
     """
     low, high, budget = 0, hard, hard
     while time.monotonic() < deadline:
-        found = _schedule(machine, part, budget, deadline)
+        found = _schedule(machine, part, budget, deadline, STEP_LIMIT)
         if isinstance(found, tuple):
             return found
         if found == "timeout":
@@ -83,8 +97,12 @@ def _soft_budgeting(machine: _Machine, part: range, hard: int, deadline: float) 
     return None
 
 
-def _schedule(machine: _Machine, part: range, budget: int, deadline: float) -> tuple[int, list[int]] | str:
-    """Return the peak and the order by Algorithm 1; "timeout" or "no solution" within the budget if there are none."""
+def _schedule(machine: Machine, part: range, budget: int, deadline: float, most: int) -> tuple[int, list[int]] | str:
+    """Return the peak and the order by Algorithm 1; "timeout" or "no solution" within the budget if there are none.
+
+    Args:
+        most: how many schedules a step may have.
+    """
     before = (1 << part.start) - 1
     ready = frozenset(op for op in part if machine.before[op] & ~before == 0)
     layer: dict[frozenset[int], _Partial] = {ready: (before, machine.alive(before), 0, None)}
@@ -101,7 +119,7 @@ def _schedule(machine: _Machine, part: range, budget: int, deadline: float) -> t
                 key = signature - {op} | set(released)
                 if key not in following or reached < following[key][2]:
                     following[key] = (then, alive + change, reached, (op, order))
-            if len(following) > STEP_LIMIT or time.monotonic() >= deadline:
+            if len(following) > most or time.monotonic() >= deadline:
                 return "timeout"
         if not following:
             return "no solution"
@@ -114,7 +132,7 @@ def _schedule(machine: _Machine, part: range, budget: int, deadline: float) -> t
     return peak, steps[::-1]
 
 
-class _Machine:
+class Machine:
     """The bytes alive as a function of the operators that have run, a set of bits."""
 
     def __init__(self, graph: MemoryGraph) -> None:

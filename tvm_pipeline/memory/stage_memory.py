@@ -16,6 +16,7 @@ from functools import lru_cache
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import GraphError
+from tvm_pipeline.memory.concatenation import Concatenation, free_concatenations
 from tvm_pipeline.memory.memory_graph import MemoryGraph, footprint, memory_graph, peak_bytes
 from tvm_pipeline.memory.minimum_peak import minimum_peak
 from tvm_pipeline.memory.orders import Ordering, kahn_order, program_order
@@ -132,9 +133,17 @@ class Comparison:
         return {"listed": self.listed, "kahn": self.kahn, "least": self.least.order}
 
 
-def compare(name: str, graph: OperatorGraph, operators: Iterable[str] | None = None) -> Comparison:
-    """Compare the orders of a stage's operators (all by default); raise GraphError as `stage_graph` does."""
+def compare(
+    name: str, graph: OperatorGraph, operators: Iterable[str] | None = None, concatenation: Concatenation = "copied"
+) -> Comparison:
+    """Compare the orders of a stage's operators (all by default); raise GraphError as `stage_graph` does.
+
+    Args:
+        concatenation: whether one is a copy of its parts, or `free`: see `concatenation.py`.
+    """
     memory = stage_graph(graph, operators)
+    if concatenation == "free":
+        memory = free_concatenations(graph, memory)
     return Comparison(name, memory, program_order(memory), kahn_order(memory), minimum_peak(memory))
 
 
