@@ -77,9 +77,10 @@ class Orders:
     def _last(self, layer: dict[int, Counter[int]], done: int) -> Iterator[int]:
         for op in range(len(self.graph)):
             before = done ^ 1 << op
-            if done >> op & 1 and before in layer:
-                if self.machine.step(before, self.machine.alive(before), op)[0] <= self.most:
-                    yield op
+            if not done >> op & 1 or before not in layer:
+                continue
+            if self.machine.step(before, self.machine.alive(before), op)[0] <= self.most:
+                yield op
 
     def _next(self, layer: dict[int, Counter[int]]) -> dict[int, Counter[int]]:
         machine = self.machine

@@ -1,14 +1,15 @@
-"""The arena that TensorFlow Lite laid out in 2019, as a model: the published figures of that time were measured with it.
+"""The arena that TensorFlow Lite laid out in 2019, as a model: published figures of that time are its.
 
 Its planner goes through the operators in the order in which they run. It allocates the graph's inputs first, and then
 for each operator the tensors that it writes, before it frees those that nobody reads any more. A new tensor gets the
 smallest free gap that holds it (online best fit), or the place behind the last tensor. So a tensor is placed without a
-look at those that come later, and the arena may be larger than what is alive. Today's TFLite places all tensors from
-the largest to the smallest, as `memory/arena.py` does.
+look at those that come later, and the arena may be larger than what is alive. The interpreter keeps the graph's inputs
+to the end (`memory_graph(graph, pin_inputs=True)`). Today's TFLite places all tensors from the largest to the smallest,
+as `memory/arena.py` does.
 
-The source is the public history of `simple_memory_arena.cc` and `arena_planner.cc` in TensorFlow's repository: the rule
-above is that of their state under `tensorflow/contrib/lite`; the sorting by size is in their later states. Not in the
-model: temporaries of kernels, such as the patches that a convolution gathers.
+The source is the public history of `simple_memory_arena.cc`, `arena_planner.cc` and `subgraph.cc` in TensorFlow's
+repository: the rule above is that of the first two under `tensorflow/contrib/lite`; sorting by size is in later states.
+Not in the model: temporaries of kernels, such as the patches that a convolution gathers.
 """
 
 from __future__ import annotations
