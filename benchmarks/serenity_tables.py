@@ -6,8 +6,8 @@
     python benchmarks/serenity_tables.py --short                # a little of each, for CI
 
 1. peaks: the least peak of bytes alive, with concatenations as copies and as free (`memory/concatenation.py`), and with
-   SERENITY's two rewritings (`memory/rewriting.py`): beside copies with integer sums of 32 bits, as exactness needs, and
-   without copies with sums of 8 bits, as the paper counts. Then what Figure 10 compares: the arena of TFLite of 2019
+   SERENITY's two rewritings (`memory/rewriting.py`): with copies and integer sums of 32 bits, as exactness needs, and
+   without copies and with sums of 8 bits, as the paper counts. Then what Figure 10 compares: the arena of 2019's TFLite
    (`research/tflite_arena.py`) for the listed order with copies, and those of the best orders without. The paper's text
    has figures of cell A alone, and two means.
 2. ablation: Table 2, by `memory/serenity.py` with its ideas left out; seconds of CPU time. N/A is what --limit seconds
@@ -16,7 +16,8 @@
    uniformly from all of them and from the best ones.
 4. curves: Figure 12, bytes alive and the top of the arena at each operator of cell A; --draw makes the picture.
 5. traffic: Figure 11, bytes to and from an on-chip memory by Belady's rule. The inputs and outputs of a cell always
-   move; what moves in addition stands beside it, since the paper has cells where nothing does.
+   move; what moves in addition stands beside it, since the paper has cells where nothing does. The text does not say
+   how wide the elements of DARTS and RandWire are: here four bytes or one. SwiftNet's have one byte.
 
 1 KB is 1000 bytes in the paper's figures of peaks. The exit status is 1 if a peak of SwiftNet is not the published one,
 or if two exact methods differ.
@@ -33,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from memory_rewriting import int8
 from planner import CONSOLE, s, show
 
 from tvm_pipeline.core.graph import OperatorGraph
@@ -285,33 +287,39 @@ def draw(lines: list[tuple[str, MemoryGraph, tuple[int, ...]]], path: Path) -> N
 
 def off_chip(options: argparse.Namespace) -> None:
     rows, means = [], []
-    graphs = benchmark_cells(options.short)
-    for kilobytes in (256,) if options.short else (32, 64, 128, 256):
-        ratios, ended, fits = [], 0, 0
-        for name, graph in graphs.items():
-            copied = memory_graph(graph)
-            other, parts = free(graph, copied), in_parts(graph, copied)
-            ends = sum(b.bytes for b in other.buffers if b.pinned or (not b.producers and b.consumers))
-            ways = ((other, program_order(other)), (other, best(other).order), (parts, best(parts).order))
-            moved = [traffic(memory, order, kilobytes << 10).bytes for memory, order in ways]
-            rows.append((name, kilobytes, *(f"{b:,} ({b - ends:,})" for b in moved), f"{moved[0] / moved[2]:.2f}"))
-            fits += moved[0] == ends
-            ended += moved[0] > ends == moved[2]
-            if moved[0] > ends:
-                ratios.append([moved[0] / one for one in moved[1:]])
-        ratio = [f"{statistics.geometric_mean(row[i] for row in ratios):.2f}" if ratios else "-" for i in range(2)]
-        means.append((kilobytes, *ratio, ended, fits, "1.76" if kilobytes == 256 else ""))
-    columns = ("cell", "KiB", "listed order (beyond inputs and outputs)", "exact order", "and rewritten", "ratio")
-    show("5. Off-chip traffic, bytes, concatenations free", columns, rows)
-    columns = (
-        "KiB",
-        "listed / exact",
-        "listed / rewritten",
-        "move nothing more when rewritten",
-        "fit as listed",
-        "the paper",
+    for width in (1,) if options.short else (4, 1):
+        graphs = {name: int8(graph) if width == 1 else graph for name, graph in benchmark_cells(options.short).items()}
+        for kilobytes in (256,) if options.short else (32, 64, 128, 256):
+            found = {name: moved(graph, kilobytes << 10) for name, graph in graphs.items()}
+            ratios = []
+            for name, (ends, listed, *others) in found.items():
+                if kilobytes == 256 and (width == 1 or "SwiftNet" not in name):
+                    row = (f"{size:,} ({size - ends:,})" for size in (listed, *others))
+                    rows.append((name, width, *row))
+                if listed > ends:
+                    ratios.append([listed / one for one in others])
+            ratio = [f"{statistics.geometric_mean(row[i] for row in ratios):.2f}" if ratios else "-" for i in range(3)]
+            ended = sum(listed > ends == last for ends, listed, *_, last in found.values())
+            means.append(
+                (kilobytes, width, *ratio, ended, len(found) - len(ratios), "1.76" if kilobytes == 256 else "")
+            )
+    ways = ("copied, listed", "free, listed", "free, exact", "free, rewritten")
+    show("5. Off-chip traffic at 256 KiB, bytes (beyond inputs and outputs)", ("cell", "bytes each", *ways), rows)
+    over = (f"listed / {way}" for way in ways[1:])
+    columns = ("KiB", "bytes each", *over, "move nothing more when rewritten", "fit as listed", "the paper")
+    show(
+        "Traffic of the listed order with copies over others; geometric means of cells that do not fit", columns, means
     )
-    show("Geometric means over the cells that do not fit in the listed order", columns, means)
+
+
+def moved(graph: OperatorGraph, capacity: int) -> list[int]:
+    """Return the bytes of inputs and outputs, and what four orders move: see `ways` above."""
+    copied = memory_graph(graph)
+    other, parts = free(graph, copied), in_parts(graph, copied)
+    ends = sum(b.bytes for b in copied.buffers if b.pinned or (not b.producers and b.consumers))
+    orders_of = ((copied, program_order(copied)), (other, program_order(other)))
+    best_of = ((memory, best(memory).order) for memory in (other, parts))
+    return [ends, *(traffic(memory, order, capacity).bytes for memory, order in (*orders_of, *best_of))]
 
 
 PARTS = {"peaks": peaks, "ablation": ablation, "orders": orders, "curves": curves, "traffic": off_chip}
