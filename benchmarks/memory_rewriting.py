@@ -12,7 +12,8 @@
    over the cells and pairs. Targets: 1.68x without and 1.86x with rewriting. Those are SERENITY's figures against
    TensorFlow Lite, whose order is a program order; here both baselines are orders of the same graph with the same
    accounting: Kahn's (first ready, first run) and program order (as the generator lists the operators). A concatenation
-   is a copy here and costs nothing in SERENITY's count, so that the targets are not comparable figures.
+   is a copy here and costs nothing in SERENITY's count, so that the targets are not comparable figures; the benchmark
+   `serenity_tables.py` counts as the paper does.
 2. relay: the pass RewriteConcat on networks of real convolutions of random weights, without and with the order of least
    memory: the optimal peak, by which the pass decides, with inputs kept; the arena of the whole network as one stage;
    and what the planner of TVM's graph executor allocates, which hands buffers on whole and so may need more where there

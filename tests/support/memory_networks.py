@@ -1,11 +1,11 @@
 """The networks whose order of operators matters, in float32, each kernel an operator: what memory benchmarks order.
 
-SERENITY ("Ordering Chaos", Ahn et al., MLSys 2020) measures cells of DARTS, of SwiftNet and of RandWire. SwiftNet is
-public as a .tflite (github.com/newwhitecheng/vwwc19-submission), and is not among the networks here yet; cells of
-NASNet, PNASNet and AmoebaNet stand in for it. Batch normalisation is folded into the convolution before it, and a ReLU
-that two operators want is computed once, as compilers do. What is random comes from `seed`. SERENITY counts no memory
-of its own for a concatenation; here it is a copy, as in TVM and TFLite, so that ratios of the two are not comparable.
-Next: `NETWORKS`, all of them by name, and `tests/memory/test_networks.py`.
+SERENITY ("Ordering Chaos", Ahn et al., MLSys 2020) measures cells of DARTS, of SwiftNet and of RandWire. SwiftNet, in
+uint8, is in `profiles/swiftnet` and has a benchmark of its own, `serenity_tables.py`; cells of NASNet, PNASNet and
+AmoebaNet are added here. Batch normalisation is folded into the convolution before it, and a ReLU that two operators
+want is computed once, as compilers do. What is random comes from `seed`. SERENITY counts no memory of its own for a
+concatenation; `memory_graph` counts a copy, as in TVM and TFLite (see `memory/concatenation.py`). Next: `NETWORKS`, all
+of them by name, and `tests/memory/test_networks.py`.
 """
 
 from __future__ import annotations
