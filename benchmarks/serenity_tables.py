@@ -1,6 +1,6 @@
 """Repeat the tables and figures of SERENITY ("Ordering Chaos", Ahn et al., MLSys 2020) on its own network, SwiftNet.
 
-    python benchmarks/serenity_tables.py                        # all five parts, about half an hour, most of it Table 2
+    python benchmarks/serenity_tables.py                        # all five parts, some minutes, most of them Table 2
     python benchmarks/serenity_tables.py --only orders          # one of peaks, ablation, orders, curves, traffic
     python benchmarks/serenity_tables.py --only curves --draw swiftnet.svg
     python benchmarks/serenity_tables.py --short                # a little of each, for CI
