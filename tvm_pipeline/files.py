@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import logging
 import os
 import secrets
 import shutil
@@ -15,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tvm_pipeline.errors import PipelineError
+
+_log = logging.getLogger(__name__)
 
 # What a write into a file that is open already fails with, where the place is at fault.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -72,6 +75,18 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     """Writes a whole file or nothing."""
     with replacing(path) as temporary:
         temporary.write_bytes(content)
+
+
+def linked(source: Path, target: Path) -> None:
+    """Give a file that nothing writes into a second name, so that it is in memory once, under whichever it is mapped.
+
+    It is copied, and the log says so, where that cannot be: on another file system, or if the file is another user's.
+    """
+    try:
+        os.link(source, target)
+    except OSError as error:
+        _log.info("%s is copied to %s, and is in memory for each of them: %s", source, target, error.strerror)
+        shutil.copyfile(source, target)
 
 
 def read_bytes(path: Path | str, error: type[PipelineError], most_bytes: int | None = None) -> bytes:

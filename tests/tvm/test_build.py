@@ -92,7 +92,7 @@ def shorten(file: Path) -> None:
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("file", ["kernels.json", "graph.json", "params.bin", "kernels.so"])
+@pytest.mark.parametrize("file", ["kernels.json", "graph.json", "weights.bin", "params.json", "kernels.so"])
 @pytest.mark.parametrize("damage", [Path.unlink, shorten, lambda file: file.write_bytes(b"")])
 def test_damage_is_said(
     file: str, damage: Callable[[Path], object], tmp_path: Path, compiled: Callable[..., RelayModel], target: str

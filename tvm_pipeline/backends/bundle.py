@@ -49,6 +49,7 @@ from tvm_pipeline.version import __version__
 
 FORMAT = 2
 _MOST_MANIFEST_BYTES = 64 << 20
+_CHUNK = 1 << 20
 _AGAIN = "compile the model again"
 
 T = TypeVar("T")
@@ -126,9 +127,10 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
         if bundle.application is not None:
             (root / "application.json").write_bytes(msgspec.json.encode(bundle.application))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
-        sums = {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+        sums = {name: _sum(file) for name, file in files.items()}
         manifest = Manifest(FORMAT, __version__, backend.name, _versions(bundle.platform), sums)
-        with replacing(path) as temporary, tarfile.open(temporary, "w") as tar:
+        # A file that has a second name, in the cache, is one of its own here.
+        with replacing(path) as temporary, tarfile.open(temporary, "w", dereference=True) as tar:
             content = msgspec.json.format(msgspec.json.encode(manifest))
             entry = tarfile.TarInfo("manifest.json")
             entry.size = len(content)
@@ -205,6 +207,14 @@ def _opened(path: Path, root: Path) -> Bundle:
     except OptionError as error:
         raise BundleError(f"graph.json: {error}; {_AGAIN}") from error
     return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application, metadata)
+
+
+def _sum(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while part := content.read(_CHUNK):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def _of_model(bundle: Bundle) -> list[Stage]:

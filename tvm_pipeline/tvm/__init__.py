@@ -13,6 +13,7 @@ agreement.py        the libraries of one model compute the same, which is checke
 tiles.py            register tiles: how much of a convolution one pass over the weights computes
 winograd.py         Winograd's algorithm: its transforms, and how far its values are off
 kernel_order.py     the order of kernels that needs the least memory
+weights_file.py     weights as a file that every process maps
 library_cache.py    one process compiles a library, others wait for it, and damaged ones are compiled anew
 machine_code.py     which processor the code of a library is for
 target_text.py      the target of a device as TVM's own

@@ -23,8 +23,7 @@ from tvm import tirx
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError
-from tvm_pipeline.files import cache_folder, replacing
-from tvm_pipeline.memory.arena import ALIGNMENT
+from tvm_pipeline.files import cache_folder, linked, replacing
 from tvm_pipeline.tvm.devices.nvrtc import arch_of
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline.tvm.kernels import Entry, Kernel
@@ -43,6 +42,7 @@ from tvm_pipeline.tvm.relax.schedules.lowering import PIPELINE
 from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline.tvm.tvm_errors import reason
+from tvm_pipeline.tvm.weights_file import WEIGHTS, Bytes, Weight, mapped, part_of, write_weights
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
@@ -50,14 +50,6 @@ FORMAT = 4  # raise it when a saved library must not be read any more, or when k
 
 
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
-
-
-class _Constant(msgspec.Struct, frozen=True):
-    """Where a weight lies in the file of weights."""
-
-    start: int
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class _Saved(msgspec.Struct, frozen=True):
@@ -70,7 +62,7 @@ class _Saved(msgspec.Struct, frozen=True):
     calls: list[Call]
     is_view: list[bool]
     heads: list[Entry]
-    constants: list[_Constant]
+    constants: list[Weight]
     rules: dict[str, str]
     sizes: dict[str, int]
     overwriting: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)  # earlier versions did not tell
@@ -154,7 +146,7 @@ class Library:
     def save(self, folder: Path) -> None:
         """Write the library into an existing folder."""
         for file in self.folder.iterdir():
-            shutil.copy2(file, folder / file.name)
+            (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
 
 
 def build_library(
@@ -210,7 +202,8 @@ def compile_module(
         raise
     except Exception as error:  # TVM's passes raise whatever their author had at hand
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
-    constants = _write_constants(folder / "weights.bin", [each.numpy() for each in flat.constants])
+    arrays = (np.ascontiguousarray(each.numpy()) for each in flat.constants)
+    constants = write_weights(folder / WEIGHTS, ((each.shape, str(each.dtype), each.data) for each in arrays))
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     saved = _Saved(
         target,
@@ -296,18 +289,6 @@ def functions_of(mod: tvm.IRModule) -> tvm.IRModule:
     )
 
 
-def _write_constants(file: Path, arrays: Sequence[np.ndarray]) -> list[_Constant]:
-    """Write arrays one behind the other, each at a multiple of ALIGNMENT."""
-    found = []
-    with file.open("wb") as out:
-        for array in arrays:
-            out.write(bytes(-out.tell() % ALIGNMENT))
-            found.append(_Constant(out.tell(), array.shape, str(array.dtype)))
-            out.write(np.ascontiguousarray(array).tobytes())
-        out.write(bytes(ALIGNMENT))  # an empty file cannot be mapped
-    return found
-
-
 def load_library(folder: Path) -> Library:
     """Read what `build_library` wrote.
 
@@ -319,7 +300,7 @@ def load_library(folder: Path) -> Library:
         for name, size in saved.sizes.items():  # to run code that was cut short would end the process
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"{name} is not as long as it was")
-        raw = np.memmap(folder / "weights.bin", np.uint8, "c")
+        raw = mapped(folder / WEIGHTS)
         constants = [_constant(raw, described) for described in saved.constants]
         own_memory = has_own_memory(saved.target)
         module = CudaFunctions(folder) if own_memory else load_kernels(folder / "kernels.so", alone=False)
@@ -341,7 +322,5 @@ def load_library(folder: Path) -> Library:
     )
 
 
-def _constant(raw: np.ndarray, described: _Constant) -> np.ndarray:
-    dtype = np.dtype(described.dtype)
-    size = int(np.prod(described.shape, dtype=np.int64)) * dtype.itemsize
-    return np.asarray(raw[described.start : described.start + size]).view(dtype).reshape(described.shape)
+def _constant(raw: Bytes, described: Weight) -> np.ndarray:
+    return part_of(raw, described).view(np.dtype(described.dtype)).reshape(described.shape)

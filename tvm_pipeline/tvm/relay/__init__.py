@@ -34,6 +34,7 @@ The graph executor's, which only `relay.build` serves (a second IR brings its ow
 work_done.py           how much of an import or a compile is done, and how long the rest may take
 build.py               a module becomes a Library for one target, kept in a cache
 overwriting_record.py  what the results of a library's kernels may overwrite, kept with it
+saved_params.py        the parameters of a library, mapped from a file
 several_targets.py     the libraries of one model for several targets, compiled at the same time
 slicing.py             a planned slice of a library becomes graph JSON
 executor.py            a slice that runs on CPU cores

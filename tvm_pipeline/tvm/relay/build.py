@@ -1,7 +1,8 @@
 """A Relay module becomes a Library for one target, kept in the user's cache.
 
 A library is what one compilation gives: kernels as a shared object, the graph executor's JSON, the parameters, and
-what each kernel computes (`kernel_walkers.py`). It is saved as plain files; loading one runs no Relay at all.
+what each kernel computes (`kernel_walkers.py`). It is saved as plain files; loading one runs no Relay at all, and the
+parameters are mapped from their file.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,7 +25,7 @@ from tvm import relay
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError, ModelError
-from tvm_pipeline.files import cache_folder, replacing, write_bytes
+from tvm_pipeline.files import cache_folder, linked, replacing, write_bytes
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_target
 from tvm_pipeline.tvm.kernels import Entry, Kernel
@@ -39,15 +40,17 @@ from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
 from tvm_pipeline.tvm.relay.output_names import load_output_names, save_output_names
 from tvm_pipeline.tvm.relay.overwriting_record import load_overwriting, save_overwriting
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
+from tvm_pipeline.tvm.relay.saved_params import UNMAPPED, read_params, write_params
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
 from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
+from tvm_pipeline.tvm.weights_file import WEIGHTS
 
-TUNING = "tuning.json"  # of a library: its Tuning
-FORMAT = 14  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+TUNING, INDEX = "tuning.json", "kernels.json"  # of a library: its Tuning; the rest, with the length of each file
+FORMAT = 15  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -84,7 +87,7 @@ class Library:
     Attributes:
         graph: the graph executor's JSON, parsed.
         module: the kernels.
-        params: parameters by their name in the graph; every slice shares these arrays.
+        params: parameters by their name in the graph; every slice shares these arrays, and nothing writes into them.
         inputs: the model's inputs, in order.
         outputs: the names of the model's outputs, in order; none where its file does not tell.
         heads: the model's outputs as (kernel, output).
@@ -138,7 +141,11 @@ class Library:
         if self.folder is None:
             raise BundleError(f"the library for {self.target} was never written to the cache")
         for file in self.folder.iterdir():
-            shutil.copy2(file, folder / file.name)
+            if file.name != UNMAPPED:
+                (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
+        if (self.folder / UNMAPPED).exists():
+            write_params(folder, self.params)
+            _write_index(folder, self.target, self.inputs, self.kernels)
 
 
 def build_library(
@@ -373,9 +380,14 @@ def _write(
     (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
     save_overwriting(factory, folder)
     save_output_names(mod, folder)
-    (folder / "params.bin").write_bytes(tvm.runtime.save_param_dict(factory.params))
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    (folder / "kernels.json").write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
+    write_params(folder, factory.params)
+    _write_index(folder, target, inputs, kernels)
+
+
+def _write_index(folder: Path, target: str, inputs: Sequence[Tensor], kernels: Sequence[Kernel]) -> None:
+    """Write what else is in a library, and how long each of its files is: the last of them."""
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.name != INDEX}
+    (folder / INDEX).write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
 
 
 def load_library(folder: Path) -> Library:
@@ -387,17 +399,17 @@ def load_library(folder: Path) -> Library:
     """
     try:
         target, inputs, kernels, sizes = msgspec.json.decode(
-            (folder / "kernels.json").read_bytes(), type=tuple[str, tuple[Tensor, ...], list[Kernel], dict[str, int]]
+            (folder / INDEX).read_bytes(), type=tuple[str, tuple[Tensor, ...], list[Kernel], dict[str, int]]
         )
         for name, size in sizes.items():  # to run code that was cut short would end the process
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"{name} is not as long as it was")
         graph = json.loads((folder / "graph.json").read_text())
         ready_to_run(kind_of(target))
-        params = dict(tvm.runtime.load_param_dict((folder / "params.bin").read_bytes()))
+        params = read_params(folder)
         module = load_kernels(folder / "kernels.so", has_own_memory(target))
         tuning, outputs, overwriting = _read_tuning(folder), load_output_names(folder), load_overwriting(folder)
-    except (OSError, ValueError, msgspec.DecodeError, tvm.TVMError) as error:
+    except (OSError, ValueError, TypeError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
     return Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs, overwriting)
 
