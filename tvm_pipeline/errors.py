@@ -109,9 +109,9 @@ class StageError(RunError):
     """A stage raised. The original exception is `__cause__`.
 
     Attributes:
-        stage: index of the stage in the plan; -1 where it could not be made.
+        stage: index of the stage in the plan; -1 for a stage that was made for no plan.
         device: name of the device it ran on.
-        frame: index of the frame it was given; -1 where it could not be tied to its device.
+        frame: index of the frame it was given; -1 where it could not be made or tied to its device.
         operator: the host operator that raised; empty where the device failed. No other device would do better.
     """
 

@@ -41,7 +41,9 @@ def test_one_that_hangs_while_it_loads_is_ended_and_told() -> None:
     model, platform = chain(op0=HangsLoading()), fake_platform("d0")
     plan = one_stage(model)
     with isolated(model, platform, plan.stages, making_s=0.5) as compiled:
-        with pytest.raises(StageError, match=r"d0 failed before .* op0 on d0 did not make its stage within 0.5 s"):
+        with pytest.raises(
+            StageError, match=r"stage 0 on d0 failed before .* op0 on d0 did not make its stage within 0.5 s"
+        ):
             Pipeline(compiled, plan, platform)
         assert not children()
 

@@ -24,7 +24,7 @@ from tvm_pipeline.backends.optional import Keeper
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.tensor_layout import logical_shape, primal, relayout, to_logical
-from tvm_pipeline.errors import PlanError
+from tvm_pipeline.errors import PlanError, StageError
 
 
 @dataclass(slots=True)
@@ -80,12 +80,21 @@ class Binding:
 
 
 def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -> dict[str, Port]:
-    """Return how each tensor stands in a slot: inputs and states of the model in logical order, others as written."""
+    """Return how each tensor stands in a slot: inputs and states of the model in logical order, others as written.
+
+    Raises:
+        StageError: a stage in a process of its own could not be made there.
+    """
     states = (state for operator in graph.operators for state, _ in operator.carried)
     ports = {tensor.name: Port(tensor.name, tensor.shape, tensor.dtype) for tensor in (*graph.inputs, *states)}
-    for stage in runners:
+    for index, stage in enumerate(runners):
         for runner in stage:
-            for port in runner.outputs:
+            try:
+                outputs = runner.outputs
+            except StageError as error:  # which does not know which stage of the plan it is
+                cause = error.__cause__ or error
+                raise StageError(index, error.device, -1, cause) from cause
+            for port in outputs:
                 ports.setdefault(port.name, port)
     return ports
 

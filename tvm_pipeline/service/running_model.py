@@ -28,7 +28,7 @@ from tvm_pipeline.errors import OptionError, PipelineError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.host_work import model_stages
-from tvm_pipeline.runtime.isolation import MAKING_S, isolated
+from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline.runtime.replanning import quick_plan
 from tvm_pipeline.service.control import requested_problem
@@ -324,7 +324,7 @@ def _running(
             sources.place,
         )
     host = application.host if application else None
-    compiled, making_s = bundle.compiled, max(MAKING_S, settings.watchdog)
+    compiled, making_s = bundle.compiled, making_limit_s(bundle.compiled.graph, settings.watchdog)
     if settings.isolate:
         stages = model_stages(planned.plan.stages, host)
         compiled = stack.enter_context(isolated(compiled, bundle.platform, stages, making_s))

@@ -1,0 +1,327 @@
+"""A process that makes one stage and runs it, as its parent has it (`StageProcess`) and as it is itself (`serve`).
+
+The child is started anew, never forked, because threads run here. It tells the ports, since to make a stage may open
+the device, which the parent must then leave alone. Then a message stands for a frame, and the tensors go through memory
+that both map. That memory has no name (memfd), so nothing is left behind whichever side dies, and in what way.
+
+The parent waits for nothing without a limit but for a frame:
+
+    start          nothing is waited for: the order is a file in memory, however long it is
+    load, make     `making_s` from the start on, whether the child never runs, dies, hangs or stops
+    tie, a frame   `making_s`; without a limit, until the pipeline's watchdog closes the stage
+    end            GRACE_S by itself, so that its backend may let go of the device, and GRACE_S after a kill; a child
+                   that a driver holds even then is left behind
+
+A child also ends when its parent is gone, even in the middle of a kernel.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.ports import PAGE
+from tvm_pipeline.backends.registry import compose
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
+
+_log = logging.getLogger(__name__)
+
+TICK_S = 0.1  # between two looks at whether a child still runs
+GRACE_S = 5.0  # for a child to end once nothing more can come, and again once it was killed
+MOST_BYTES = 1 << 17  # of a message
+MOST_TEXT = 4096  # characters of an error
+
+# Its arguments are the descriptors of the channel and of the order, and the path: the child finds modules where its
+# parent does, as one of `multiprocessing` would. SIGINT and SIGTERM are for the parent, which may want to drain.
+CHILD = (
+    "import sys; sys.path[:] = sys.argv[3:]; import signal; "
+    "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]; "
+    "from tvm_pipeline.runtime import stage_process; stage_process.serve()"
+)
+DONE = b"done"
+# Of a child's errors these keep their type; of others the name is passed on.
+TYPES = {kind.__name__: kind for kind in (BundleError, ModelError, PlanError, PlatformError)}
+
+Ports = tuple[tuple[Port, ...], tuple[Port, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a child is to make: some operators of the model saved in `folder`, on a device.
+
+    `backends` are those of the platform: together they load the model.
+    """
+
+    backends: tuple[str, ...]
+    folder: str
+    operators: tuple[str, ...]
+    device: Device
+
+    def __str__(self) -> str:
+        first, *others = self.operators
+        return f"{first} to {others[-1]} on {self.device.label}" if others else f"{first} on {self.device.label}"
+
+
+class StageProcess:
+    """A child, seen by its parent."""
+
+    def __init__(self, order: Order, making_s: float) -> None:
+        self._order, self.making_s = order, making_s
+        self._until_s = time.monotonic() + making_s  # when the stage must be made
+        self._waiting = threading.Lock()  # held by the thread that waits for an answer
+        self._given_up = False  # `close` came while a thread waited for an answer
+        with ExitStack() as ours:
+            try:
+                self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                ours.callback(self._channel.close)
+                with theirs, os.fdopen(os.memfd_create("tvm-pipeline"), "wb") as told:
+                    # A file and no pipe: a child that does not read a long order must not hold its parent up.
+                    told.write(msgspec.json.encode(order))
+                    told.flush()
+                    given = (theirs.fileno(), told.fileno())
+                    # Standard output is the caller's own, for results; the child's goes where errors go. A session of
+                    # its own: Ctrl-C comes to the parent alone. Standard input stays open while the parent lives.
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-c", CHILD, *map(str, given), *sys.path],
+                        stdin=subprocess.PIPE,
+                        stdout=2,
+                        pass_fds=given,
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                raise RunError(
+                    f"no process can be started for {order}: {error.strerror}; run without isolation"
+                ) from error
+            ours.pop_all()
+        self._channel.settimeout(TICK_S)
+        # What calls it first ends the child; a process must not outlive a stage that nobody closed.
+        self._end = weakref.finalize(self, _end, self._process, self._channel, str(order))
+
+    @cached_property
+    def ports(self) -> Ports:
+        """Return what the stage takes and gives, once the child has made it."""
+        try:
+            return self._loaded[0]
+        except RunError as error:
+            raise StageError(-1, self._order.device.label, -1, error) from error
+
+    @cached_property
+    def _loaded(self) -> tuple[Ports, list[Array], list[Array]]:
+        answer, descriptors = self._receive(self._until_s, "make its stage")
+        if not descriptors:
+            raise _told(answer, self._order)
+        ports = msgspec.json.decode(answer, type=Ports)
+        return ports, *shared_arrays(descriptors[0], *ports)
+
+    @property
+    def inputs(self) -> list[Array]:
+        return self._loaded[1]
+
+    @property
+    def outputs(self) -> list[Array]:
+        return self._loaded[2]
+
+    def ask(self, what: bytes, limit_s: float | None = None) -> None:
+        """Have the child do something, and wait until it is done; raise RunError where that takes more than `limit_s`.
+
+        Without a limit, wait as long as the child lives.
+        """
+        _ = self._loaded
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.send(what)
+        answer, _ = self._receive(None if limit_s is None else time.monotonic() + limit_s, what.decode())
+        if answer != DONE:
+            raise _told(answer, self._order)
+
+    def close(self) -> None:
+        """End the child, by force where a thread still waits for it; that thread closes again when it hears of it.
+
+        Return in twice GRACE_S at most, whatever the child does.
+        """
+        if self._waiting.acquire(blocking=False):
+            try:
+                if "_loaded" not in vars(self):  # nobody waits for what it makes
+                    self._process.kill()
+                self._end()
+            finally:
+                self._waiting.release()
+        else:
+            self._given_up = True
+            self._process.kill()
+
+    def _receive(self, until_s: float | None, what: str) -> tuple[bytes, list[int]]:
+        """Return the child's next message, and the descriptors that came with it.
+
+        A child that has not done `what` by the time `until_s` is killed, and RunError is raised.
+        """
+        with self._waiting:
+            answer: bytes = b""
+            while True:
+                try:
+                    answer, descriptors, flags, _ = socket.recv_fds(self._channel, MOST_BYTES, 1)
+                except TimeoutError:
+                    if self._process.poll() is None:
+                        if self._given_up:  # and not even a kill has ended it yet
+                            raise RunError(f"the process of {self._order} was ended, since its stage was") from None
+                        if until_s is None or time.monotonic() < until_s:
+                            continue
+                        self._process.kill()
+                        raise RunError(
+                            f"the process of {self._order} did not {what} within {self.making_s:g} s, and was ended; "
+                            "where this device needs longer, give a longer time as `watchdog`"
+                        ) from None
+                except ConnectionResetError:
+                    pass
+                if answer and flags & socket.MSG_CTRUNC:
+                    raise RunError(
+                        f"what the process of {self._order} shares cannot be opened: this process has no more "
+                        "descriptors; allow it more (ulimit -n)"
+                    )
+                if answer:
+                    return answer, descriptors
+                raise RunError(f"the process of {self._order} {_death(self._process)}; its standard error may say why")
+
+
+def _end(process: subprocess.Popen[bytes], channel: socket.socket, what: str) -> None:
+    """End a child: by itself, so that its backend may let go of the device, or by force if it does not."""
+    with suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
+    channel.close()
+    if _gone(process):
+        return
+    _log.warning("the process of %s did not end within %g s after its stage was closed, and was killed", what, GRACE_S)
+    process.kill()
+    if not _gone(process):
+        _log.warning(
+            "the process of %s (%d) cannot be killed: a driver may hold it. It is left behind with its device; the log "
+            "of the kernel (dmesg) may say why",
+            what,
+            process.pid,
+        )
+        threading.Thread(target=process.wait, name=f"end of {process.pid}", daemon=True).start()
+
+
+def _gone(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a child ends in the time that it has."""
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        return False
+    finally:
+        if process.poll() is not None and process.stdin:
+            process.stdin.close()
+    return True
+
+
+def _death(process: subprocess.Popen[bytes]) -> str:
+    """Say how a child that has hung up ended."""
+    try:
+        code = process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return "hung up"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was killed by signal {-code} ({names.get(-code, 'no name')})"
+
+
+def _told(answer: bytes, order: Order) -> Exception:
+    """Return the error that a child has met."""
+    name, text = msgspec.json.decode(answer, type=tuple[str, str])
+    return TYPES[name](text) if name in TYPES else RunError(f"{name}: {text} (in the process of {order})")
+
+
+def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Port]) -> tuple[list[Array], list[Array]]:
+    """Return the ports' tensors one after the other in a file of memory, which is made as long as that takes.
+
+    The descriptor is closed; the arrays keep the memory. Each begins at a page, as `aligned_empty` makes them.
+    """
+    ports = [*inputs, *outputs]
+    sizes = [int(np.prod(port.shape, dtype=np.int64)) * np.dtype(port.dtype).itemsize for port in ports]
+    starts = np.cumsum([0, *(size + -size % PAGE for size in sizes)]).tolist()
+    os.ftruncate(descriptor, starts[-1])
+    block = mmap.mmap(descriptor, starts[-1])
+    os.close(descriptor)
+    arrays: list[npt.NDArray[np.generic]] = [
+        np.ndarray(port.shape, port.dtype, block, start) for port, start in zip(ports, starts, strict=False)
+    ]
+    return arrays[: len(inputs)], arrays[len(inputs) :]
+
+
+# The child
+
+
+def serve() -> None:
+    """Run a child: make the stage that is ordered, then do what each message says until no more can come.
+
+    A parent that has hung up, because it gave the stage up or is gone, wants to hear of nothing.
+    """
+    faulthandler.enable()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        _serve()
+
+
+def _serve() -> None:
+    _end_with_parent()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    with open(int(sys.argv[2]), "rb") as told:
+        told.seek(0)
+        order = msgspec.json.decode(told.read(), type=Order)
+    with ExitStack() as opened:
+        try:
+            backend = opened.enter_context(closing(compose(order.backends)))
+            compiled = opened.enter_context(closing(backend.load(Path(order.folder))))
+            runner = opened.enter_context(closing(compiled.stage(order.operators, order.device)))
+            memory = os.memfd_create("tvm-pipeline")
+            kept = os.dup(memory)
+            inputs, outputs = shared_arrays(memory, runner.inputs, runner.outputs)
+            socket.send_fds(channel, [msgspec.json.encode((runner.inputs, runner.outputs))], [kept])
+            os.close(kept)
+        except Exception as error:  # whatever it is, the parent must hear of it
+            channel.send(_telling(error))
+            return
+        while what := channel.recv(16):
+            try:
+                if what == b"bind":
+                    runner.bind()
+                else:
+                    runner.run(inputs, outputs)
+                channel.send(DONE)
+            except Exception as error:
+                channel.send(_telling(error))
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end this process (SIGIO) when the other end of standard input is closed, whatever it is doing."""
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it was closed before
+        sys.exit()
+
+
+def _telling(error: Exception) -> bytes:
+    return msgspec.json.encode((type(error).__name__, str(error)[:MOST_TEXT]))
