@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,20 +36,11 @@ def hangs() -> None:
     ctypes.PyDLL(None).sleep(1000)  # with the interpreter's lock, as a kernel may
 
 
-def hangs_in_threads() -> None:
-    threading.Thread(target=hangs_freely, daemon=True).start()
-    hangs_freely()
-
-
-def hangs_freely() -> None:
-    ctypes.CDLL(None).sleep(1000)
-
-
 def raises() -> None:
     raise ValueError("no such kernel")
 
 
-WAYS = {function.__name__: function for function in (segfault, hangs, hangs_in_threads, leaves, raises)}
+WAYS = {function.__name__: function for function in (segfault, hangs, leaves, raises)}
 
 
 @dataclass(frozen=True)
