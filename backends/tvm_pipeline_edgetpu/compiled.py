@@ -59,7 +59,7 @@ class EdgeTpuModel:
         self._slicer = TfliteSlicer(model, self._parsed)
         self._tell = tell
         self._parts = dict(parts or {})
-        self._timer = OperatorTimer(self.graph, self.stage, self._slicer.values)
+        self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values())
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make one stage of the operators on `device`.
@@ -131,6 +131,10 @@ class EdgeTpuModel:
             raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
         order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
         return cls(Model(name, "tflite", content), order=order, parts=parts)
+
+    def forget_source(self) -> None:
+        del self._model, self._parsed, self._slicer
+        self._parts.clear()
 
     def close(self) -> None:
         self._timer.close()

@@ -132,6 +132,9 @@ class OnnxruntimeModel:
         except (OSError, msgspec.DecodeError, ModelError, ValueError) as error:
             raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
 
+    def forget_source(self) -> None:
+        del self._file  # the file, and the same parsed
+
     def close(self) -> None:
         """Do nothing: sessions belong to stages."""
 

@@ -59,6 +59,16 @@ def computed_by(compiled: CompiledModel, device: Device) -> list[str]:
     return [name for name in names if name in computed]
 
 
+def forget_source(compiled: CompiledModel) -> None:
+    """Have a model let go of all that only making stages needs, such as its file; nothing where it has no such method.
+
+    A compiled model does so by `forget_source()`. Nothing but `close` follows, and the stages that were made run on.
+    """
+    forget = getattr(compiled, "forget_source", None)
+    if forget:
+        forget()
+
+
 def slow_operators(compiled: CompiledModel, device: Device) -> list[str]:
     """Return the operators that a device computes without a fast schedule; none where the model has no such method.
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Progress, Seconds, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
-from tvm_pipeline.backends.optional import computed_by, refusal_of_slice
+from tvm_pipeline.backends.optional import computed_by, forget_source, refusal_of_slice
 from tvm_pipeline.backends.tuning import TunedKernels, kernels_to_tune, tuned_kernels
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
@@ -186,7 +186,7 @@ class SlicedModel:
         self._backends, self._lead, self._whole, self._tell = backends, lead, whole, tell
         self._slicer = slicer
         self._compiled = dict(compiled or {})
-        self._timer = OperatorTimer(self.graph, self.stage, slicer.values, self.time_transfers)
+        self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values(), self.time_transfers)
         self._refused: dict[str, dict[str, str]] = {}  # by backend: operators, with the reason
 
     @property
@@ -306,6 +306,11 @@ class SlicedModel:
                     compiled.save(subfolder, [Stage((device.name,), tuple(_operators(compiled)))], platform)
                     keys.append(key)
         (folder / _INDEX).write_bytes(msgspec.json.encode((self._lead, keys)))
+
+    def forget_source(self) -> None:
+        for compiled in (self._whole, *self._compiled.values()):
+            forget_source(compiled)
+        del self._slicer
 
     def close(self) -> None:
         self._timer.close()

@@ -17,6 +17,7 @@ A child also ends when its parent is gone, even in the middle of a kernel.
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import fcntl
 import logging
@@ -41,6 +42,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.optional import forget_source
 from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.platform import Device
@@ -296,6 +298,8 @@ def _serve() -> None:
             backend = opened.enter_context(closing(compose(order.backends)))
             compiled = opened.enter_context(closing(backend.load(Path(order.folder))))
             runner = opened.enter_context(closing(compiled.stage(order.operators, order.device)))
+            forget_source(compiled)  # no other stage is made here
+            _return_freed_memory()
             memory = os.memfd_create("tvm-pipeline")
             kept = os.dup(memory)
             inputs, outputs = shared_arrays(memory, runner.inputs, runner.outputs)
@@ -313,6 +317,12 @@ def _serve() -> None:
                 channel.send(DONE)
             except Exception as error:
                 channel.send(_telling(error))
+
+
+def _return_freed_memory() -> None:
+    """Give the system back what loading took and freed again; of C libraries, glibc keeps that."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _end_with_parent() -> None:
