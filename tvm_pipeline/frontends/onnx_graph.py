@@ -20,6 +20,7 @@ from tvm_pipeline.core.partition import check_stage, slice_ends
 from tvm_pipeline.core.topology import find_cycle, successors, topological_order
 from tvm_pipeline.errors import GraphError, ModelError
 
+_MOST_ELEMENTS = 1024  # of a weight whose values may say a shape
 _NO_WORK = ("reshape", "squeeze", "unsqueeze", "flatten", "identity", "shape")
 
 
@@ -41,7 +42,7 @@ class OnnxGraph:
 
         self.source = model
         try:
-            proto = onnx.shape_inference.infer_shapes(with_fixed_inputs(model), data_prop=True)
+            proto = _with_types(with_fixed_inputs(model))
         except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, ValueError, RuntimeError) as error:
             raise ModelError(f"{model.name}: its types cannot be inferred: {error}") from error
         self._proto = proto
@@ -175,6 +176,35 @@ def with_fixed_inputs(model: Model) -> Any:
     del proto.graph.input[:]
     proto.graph.input.extend(kept)
     proto.ir_version = max(proto.ir_version, 4)
+    return proto
+
+
+def _with_types(proto: Any) -> Any:
+    """Return an ONNX model with the types of all its tensors; raise as onnx does.
+
+    onnx copies what it infers from several times, so it is given large weights as inputs, without their values.
+    """
+    import onnx
+    from onnx import helper
+
+    weights = {w.name: w for w in proto.graph.initializer if math.prod(w.dims) > _MOST_ELEMENTS}
+    kept = [value for value in proto.graph.initializer if value.name not in weights]
+    values = [helper.make_tensor_value_info(name, w.data_type, w.dims) for name, w in weights.items()]
+    graph = helper.make_graph(
+        proto.graph.node,
+        proto.graph.name,
+        [*proto.graph.input, *values],
+        proto.graph.output,
+        kept,
+        value_info=proto.graph.value_info,
+    )
+    light = helper.make_model(
+        graph, opset_imports=proto.opset_import, ir_version=proto.ir_version, functions=list(proto.functions)
+    )
+    found = onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+    del proto.graph.value_info[:], proto.graph.output[:]
+    proto.graph.value_info.extend(found.value_info)
+    proto.graph.output.extend(found.output)
     return proto
 
 
