@@ -176,6 +176,8 @@ def main() -> None:
     Console(width=130).print(table)
     if max(weights) > 1.05 * stored + MIB:
         sys.exit("the file of weights is in memory more than once")
+    if not arguments.engine and min(weights) < stored / 2:
+        sys.exit("the weights are not those of the file: each process has a copy")
 
 
 if __name__ == "__main__":

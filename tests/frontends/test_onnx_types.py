@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnx")
 
+import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_pipeline.core.graph import Tensor
