@@ -11,6 +11,7 @@ stage_process.py   such a process, and what its parent waits for
 pipeline_maker.py  the pipelines that one run makes of its plans
 live_pipeline.py   LivePipeline: a plan that is exchanged while it runs, also because a device fails
 generations.py     the pipelines of an exchange of plans, oldest first
+freed_memory.py    memory that ended plans have freed goes back to the system
 quarantine.py      devices that failed, and how long each is left out
 events.py          Event: a decision of a LivePipeline, and its reason
 strategy.py        the base of the strategies of adaptation: how slow each device is now

@@ -57,9 +57,14 @@ class Generation:
 
 
 class Generations:
-    """The generations whose results are still to be taken, the oldest first; there is always one."""
+    """The generations whose results are still to be taken, the oldest first; there is always one.
+
+    Attributes:
+        ended: how many were removed, and have freed what they held.
+    """
 
     def __init__(self, pipeline: Pipeline) -> None:
+        self.ended = 0
         self._lock = threading.Lock()  # over what follows
         self._generations = deque([Generation(pipeline, 0)])
         self._retired: deque[tuple[int, list[StageRecord]]] = deque(maxlen=KEPT_PLANS)
@@ -131,6 +136,7 @@ class Generations:
             self._generations.popleft()
             self._retired.append((generation.base, generation.pipeline.records()))
         generation.pipeline.stop()
+        self.ended += 1
         return True
 
     def records(self) -> list[tuple[int, list[StageRecord]]]:
