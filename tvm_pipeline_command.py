@@ -10,12 +10,12 @@ import ctypes
 import os
 import signal
 
-_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h
+_ARENA_MAX = -8  # M_ARENA_MAX of glibc's malloc.h, which calls these heaps arenas
 
 
 def main() -> None:
     """Import the command line, which a signal ends at once, and run it."""
-    use_one_arena()
+    use_one_heap()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
@@ -24,11 +24,11 @@ def main() -> None:
     command()
 
 
-def use_one_arena() -> bool:
-    """Have all threads take their memory from one arena of malloc; return False where the C library is not glibc.
+def use_one_heap() -> bool:
+    """Have all threads take their memory from one heap of malloc; return False where the C library is not glibc.
 
     Call it before any thread is made, so before numpy is imported: glibc keeps the limit that it has used once. Only
-    of this arena does it give back all that is free, see `tvm_pipeline/runtime/freed_memory.py`.
+    of this heap does it give back all that is free, see `tvm_pipeline/runtime/freed_memory.py`.
     """
     try:
         return bool(ctypes.CDLL(None).mallopt(_ARENA_MAX, 1))

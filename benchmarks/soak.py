@@ -1,12 +1,16 @@
 """Run an hour of video with switches and failures, and check that nothing grows, leaks or gets lost.
 
-    nice -n 5 python benchmarks/soak.py   # an hour
-    python benchmarks/soak.py --short     # ten seconds, for CI: memory is not judged
+    nice -n 5 python benchmarks/soak.py                          # an hour
+    nice -n 5 python benchmarks/soak.py --minutes 10 --times 15  # all happens 15 times as often
+    python benchmarks/soak.py --short                            # ten seconds, for CI: memory is not judged
 
 A video is played again and again at its rate, as a camera would send it (each time is a new connection), through the
 policy `latest`, a resize and squeezenet on small pictures. Every few seconds another plan takes over; every 20 seconds
 a device raises, is gone for a while, or hangs past its watchdog; once a second the metrics and the state are asked for.
 What comes out is compared, bit for bit, with what the unsplit network makes of that picture of the video.
+
+Memory is that of the command `tvm-pipeline`: one heap of malloc, and what ended plans freed goes back to the system.
+`--untouched` leaves malloc as it is, to see what that does.
 
 Required: resident memory grows by less than 1 % after the warm-up (the first sixth); the process has no more native
 threads (TVM's pools among them) towards the end than after the warm-up; when all is closed, no more of Python's threads
@@ -29,16 +33,19 @@ import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from resident import Resident, resident
 from rich.console import Console
 from rig import Answer, Breakable, Fault, random_plan, same, unsplit
 
 from tvm_pipeline import Problem, detect_platform, load, profile_model, settle_platform
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.runtime import Adaptation, LivePipeline
+from tvm_pipeline.runtime.freed_memory import FreedMemory
 from tvm_pipeline.video import (
     LiveSource,
     Reconnect,
@@ -52,16 +59,28 @@ from tvm_pipeline.video import (
 )
 from tvm_pipeline.video.decoding import Picture
 from tvm_pipeline.watch import LiveWatch, WatchServer
+from tvm_pipeline_command import use_one_heap
 
 SIDE = 64
 FPS = 30
 PICTURES = 90  # of the video: three seconds, then it starts again
 WATCHDOG_S = 3.0  # on a busy machine a frame may well take a second
 COOL_DOWN_S = 0.5
+SWITCH_S = 1.0, 5.0  # the least and the most between two changes of plan
+FAULT_S = 20.0
 SAMPLE_S = 10.0
 MOST_GROWTH = 0.01
 MOST_NEW_THREADS = 2  # more plans than ever before may be alive at one moment
 CONSOLE = Console(width=150)
+
+
+class Sample(NamedTuple):
+    """The process at one moment: seconds since the start, resident bytes in all and by place, native threads."""
+
+    time_s: float
+    resident_bytes: int
+    threads: int
+    where: Resident
 
 
 def resident_bytes() -> int:
@@ -100,23 +119,23 @@ def player(path: Path) -> Callable[[str], Source]:
 
 @dataclass
 class Log:
-    """The events, and every `SAMPLE_S`: seconds since the start, resident bytes, native threads."""
+    """What happened, and the samples of the process."""
 
     faults: Counter[str] = field(default_factory=Counter)
     mistakes: list[str] = field(default_factory=list)
     frames: int = 0
-    samples: list[tuple[float, int, int]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
 
 def disturb(
-    live: LivePipeline, model: Breakable, url: str, log: Log, over: threading.Event, every_s: float, sample_s: float
+    live: LivePipeline, model: Breakable, url: str, log: Log, over: threading.Event, times: float, sample_s: float
 ) -> None:
-    """Switch, break, query and measure until the run is over."""
+    """Switch, break, query and measure until the run is over; `times` as often as usual."""
     draw = random.Random(0)
     faults = itertools.cycle(("raises", "vanishes", "hangs"))
     began_s = time.monotonic()
-    switch_s, fault_s, scrape_s, sampled_s = draw.uniform(0, 1), every_s / 2, 0.0, 0.0
-    while not over.wait(0.05):
+    switch_s, fault_s, scrape_s, sampled_s = draw.uniform(0, 1), FAULT_S / times / 2, 0.0, 0.0
+    while not over.wait(0.02):
         now_s = time.monotonic() - began_s
         if now_s >= scrape_s:
             scrape_s = now_s + 1.0
@@ -125,16 +144,16 @@ def disturb(
         if now_s >= sampled_s:
             sampled_s = now_s + sample_s
             gc.collect()  # what waits for the collector is no leak: TVM makes cycles, a hundred at each change of plan
-            log.samples.append((now_s, resident_bytes(), native_threads()))
+            log.samples.append(Sample(now_s, resident_bytes(), native_threads(), resident()))
         try:
             problem = live.problem
         except PlatformError:
             continue
         if now_s >= switch_s:
-            switch_s = now_s + draw.uniform(1, 5)
+            switch_s = now_s + draw.uniform(*SWITCH_S) / times
             live.switch(random_plan(problem, draw), "for the benchmark")
         if now_s >= fault_s and len(problem.platform.devices) == len(live.given.platform.devices):
-            fault_s = now_s + every_s
+            fault_s = now_s + FAULT_S / times
             kind = next(faults)
             fault = Fault(kind, 2 * WATCHDOG_S if kind == "hangs" else draw.uniform(0.1, 2))
             model.faults.clear()
@@ -142,7 +161,7 @@ def disturb(
             log.faults[kind] += fault.met.wait(1.0)
 
 
-def soak(seconds: float, every_s: float, folder: Path) -> bool:
+def soak(seconds: float, times: float, folder: Path) -> bool:
     backend, platform = settle_platform(detect_platform())
     whole = backend.compile(load("squeezenet", {"data": (1, 3, SIDE, SIDE)}), platform.devices, lambda _: None)
     model = Breakable(whole)
@@ -168,7 +187,7 @@ def soak(seconds: float, every_s: float, folder: Path) -> bool:
     with source, live, WatchServer(LiveWatch(live)) as server:
         sample_s = min(SAMPLE_S, seconds / 20)
         disturber = threading.Thread(
-            target=disturb, args=(live, model, server.url, log, over, every_s, sample_s), name="disturber"
+            target=disturb, args=(live, model, server.url, log, over, times, sample_s), name="disturber"
         )
         disturber.start()
         ending = threading.Timer(seconds, source.close)
@@ -211,24 +230,29 @@ def judge(live: LivePipeline, source: LiveSource, log: Log, before: tuple[int, i
     unexplained = counts.read - counts.delivered - counts.waiting - sum(counts.dropped.values())
     settled = log.samples[len(log.samples) // 6 :]
     growth, new_threads = grown(settled)
+    kept = after[0] <= before[0] and after[1] <= before[1]
+    steady = growth < MOST_GROWTH and new_threads <= MOST_NEW_THREADS
+    holds = not (lost or log.mistakes or unexplained) and kept and (steady or not long)
     CONSOLE.print(
         f"{log.frames} frames, {live.version} plans, faults {dict(log.faults)}, reopened {counts.reconnects} times\n"
         f"lost {lost}, wrong {len(log.mistakes)}; of {counts.read} read, dropped {dict(counts.dropped)}, "
         f"unexplained {unexplained}\n"
-        f"after the warm-up: resident memory {growth:+.2%}, at most {max(s[1] for s in settled) / 1e6:.1f} MB; "
-        f"native threads {new_threads:+d}, at most {max(s[2] for s in settled)}\n"
-        f"before and after: {before[0]} and {after[0]} threads of Python, {before[1]} and {after[1]} descriptors",
+        f"after the warm-up: resident memory {growth:+.2%}, from {settled[0].resident_bytes / 1e6:.1f} to "
+        f"{settled[-1].resident_bytes / 1e6:.1f} MB, at most {max(s.resident_bytes for s in settled) / 1e6:.1f}; "
+        f"native threads {new_threads:+d}, at most {max(s.threads for s in settled)}\n"
+        f"after the warm-up: {settled[0].where}\nat the end:        {settled[-1].where}\n"
+        f"before and after: {before[0]} and {after[0]} threads of Python, {before[1]} and {after[1]} descriptors\n"
+        + ("all holds" if holds else "NOT ALL HOLDS")
+        + ("" if long else "; too short to judge memory"),
         highlight=False,
     )
     for mistake in log.mistakes[:5]:
         CONSOLE.print(mistake)
-    kept = after[0] <= before[0] and after[1] <= before[1]
-    steady = growth < MOST_GROWTH and new_threads <= MOST_NEW_THREADS
-    return not (lost or log.mistakes or unexplained) and kept and (steady or not long)
+    return holds
 
 
-def grown(samples: list[tuple[float, int, int]]) -> tuple[float, int]:
-    """Return by what share memory grew, and by how many the threads.
+def grown(samples: Sequence[tuple[float, int, int]] | Sequence[Sample]) -> tuple[float, int]:
+    """Return by what share memory grew, and by how many the threads; a sample is seconds, bytes, threads.
 
     Of memory the slope of Theil and Sen, which spikes do not move, times the seconds; of threads the fewest in the last
     third less the fewest in the first.
@@ -242,12 +266,18 @@ def grown(samples: list[tuple[float, int, int]]) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--times", type=float, default=1.0, help="how many times as often plans change and fail")
+    parser.add_argument("--untouched", action="store_true", help="leave malloc as it is")
     parser.add_argument("--short", action="store_true", help="ten seconds, for CI")
     arguments = parser.parse_args()
     logging.getLogger("tvm_pipeline").setLevel(logging.ERROR)  # it would say each time that the video ended
-    seconds, every_s = (8.0, 2.0) if arguments.short else (60 * arguments.minutes, 20.0)
+    seconds, times = (8.0, 10.0) if arguments.short else (60 * arguments.minutes, arguments.times)
+    if arguments.untouched:
+        FreedMemory.look = lambda *_: None  # type: ignore[method-assign]
+    else:
+        use_one_heap()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(0 if soak(seconds, every_s, Path(folder)) else 1)
+        sys.exit(0 if soak(seconds, times, Path(folder)) else 1)
 
 
 if __name__ == "__main__":

@@ -68,8 +68,8 @@ def test_it_is_given_back_once_for_the_plans_of_a_second_and_none_is_forgotten()
     assert given_s == [5.0, 9.1, 10.2]
 
 
-# Threads that allocate at the same time, and the number of arenas that malloc then has.
-ARENAS = """
+# Threads that allocate at the same time, and the number of heaps that malloc then has.
+HEAPS = """
 import ctypes, threading
 together = threading.Barrier(12)
 def allocate():
@@ -97,13 +97,13 @@ except SystemExit:
 
 
 @glibc
-def test_all_threads_of_the_command_use_one_arena():
-    def arenas(before: str) -> int:
+def test_all_threads_of_the_command_use_one_heap():
+    def heaps(before: str) -> int:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
         run = subprocess.run(
-            [sys.executable, "-c", before + ARENAS], env=environment, capture_output=True, text=True, check=True
+            [sys.executable, "-c", before + HEAPS], env=environment, capture_output=True, text=True, check=True
         )
         return int(run.stdout.split()[-1])
 
-    assert arenas("") > 1
-    assert arenas(COMMAND) == 1
+    assert heaps("") > 1
+    assert heaps(COMMAND) == 1

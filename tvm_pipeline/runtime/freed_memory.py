@@ -1,14 +1,14 @@
 """Memory that ended plans have freed goes back to the system.
 
-glibc's malloc keeps what is freed, in its `arenas` (heaps that threads share), and it keeps ever more. The first large
-block that is freed, as early as while a model is compiled, raises the size from which blocks are mapped on their own,
-up to 32 MB, and twice that is what may lie free at the end of an arena. From then on the slots and activations of
-every plan lie in arenas, and what each plan frees is cut into pieces by what outlives it. So each of the arenas, eight
-for each core, grows until it has met its worst moment, which may take hours. In 750 changes of plan 59 MB stayed in
-use, and the resident memory grew by 130 MB (benchmarks/soak.py).
+glibc's malloc keeps what is freed, in several heaps (its arenas, up to eight for each core), among which threads are
+shared out. It keeps ever more: the first large block that is freed, as early as while a model is compiled, raises the
+size from which blocks are mapped on their own, up to 32 MB, and twice that may then lie free at the end of a heap. So
+the slots and activations of every plan lie in the heaps, what a plan frees is cut into pieces by what outlives it, and
+each heap grows until it has met its worst moment, which may take hours. In 750 changes of plan the memory in use stayed
+at 59 MB, and the resident memory grew by 130 MB (`benchmarks/soak.py --untouched`).
 
-`malloc_trim` gives back every free page, but not those at the end of any arena but the first. So the command has all
-threads use the first one (`tvm_pipeline_command.use_one_arena`). Read next: live_pipeline.py, whose plans end.
+`malloc_trim` gives back every free page, but not those at the end of any heap but the first. So the command has all
+threads use the first one (`tvm_pipeline_command.use_one_heap`). Read next: live_pipeline.py, whose plans end.
 """
 
 from __future__ import annotations
