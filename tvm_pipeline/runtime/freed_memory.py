@@ -5,7 +5,7 @@ shared out. It keeps ever more: the first large block that is freed, as early as
 size from which blocks are mapped on their own, up to 32 MB, and twice that may then lie free at the end of a heap. So
 the slots and activations of every plan lie in the heaps, what a plan frees is cut into pieces by what outlives it, and
 each heap grows until it has met its worst moment, which may take hours. In 750 changes of plan the memory in use stayed
-at 59 MB, and the resident memory grew by 130 MB (`benchmarks/soak.py --untouched`).
+at 59 MB, and the resident memory grew by 130 MB (benchmarks/soak.py runs with and without what is here).
 
 `malloc_trim` gives back every free page, but not those at the end of any heap but the first. So the command has all
 threads use the first one (`tvm_pipeline_command.use_one_heap`). Read next: live_pipeline.py, whose plans end.

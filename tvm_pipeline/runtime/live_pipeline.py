@@ -382,8 +382,7 @@ class LivePipeline(FrameStream):
         """Look at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
         with self._changing:
             self._run_by(self.plan)
-        said = ""
-        freed = FreedMemory()
+        said, freed = "", FreedMemory()
         while not self._ended.wait(TICK_S):
             freed.look(self._generations.ended)
             if self._watchdog_s is not None:
