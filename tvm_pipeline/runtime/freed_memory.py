@@ -8,7 +8,7 @@ each heap grows until it has met its worst moment, which may take hours. In 750 
 at 59 MB, and the resident memory grew by 130 MB (benchmarks/soak.py runs with and without what is here).
 
 `malloc_trim` gives back every free page, but not those at the end of any heap but the first. So the command has all
-threads use the first one (`tvm_pipeline_command.use_one_heap`). Read next: live_pipeline.py, whose plans end.
+threads use the first one (`tvm_pipeline_command.use_one_heap`). Read next: generations.py, which end.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.errors import PipelineClosedError, StageError
 from tvm_pipeline.runtime.frame_stream import Result
+from tvm_pipeline.runtime.freed_memory import FreedMemory
 from tvm_pipeline.runtime.pipeline import Pipeline
 
 KEPT_PLANS = 8  # ended generations whose records are kept for a trace
@@ -57,14 +58,10 @@ class Generation:
 
 
 class Generations:
-    """The generations whose results are still to be taken, the oldest first; there is always one.
-
-    Attributes:
-        ended: how many were removed, and have freed what they held.
-    """
+    """The generations whose results are still to be taken, the oldest first; there is always one."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self.ended = 0
+        self._ended, self._freed = 0, FreedMemory()
         self._lock = threading.Lock()  # over what follows
         self._generations = deque([Generation(pipeline, 0)])
         self._retired: deque[tuple[int, list[StageRecord]]] = deque(maxlen=KEPT_PLANS)
@@ -136,8 +133,12 @@ class Generations:
             self._generations.popleft()
             self._retired.append((generation.base, generation.pipeline.records()))
         generation.pipeline.stop()
-        self.ended += 1
+        self._ended += 1
         return True
+
+    def give_back_freed(self) -> None:
+        """Give back to the system, if it is time, what ended generations have freed; call it again and again."""
+        self._freed.look(self._ended)
 
     def records(self) -> list[tuple[int, list[StageRecord]]]:
         """Return the records of the stages by generation, the newest last: its first frame, and a record each."""

@@ -33,7 +33,6 @@ from tvm_pipeline.errors import (
 )
 from tvm_pipeline.runtime.events import Event
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Result, Tagged
-from tvm_pipeline.runtime.freed_memory import FreedMemory
 from tvm_pipeline.runtime.generations import Generation, Generations
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline.runtime.pipeline import Pipeline
@@ -382,9 +381,9 @@ class LivePipeline(FrameStream):
         """Look at the stages every `TICK_S`: hanging ones fail, slow ones may be worth another plan."""
         with self._changing:
             self._run_by(self.plan)
-        said, freed = "", FreedMemory()
+        said = ""
         while not self._ended.wait(TICK_S):
-            freed.look(self._generations.ended)
+            self._generations.give_back_freed()
             if self._watchdog_s is not None:
                 for generation in self._generations:
                     generation.pipeline.overdue(self._watchdog_s)
