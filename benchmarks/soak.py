@@ -44,8 +44,7 @@ from rig import Answer, Breakable, Fault, random_plan, same, unsplit
 
 from tvm_pipeline import Problem, detect_platform, load, profile_model, settle_platform
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.runtime import Adaptation, LivePipeline
-from tvm_pipeline.runtime.freed_memory import FreedMemory
+from tvm_pipeline.runtime import Adaptation, LivePipeline, freed_memory
 from tvm_pipeline.video import (
     LiveSource,
     Reconnect,
@@ -125,6 +124,18 @@ class Log:
     mistakes: list[str] = field(default_factory=list)
     frames: int = 0
     samples: list[Sample] = field(default_factory=list)
+    given_back_s: list[float] = field(default_factory=list)  # CPU seconds of each time
+
+    def time_giving_back(self) -> None:
+        give_back = freed_memory.give_freed_memory_back
+
+        def timed() -> bool:
+            began_s = time.thread_time()
+            done = give_back()
+            self.given_back_s.append(time.thread_time() - began_s)
+            return done
+
+        freed_memory.give_freed_memory_back = timed
 
 
 def disturb(
@@ -173,6 +184,7 @@ def soak(seconds: float, times: float, folder: Path) -> bool:
     gc.collect()  # executors of the profile
     before = threading.active_count(), descriptors()
     log, over = Log(), threading.Event()
+    log.time_giving_back()
     live = LivePipeline(
         model,
         problem,
@@ -238,6 +250,7 @@ def judge(
     unexplained = counts.read - counts.delivered - counts.waiting - sum(counts.dropped.values())
     settled = log.samples[len(log.samples) // 6 :]
     growth, new_threads = grown(settled)
+    given_s = log.given_back_s or [0.0]
     kept = after[0] <= before[0] and after[1] <= before[1]
     steady = growth < MOST_GROWTH and (new_threads <= MOST_NEW_THREADS or often)
     holds = not (lost or log.mistakes or unexplained) and kept and (steady or not long)
@@ -249,6 +262,8 @@ def judge(
         f"{settled[-1].resident_bytes / 1e6:.1f} MB, at most {max(s.resident_bytes for s in settled) / 1e6:.1f}; "
         f"native threads {new_threads:+d}, at most {max(s.threads for s in settled)}\n"
         f"after the warm-up: {settled[0].where}\nat the end:        {settled[-1].where}\n"
+        f"memory was given back {len(log.given_back_s)} times, in {1e3 * statistics.median(given_s):.2f} ms "
+        f"of CPU time (median), at most {1e3 * max(given_s):.2f}\n"
         f"before and after: {before[0]} and {after[0]} threads of Python, {before[1]} and {after[1]} descriptors\n"
         + ("all holds" if holds else "NOT ALL HOLDS")
         + ("" if long else "; too short to judge memory"),
@@ -281,7 +296,7 @@ def main() -> None:
     logging.getLogger("tvm_pipeline").setLevel(logging.ERROR)  # it would say each time that the video ended
     seconds, times = (8.0, 10.0) if arguments.short else (60 * arguments.minutes, arguments.times)
     if arguments.untouched:
-        FreedMemory.look = lambda *_: None  # type: ignore[method-assign]
+        freed_memory.FreedMemory.look = lambda *_: None  # type: ignore[method-assign]
     else:
         use_one_heap()
     with tempfile.TemporaryDirectory() as folder:
