@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +36,7 @@ from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.report.tables import percent
 from tvm_pipeline.service.machine_modes import other_mode
+from tvm_pipeline.service.merged import merged
 from tvm_pipeline.service.mode_profiles import decide_modes
 from tvm_pipeline.service.modelled import how_good, modelled
 from tvm_pipeline.service.predicted import FROM_SHAPES, from_shapes
@@ -48,8 +50,13 @@ def pareto_decision(problem: Problem) -> Decision:
 
 
 def command(
-    model: Annotated[
-        str, typer.Argument(help="A model, a bundle (.tar), or an operator graph (.json), which needs no TVM.")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="A model, a bundle (.tar), or an operator graph (.json), which needs no TVM. Several are merged into "
+            "one graph, a frame of which is a frame of each.",
+        ),
     ],
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Write the plan, as text.")] = None,
     objective: ObjectiveOption = "throughput",
@@ -77,6 +84,8 @@ def command(
     Devices whose models were calibrated (`calibrate`) are not measured, unless --profile has figures of them.
 
     Example: tvm-pipeline plan model.onnx --objective latency -o plan.txt
+
+    Two models at one rate: tvm-pipeline plan faces.json scenes.json --platform box.toml -o plan.txt
     """
     chosen = checked_objective(objective)
     checked_scheduler(scheduler)
@@ -84,16 +93,22 @@ def command(
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
     profiles = profile or []
-    if front and len(profiles) > 1:
+    together, modes = len(models) > 1, len(models) == 1 and len(profiles) > 1
+    if together and (input_shapes or input_values):
+        option = "--input-shapes" if input_shapes else "--input-values"
+        raise OptionError(f"{option} goes with one model; compile each into a bundle, and plan the bundles")
+    if front and modes:
         raise OptionError("--pareto lists the plans of one power mode; give the --profile of one")
-    several = "plans of several power modes are compared by their predictions" if len(profiles) > 1 else ""
+    several = "plans of several power modes are compared by their predictions" if modes else ""
     verify_seconds(verify, "--pareto lists plans and compares none" if front else several)
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     first = profiles[0] if profiles else None
-    with (
-        spinner() as tell,
-        planned(model, shapes, platform, first, tell, warn, values=values, from_models=True) as subject,
-    ):
+    with spinner() as tell, ExitStack() as stack:
+        subject = stack.enter_context(
+            merged(models, platform, profiles, tell, warn, from_models=True)
+            if together
+            else planned(models[0], shapes, platform, first, tell, warn, values=values, from_models=True)
+        )
         problem = subject.problem(
             chosen,
             stages,
@@ -104,7 +119,7 @@ def command(
         )
         if front:
             decision = pareto_decision(problem)
-        elif len(profiles) > 1:
+        elif modes:
             known = list(map(read_profile, profiles))
             decision, problem = decide_modes(problem, subject.platform, known, scheduler, tell)
         else:
@@ -130,3 +145,5 @@ def command(
             show(f"the chosen plan's figures may be off by {doubt}, if the errors of all operators add up", json)
         show(stages_memory_table(memories), json)
         show(with_options(decision.why), json)
+        if together:
+            show(f"a frame is a frame of each model; not run here: {subject.not_here}", json)

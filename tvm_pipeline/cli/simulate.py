@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from tvm_pipeline.backends.bundle import open_bundle
-from tvm_pipeline.cli.options import JsonOption, PlatformOption, ProfileOption, check_outputs
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.in_mode import for_mode
@@ -21,17 +22,27 @@ from tvm_pipeline.cost.simulate import simulate as run
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.report import DRAWN_FRAMES, TextTable, check_picture, draw_gantt, stages_table, statistics_table
-from tvm_pipeline.service.workflow import plan_json, planned
+from tvm_pipeline.service.merged import merged
+from tvm_pipeline.service.workflow import not_of_several, plan_json, planned
 
 
 def command(
-    model: Annotated[str, typer.Argument(help="An operator graph (.json), or a bundle (.tar). Nothing is run.")],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help="An operator graph (.json), or a bundle (.tar); several for a plan of all of them. Nothing is run.",
+        ),
+    ],
     plan: Annotated[
         Path | None, typer.Option("--plan", help="The plan, as `plan -o` writes it; a bundle has its own.")
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Gantt chart of the first frames.")] = None,
     platform: PlatformOption = None,
-    profile: ProfileOption = None,
+    profile: Annotated[
+        list[Path] | None,
+        typer.Option("--profile", help="Measured before with `profile`; of several models, one for each, in order."),
+    ] = None,
     rate: Annotated[
         float | None, typer.Option(help="Frames a second that arrive; without it, the source is never waited for.")
     ] = None,
@@ -52,23 +63,35 @@ def command(
     """Simulate a plan: throughput, latency, bubbles and dropped frames, without the hardware.
 
     Example: tvm-pipeline simulate graph.json --plan plan.txt --platform box.toml --rate 30 --live
+
+    A plan of two models: tvm-pipeline simulate faces.json scenes.json --plan plan.txt --platform box.toml
     """
     if rate is not None and poisson_rate is not None:
         raise OptionError("--rate and --poisson both say how frames arrive; give one of them")
     pace_fps = rate if rate is not None else poisson_rate
     if live and pace_fps is None:
         raise OptionError("--live: say with --rate or --poisson how fast frames arrive")
-    if not model.endswith((".json", ".tar")):
-        raise OptionError(f"{model} is neither an operator graph (.json) nor a bundle (.tar); `compile` makes one")
+    for model in models:
+        if not model.endswith((".json", ".tar")):
+            raise OptionError(f"{model} is neither an operator graph (.json) nor a bundle (.tar); `compile` makes one")
+    profiles = profile or []
+    if len(models) == 1 and len(profiles) > 1:
+        raise OptionError(f"--profile was given {len(profiles)} times for one model; give one")
     if output:
         check_picture(output)
         check_outputs(output)
     arrivals = SATURATED
     if pace_fps is not None:
         arrivals = fixed_rate(pace_fps) if rate is not None else poisson(pace_fps, seed)
-    with spinner() as tell, planned(model, None, platform, profile, tell, warn) as subject:
-        problem, chosen = subject.problem(), _plan(model, plan)
-        with blamed(plan or model, PlanError, "plan it anew with `tvm-pipeline plan`"):
+    with spinner() as tell, ExitStack() as stack:
+        subject = stack.enter_context(
+            planned(models[0], None, platform, profiles[0] if profiles else None, tell, warn)
+            if len(models) == 1
+            else merged(models, platform, profiles, tell, warn)
+        )
+        problem, chosen = subject.problem(), _plan(models, plan)
+        with blamed(plan or models[0], PlanError, "plan it anew with `tvm-pipeline plan`"):
+            not_of_several(chosen, problem.graph)
             chosen = for_mode(chosen, problem.profile.power_mode)
             evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)
@@ -89,12 +112,13 @@ def command(
     show(f"simulated: nothing was run on a device; {len(found.dropped)} of {frames} frames were dropped", json)
 
 
-def _plan(model: str, plan: Path | None) -> Plan:
+def _plan(models: list[str], plan: Path | None) -> Plan:
     if plan:
         return read_plan(plan)
-    if not model.endswith(".tar"):
-        raise OptionError(f"--plan: which plan of {model}? `tvm-pipeline plan {model} -o plan.txt` makes one")
-    with open_bundle(Path(model)) as bundle:
+    if len(models) > 1 or not models[0].endswith(".tar"):
+        named = " ".join(models)
+        raise OptionError(f"--plan: which plan of {named}? `tvm-pipeline plan {named} -o plan.txt` makes one")
+    with open_bundle(Path(models[0])) as bundle:
         return bundle.plan
 
 

@@ -3,6 +3,7 @@
 workflow.py         from a model file to a plan, as one call each
 machine_modes.py    the power modes of this machine, and being in one with permission
 mode_profiles.py    a profile for each power mode, and a plan over these
+merged.py           several models that run at one rate, planned as one graph
 predicted.py        profiles of devices that are not plugged in, predicted from shapes
 calibrating.py      models of a platform's devices, refitted to stages measured on those that are here
 modelled.py         devices that plan from calibrated models, and are not measured
