@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import cast
 
 from planner import CACHE_BYTES, show
-from sec2022_instances import COMPILER, STRATEGIES, Instance
+from sec2022_instances import STRATEGIES, Instance
 
 from tvm_pipeline.core.problem import Objective
 from tvm_pipeline.report.drawing import new_figure, save_figure
 
 DRAWN = ("ResNet152", "DenseNet201")  # of the networks that the paper draws
-COLOURS = ("#8a8a8a", "#1f77b4", "#e07b00", "#2a9d4b")
+COLOURS = ("#5a5a5a", "#b0b0b0", "#1f77b4", "#e07b00", "#2a9d4b")
 MIB = 2**20
 
 
@@ -47,16 +47,16 @@ def _draw(
         here = [each for each in found if each.network == network]
         for column, each in enumerate(here):
             axes = figure.add_subplot(len(networks), len(here), row * len(here) + column + 1)
-            for index, name in enumerate((COMPILER, *STRATEGIES.values())):
-                at = [stage + (index - 1.5) * 0.2 for stage in range(each.stages)]
-                axes.bar(at, left[id(each), name], 0.2, color=COLOURS[index], label=name)
+            for index, name in enumerate(each.plans):
+                at = [stage + (index - 2) * 0.17 for stage in range(each.stages)]
+                axes.bar(at, left[id(each), name], 0.17, color=COLOURS[index], label=name)
             axes.axhline(0, color="black", linewidth=0.6)
             axes.set_title(f"{network}, {each.stages} stages", fontsize=9, loc="left")
             axes.set_xticks(range(each.stages), [f"s{stage}" for stage in range(each.stages)])
             if not column:
                 axes.set_ylabel("MiB of cache left (< 0: DRAM)")
-            if not row and not column:
-                axes.legend(fontsize=7, frameon=False)
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     save_figure(figure, path)
 
 

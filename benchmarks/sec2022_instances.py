@@ -2,9 +2,11 @@
 
 The networks are those of Table III with the layers folded that TFLite's converter folds (`as_tflite`), because the
 model of the device is calibrated on such operators. An instance is solved by `ideals`, and by CP-SAT where
-communication is counted by edges as in the paper. The baseline stands for the Edge TPU compiler, whose source is not
-public: the paper (section II-B) and Google's documentation say that it spreads parameters evenly, which is
-`even-parameters`.
+communication is counted by edges as in the paper.
+
+The paper's baseline is the Edge TPU compiler, whose source is not public. The paper (section II-B) and Google's
+documentation say that it spreads parameters evenly. Two baselines follow that description: `even-parameters` as well as
+it can be followed in the graph's order, and libcoral's partitioner by parameter count, Google's own open code for it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from tvm_pipeline.files import write_bytes
 
 # The paper's names of the orders: (1) is memory, (2) DRAM, (3) communication.
 STRATEGIES: dict[Objective, str] = dict(zip(ORDERS, ("(1)(3)", "(1)(2)(3)", "(2)(1)(3)"), strict=True))
-COMPILER = "compiler"
+COMPILER, LIBCORAL = "compiler", "libcoral"
+BASELINES = {COMPILER: "even-parameters", LIBCORAL: "coral-parameters"}
 FRAMES = 300
 
 
@@ -72,9 +75,10 @@ class Instance:
 
     @cached_property
     def plans(self) -> dict[str, Plan]:
-        """The plans by the names of their strategies, and the compiler's."""
-        found = {name: self.keeper.plan(self.problem(order), "ideals") for order, name in STRATEGIES.items()}
-        return {COMPILER: self.keeper.plan(self.problem(), "even-parameters"), **found}
+        """The plans by the names of the baselines and strategies."""
+        theirs = {name: self.keeper.plan(self.problem(), scheduler) for name, scheduler in BASELINES.items()}
+        ours = {name: self.keeper.plan(self.problem(order), "ideals") for order, name in STRATEGIES.items()}
+        return theirs | ours
 
     def ms(self, stages: tuple[Stage, ...], *, bus: bool = True) -> float:
         """Return the milliseconds between frames in the simulator, kept full."""

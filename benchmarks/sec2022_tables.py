@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import replace
-from math import nan
+from math import isnan, nan
 
 from edgetpu_model import as_tflite, frame_ms, graph_of, hub, published
 from planner import ORDERS, keras, of_bytes, s, show, timed
@@ -47,7 +47,7 @@ def together(short: bool, limit_s: float, keeper: Keeper) -> None:
     names = ("ResNet50", "DenseNet121") if short else said["networks"]
     graphs = [as_tflite(keras(name)) for name in names]
     graph = merge_graphs(graphs, " + ".join(names))
-    lines, first = [], nan
+    lines, first, last = [], nan, nan
     for stages in said["stages"][: 1 if short else None]:
         problem = Problem(
             graph, hub(stages), unmeasured(graph), "memory,dram,communication", stages, time_limit_s=limit_s
@@ -57,12 +57,23 @@ def together(short: bool, limit_s: float, keeper: Keeper) -> None:
         took_s = time.perf_counter() - began
         ms = {bus: _ms(replace(problem, platform=hub(stages, bus=bus)), plan) for bus in (True, False)}
         first = ms[True] if stages == said["stages"][0] else first
-        line = first * said["stages"][0] / stages
+        in_proportion, fell = first * said["stages"][0] / stages, last - ms[True]
+        last = ms[True]
         figures = (f"{(plan.predicted.memory_bytes or 0) / 1e6:.2f}", f"{(plan.predicted.dram_bytes or 0) / 1e6:.2f}")
         shares = " | ".join("+".join(str(n) for n in _shares(plan, names, stage)) for stage in range(stages))
-        cells = (f"{ms[True]:.1f}", f"{line:.1f}", f"{ms[False]:.1f}")
+        cells = (f"{ms[True]:.1f}", "" if isnan(fell) else f"{fell:.1f}", f"{in_proportion:.1f}", f"{ms[False]:.1f}")
         lines.append((stages, *figures, *cells, f"{plan.status} {plan.gap or 0:.1%}", s(took_s), shares))
-    columns = ("stages", "memory, MB", "DRAM, MB", "hub, ms", "if linear, ms", "own paths, ms", "status", "took")
+    columns = (
+        "stages",
+        "memory, MB",
+        "DRAM, MB",
+        "hub, ms",
+        "fell by",
+        "if as 2 / stages",
+        "own paths, ms",
+        "status",
+        "took",
+    )
     title = f"Figure 11: {graph.name}, a frame of each; operators of each in the stages; the paper says: {said['said']}"
     show(title, (*columns, "operators"), lines)
 

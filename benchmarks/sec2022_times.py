@@ -9,7 +9,7 @@ from math import nan
 
 from edgetpu_model import published
 from planner import show
-from sec2022_instances import COMPILER, STRATEGIES, Instance
+from sec2022_instances import COMPILER, LIBCORAL, STRATEGIES, Instance
 
 from tvm_pipeline.cost.evaluate import evaluate
 
@@ -25,12 +25,18 @@ def speed(found: Sequence[Instance]) -> None:
     for each in found:
         times = each.times_ms
         ours = [f"{times[name]:.1f} {times[COMPILER] / times[name]:.3f}" for name in STRATEGIES.values()]
-        lines.append((each.network, each.stages, f"{times[COMPILER]:.1f}", *ours))
+        lines.append((each.network, each.stages, f"{times[LIBCORAL]:.1f}", f"{times[COMPILER]:.1f}", *ours))
     title = "Figure 6, simulated on one USB hub: ms a frame and speed-up over the compiler's cuts (even parameters)"
-    show(title, ("network", "stages", "compiler, ms", *STRATEGIES.values()), lines)
-    _summary("on one USB hub", found, {id(each): each.times_ms for each in found})
+    show(title, ("network", "stages", "libcoral, ms", "compiler, ms", *STRATEGIES.values()), lines)
+    one = sum(len({each.plans[name].stages for name in _names()}) == 1 for each in found)
+    values = sum(len({_bytes(each, name) for name in _names()}) == 1 for each in found)
+    print(f"The three strategies have one plan in {one} of {len(found)} cases, and equal bytes in {values}.\n")
+    hub = {id(each): each.times_ms for each in found}
+    _summary("on one USB hub", found, hub)
+    _summary("on one USB hub", found, hub, LIBCORAL)
     alone = {id(e): {name: e.ms(plan.stages, bus=False) for name, plan in e.plans.items()} for e in found}
     _summary("each on a path of its own, the same plans", found, alone)
+    _summary("each on a path of its own, the same plans", found, alone, LIBCORAL)
     rows = []
     for row in SAID["speed_ups"]:
         for each in found:
@@ -49,21 +55,33 @@ def speed(found: Sequence[Instance]) -> None:
         show("Speed-ups that the paper states of single rows", ("row", "published", "hub", "own paths"), rows)
 
 
-def _summary(where: str, found: Sequence[Instance], times: dict[int, dict[str, float]]) -> None:
+def _summary(
+    where: str, found: Sequence[Instance], times: dict[int, dict[str, float]], baseline: str = COMPILER
+) -> None:
     """Print worst, median and best speed-up by number of stages, beside the most that the paper states."""
+    ratios = {
+        name: {
+            stages: [times[id(e)][baseline] / times[id(e)][name] for e in found if e.stages == stages]
+            for stages in sorted({each.stages for each in found})
+        }
+        for name in _names()
+    }
     lines, every = [], []
-    for stages in sorted({each.stages for each in found}):
-        here = [times[id(e)][COMPILER] / times[id(e)][name] for e in found if e.stages == stages for name in _names()]
+    for stages in ratios[ORDER]:
+        here = [ratio for name in _names() for ratio in ratios[name][stages]]
         every += here
-        best = [
-            f"{max(times[id(e)][COMPILER] / times[id(e)][n] for e in found if e.stages == stages):.3f}"
-            for n in _names()
-        ]
+        best = (f"{max(ratios[name][stages]):.3f}" for name in _names())
         lines.append((stages, len(here), *_spread(here), *best, SAID["most_speed_up"].get(str(stages), "-")))
     lines.append(("all", len(every), *_spread(every), "", "", "", "4.07"))
     columns = ("stages", "rows", "worst", "median", "best", "slower", "same", "faster")
     names = (f"best, {name}" for name in _names())
-    show(f"Figure 6 {where}: speed-ups over the compiler's cuts", (*columns, *names, "best, published"), lines)
+    cuts = "the compiler's cuts" if baseline == COMPILER else "libcoral's partitioner by parameter count"
+    show(f"Figure 6 {where}: speed-ups over {cuts}", (*columns, *names, "best, published"), lines)
+
+
+def _bytes(each: Instance, name: str) -> tuple[int | None, ...]:
+    predicted = each.plans[name].predicted
+    return predicted.memory_bytes, predicted.dram_bytes, predicted.communication_bytes
 
 
 def _names() -> tuple[str, ...]:
@@ -91,7 +109,13 @@ def energy(found: Sequence[Instance], busy_w: float, idle_w: float) -> None:
         columns,
         lines,
     )
-    print(f"Joules saved: {min(gains):+.1%} to {max(gains):+.1%}, median {statistics.median(gains):+.1%}.\n")
+    print(f"Joules saved: {min(gains):+.1%} to {max(gains):+.1%}, median {statistics.median(gains):+.1%}.")
+    row = SAID["energy"]
+    for each in found:
+        if (each.network, each.stages) == (row["network"], row["stages"]):
+            watts = row["compiler_j"] / each.times_ms[COMPILER] * 1e3
+            print(f"The published {1e3 * row['compiler_j']:.1f} mJ in the simulated time are {watts:.2f} W in all.")
+    print()
 
 
 def joules(each: Instance, name: str, busy_w: float, idle_w: float) -> tuple[float, float]:
