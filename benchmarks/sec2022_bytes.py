@@ -5,12 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
 
 from planner import CACHE_BYTES, show
-from sec2022_instances import STRATEGIES, Instance
+from sec2022_instances import STRATEGIES, Instance, by_edges
 
-from tvm_pipeline.core.problem import Objective
 from tvm_pipeline.report.drawing import new_figure, save_figure
 
 DRAWN = ("ResNet152", "DenseNet201")  # of the networks that the paper draws
@@ -66,8 +64,7 @@ def edges(found: Sequence[Instance]) -> None:
     differing = dict.fromkeys(("by tensors", "by edges"), 0)
     for each in found:
         for order, name in STRATEGIES.items():
-            by_edges = cast(Objective, order.replace("communication", "edge_communication"))
-            ours, theirs = each.plans[name], each.keeper.plan(each.problem(by_edges), "cp-sat")
+            ours, theirs = each.plans[name], each.keeper.plan(each.problem(by_edges(order)), "cp-sat")
             tensors = [plan.predicted.communication_bytes or 0 for plan in (ours, theirs)]
             counted = [plan.predicted.edge_communication_bytes or 0 for plan in (ours, theirs)]
             worse = {"by tensors": tensors[1] > tensors[0], "by edges": counted[0] > counted[1]}

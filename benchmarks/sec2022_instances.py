@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import nan
 from pathlib import Path
+from typing import cast
 
 from edgetpu_model import as_tflite, hub
 from planner import ORDERS, keras
@@ -37,6 +38,11 @@ BASELINES = {COMPILER: "even-parameters", LIBCORAL: "coral-parameters"}
 FRAMES = 300
 
 
+def by_edges(order: Objective) -> Objective:
+    """Return the order with communication counted by edges, as in the paper's equations 9 and 10."""
+    return cast(Objective, order.replace("communication", "edge_communication"))
+
+
 @dataclass
 class Keeper:
     """Plans that were found before, as text in a folder; without a folder nothing is kept."""
@@ -47,7 +53,8 @@ class Keeper:
         """Return the plan of a scheduler, that of the folder if it is there, judged anew."""
         if self.folder is None:
             return planning.plan(problem, scheduler).plan
-        what = f"{problem.graph.fingerprint} {problem.platform} {problem.objective} {problem.stages} {scheduler}"
+        limits = f"{problem.objective} {problem.stages} {problem.children_together} {problem.time_limit_s}"
+        what = f"{problem.graph.fingerprint} {problem.platform} {limits} {scheduler}"
         path = self.folder / f"{hashlib.sha256(what.encode()).hexdigest()[:16]}.txt"
         if path.exists():
             return judged(problem, read_plan(path))
@@ -79,6 +86,14 @@ class Instance:
         theirs = {name: self.keeper.plan(self.problem(), scheduler) for name, scheduler in BASELINES.items()}
         ours = {name: self.keeper.plan(self.problem(order), "ideals") for order, name in STRATEGIES.items()}
         return theirs | ours
+
+    @cached_property
+    def paper_plans(self) -> dict[str, Plan]:
+        """The plans by the paper's whole formulation: edges are counted, and all readers of a tensor share a stage."""
+        return {
+            name: self.keeper.plan(replace(self.problem(by_edges(order)), children_together=True), "cp-sat")
+            for order, name in STRATEGIES.items()
+        }
 
     def ms(self, stages: tuple[Stage, ...], *, bus: bool = True) -> float:
         """Return the milliseconds between frames in the simulator, kept full."""

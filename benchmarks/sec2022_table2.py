@@ -21,7 +21,7 @@ from math import isnan, nan
 from typing import Any
 
 import numpy as np
-from edgetpu_model import AFFINE, as_tflite, frame_ms, hub, published
+from edgetpu_model import AFFINE, as_tflite, frame_ms, hub, mean_and_median, published
 from planner import keras, show
 
 from tvm_pipeline.core.graph import OperatorGraph
@@ -199,6 +199,9 @@ def table_2() -> None:
         f"({MIB / line[1] / 1e3:.0f} MB/s) + {line[2]:.2f} ms for each MiB that crosses ({MIB / line[2] / 1e3:.0f} "
         "MB/s, out and in).\n"
     )
-    means = ", ".join(f"{who} {np.mean(np.abs(off)):.1%}" for who, off in errors.items())
+    means = ", ".join(f"{who} {mean_and_median(off)}" for who, off in errors.items())
     guessed = sum(reading.by == "time" for reading in found)
-    print(f"Mean error of the nine: {means}; the line was fitted to them, and {guessed} cuts were chosen by it.\n")
+    print(
+        f"Error of the nine, mean / median: {means}.\n"
+        f"The line was fitted to them, and {guessed} of the cuts were chosen by it.\n"
+    )

@@ -37,6 +37,11 @@ def speed(found: Sequence[Instance]) -> None:
     alone = {id(e): {name: e.ms(plan.stages, bus=False) for name, plan in e.plans.items()} for e in found}
     _summary("each on a path of its own, the same plans", found, alone)
     _summary("each on a path of its own, the same plans", found, alone, LIBCORAL)
+    whole = {
+        id(e): {name: e.ms(plan.stages) for name, plan in e.paper_plans.items()} | {COMPILER: e.times_ms[COMPILER]}
+        for e in found
+    }
+    _summary("on one USB hub by the paper's whole formulation (edges, all readers in one stage)", found, whole)
     rows = []
     for row in SAID["speed_ups"]:
         for each in found:
