@@ -14,7 +14,7 @@ from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.in_mode import for_mode
-from tvm_pipeline.core.plan import Plan, read_plan
+from tvm_pipeline.core.plan import Plan, check_one_model, read_plan
 from tvm_pipeline.cost.busy_energy import at_pace, energy_by_watts
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.simulate import SATURATED, fixed_rate, poisson
@@ -23,7 +23,7 @@ from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.report import DRAWN_FRAMES, TextTable, check_picture, draw_gantt, stages_table, statistics_table
 from tvm_pipeline.service.merged import merged
-from tvm_pipeline.service.workflow import not_of_several, plan_json, planned
+from tvm_pipeline.service.workflow import plan_json, planned
 
 
 def command(
@@ -91,7 +91,7 @@ def command(
         )
         problem, chosen = subject.problem(), _plan(models, plan)
         with blamed(plan or models[0], PlanError, "plan it anew with `tvm-pipeline plan`"):
-            not_of_several(chosen, problem.graph)
+            check_one_model(chosen, problem.graph.name)
             chosen = for_mode(chosen, problem.profile.power_mode)
             evaluation = evaluate(problem, chosen.stages)
         chosen = replace(chosen, predicted=evaluation.predicted)

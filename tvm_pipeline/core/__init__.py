@@ -13,7 +13,6 @@ platform_text.py  a platform as the text of a file
 power_mode.py     what a machine can be set to: clocks, cores, power
 in_mode.py        a platform in one of its power modes
 profile.py        the measured figures of a graph on a platform
-merged_profile.py  the profile of several models that are planned as one graph
 problem.py        the Problem of a planner: graph, platform, profile, objective and limits
 plan.py           the Plan that solves a Problem, with its predicted figures
 model.py          a network's file, read and checked

@@ -35,6 +35,7 @@ from tvm_pipeline.errors import PlanError
 from tvm_pipeline.files import read_bytes
 
 Status = Literal["optimal", "feasible"]
+SEVERAL = " + "  # joins the names of models that are planned as one graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,16 @@ def _head(line: str, words: list[str]) -> Any:
 
 def _number(text: str) -> Any:
     return int(text) if text.lstrip("-").isdigit() else float(text)
+
+
+def check_one_model(plan: Plan, graph: str) -> None:
+    """Raise PlanError where a plan is of several models, see `service/merged.py`, and `graph` is one of their names."""
+    models = plan.graph.split(SEVERAL)
+    if len(models) > 1 and graph in models:
+        raise PlanError(
+            f"the plan is of {len(models)} models, {' and '.join(models)}, and {graph} is one of them; `simulate` runs "
+            "it with all of them in the simulator, and `deploy` places them to be run"
+        )
 
 
 def shown_stages(stages: Sequence[Stage]) -> str:

@@ -15,6 +15,7 @@ calls.py         seconds of any work on a device's cores
 links.py         seconds to read a tensor that another device wrote
 stage_timer.py   seconds of one stage, compiled and measured as a whole
 speed.py         the speed of the machine beside a run, against that at the time of its profile
+merging.py       the profile of several models that are planned as one graph
 layer_times.py   seconds that nobody measured, predicted from shapes
 bound.py         work in threads that are bound to devices
 environment.py   the machine, the software and the load during a measurement

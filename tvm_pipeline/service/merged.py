@@ -3,7 +3,7 @@
 The graphs are merged under one source and one sink, as Yin et al., SEC 2022 (section V-F), do. A frame of the merged
 graph is a frame of every model. No bundle holds several models, so such a plan can be predicted and simulated and is
 not run; `deploy` places several models to be run, each at a rate of its own. Next: `workflow.py`, which opens one
-model; `core/merged_profile.py`.
+model; `profiling/merging.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tvm_pipeline.core.graph_files import merge_graphs
-from tvm_pipeline.core.merged_profile import merge_profiles
+from tvm_pipeline.core.plan import SEVERAL
 from tvm_pipeline.errors import GraphError, OptionError, PlatformError
-from tvm_pipeline.service.workflow import SEVERAL, Planned, Say, planned, silent
+from tvm_pipeline.profiling.merging import merge_profiles
+from tvm_pipeline.service.workflow import Planned, Say, planned, silent
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ def as_one(sources: Sequence[str], parts: Sequence[Planned]) -> Planned:
         if part.platform != parts[0].platform:
             raise PlatformError(
                 f"{sources[0]} is planned on platform {parts[0].platform.name} and {source} on "
-                f"{part.platform.name}, and one plan has one platform; give one for all with --platform"
+                f"{part.platform.name}, and one plan has one platform; give one for all with `platform`"
             )
     graphs = [part.graph for part in parts]
     graph = merge_graphs(graphs, SEVERAL.join(by_name))

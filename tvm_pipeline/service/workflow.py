@@ -29,7 +29,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Decision, Plan, read_plan
+from tvm_pipeline.core.plan import Decision, Plan, check_one_model, read_plan
 from tvm_pipeline.core.platform import Platform, read_platform
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
@@ -49,7 +49,6 @@ from tvm_pipeline.service.power_meter import NONE, opened_meter
 from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
 
 Say = Callable[[str], None]
-SEVERAL = " + "  # joins the names of models that are planned as one graph
 REPEATS = 24  # passes over the model for each device
 
 _log = logging.getLogger(__name__)
@@ -388,18 +387,8 @@ def given_plan(problem: Problem, path: Path) -> Plan:
     """Return the plan of a file, with its figures computed again; raise PlanError, which names the file."""
     with blamed(path, PlanError, "plan it anew with `tvm-pipeline plan`"):
         plan = read_plan(path)
-        not_of_several(plan, problem.graph)
+        check_one_model(plan, problem.graph.name)
         return judged(problem, for_mode(plan, problem.profile.power_mode))
-
-
-def not_of_several(plan: Plan, graph: OperatorGraph) -> None:
-    """Raise PlanError where a plan is of several models, see `merged.py`, and the graph is that of one of them."""
-    models = plan.graph.split(SEVERAL)
-    if len(models) > 1 and graph.name in models:
-        raise PlanError(
-            f"the plan is of {len(models)} models, {' and '.join(models)}, and {graph.name} is one of them; `simulate` "
-            "runs it with all of them in the simulator, and `deploy` places them to be run"
-        )
 
 
 def plan_json(plan: Plan, platform: Platform | None = None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The profile of several models that are planned as one graph, from a profile of each.
 
-`graph_files.merge_graphs` makes the graph. Next: `service/merged.py`, which does both for the command line.
+`core/graph_files.py` makes the graph. Next: `service/merged.py`, which does both for the command line.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def merge_profiles(merged: OperatorGraph, graphs: Sequence[OperatorGraph], profi
 
     Examples:
         >>> from dataclasses import replace
+        >>> from tvm_pipeline.core.graph_files import merge_graphs
         >>> from tvm_pipeline.testing import example_graph
         >>> graphs = [replace(example_graph(), name=name) for name in ("left", "right")]
         >>> measured = {"d0": DeviceProfile.in_order(graphs[0], [0.02, 0.04])}

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
 from dataclasses import replace
 
 import pytest
 
 from tvm_pipeline import Device, DeviceProfile, Platform, Problem, Profile, Stage, evaluate, merge_graphs
-from tvm_pipeline.core.merged_profile import merge_profiles
 from tvm_pipeline.core.platform import Link, Transfer
 from tvm_pipeline.core.profile import IdlePower
 from tvm_pipeline.errors import ProfileError
+from tvm_pipeline.profiling import merging
+from tvm_pipeline.profiling.merging import merge_profiles
 from tvm_pipeline.testing import example_graph
 
 LEFT, RIGHT = (replace(example_graph(), name=name) for name in ("left", "right"))
@@ -67,3 +69,9 @@ def test_what_one_model_lacks_the_merged_graph_lacks() -> None:
 def test_what_does_not_fit_together_is_refused(left, right, match) -> None:
     with pytest.raises(ProfileError, match=match):
         merge_profiles(BOTH, [LEFT, RIGHT], [left, right])
+
+
+def test_the_documented_example_runs() -> None:
+    results = doctest.testmod(merging)
+    assert results.attempted
+    assert not results.failed
