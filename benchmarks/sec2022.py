@@ -1,6 +1,6 @@
 """The experiments of Yin, Zhang and Yu (SEC 2022) on modelled Edge TPUs, each beside what the paper states.
 
-    python benchmarks/sec2022.py                   # all parts
+    python benchmarks/sec2022.py                   # all parts: about two minutes
     python benchmarks/sec2022.py --only table2     # one of the parts below
     python benchmarks/sec2022.py --short           # a little of each, for CI
 
