@@ -2,6 +2,7 @@
 
 planner.py       the entry `plan`, a sequence of named steps
 contenders.py    the plans that compete in the default, and the bound of them all
+anywhere.py      plans where the downsets are too many to list
 power_modes.py   the best plan over the power modes of a machine
 registry.py      the schedulers, with the objectives and limits that they declare
 conflict.py      the reasons where there is no plan

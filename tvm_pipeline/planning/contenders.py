@@ -1,31 +1,39 @@
 """The plans that compete in `best`, and the bound that holds for all of them.
 
-Where the downsets of a graph can be listed, dynamic programming over them is exact. Where they are too many, local
-search finds a plan and CP-SAT goes on from it, and `local/bounds.py` bounds all plans that there are. Next:
-`planner.py`, which chooses between the candidates.
+Where the downsets of a graph can be listed, dynamic programming over them is exact. Where they are too many,
+`anywhere.py` searches, and `local/bounds.py` bounds all plans that there are. Next: `planner.py`, which chooses between
+the candidates.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 
 import numpy as np
 
 from tvm_pipeline.core.plan import Plan, Stage, cost_key
 from tvm_pipeline.core.platform import disjoint_sets
-from tvm_pipeline.core.problem import Problem, by_tensors, counts_edges
+from tvm_pipeline.core.problem import Problem, counts_edges
 from tvm_pipeline.cost.device_costs import cost_of, counts_period
-from tvm_pipeline.cost.evaluate import evaluate, judged
+from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError
+from tvm_pipeline.planning.anywhere import (
+    CP_SAT_S,
+    Maker,
+    anywhere,
+    by_edges,
+    made,
+    reaches,
+    size_of,
+    with_time_left,
+)
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
 from tvm_pipeline.planning.local.bounds import better_bound, lower_bound
-from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.search.cuts import ideals as listed_ideals
@@ -34,23 +42,12 @@ from tvm_pipeline.planning.search.revisits import revisits
 from tvm_pipeline.planning.search.space import replica_units, single_units
 from tvm_pipeline.planning.search.work_bound import bound_of_all, shares_replicas
 
-# `best` gives CP-SAT this time where the downsets are too many to list and the problem has no time limit.
-CP_SAT_S = 60.0
 # `best` searches for replicated stages over all downsets up to this number, else over the graph's own order.
 MOST_HYBRID_CUTS = 10_000
 # The bound of all plans takes this time at most, and this part of what a time limit leaves.
 BOUND_S, BOUND_SHARE = 10.0, 0.25
-# Of the time that is left local search takes this part, and CP-SAT the rest.
-LOCAL_SHARE = 0.4
-# The largest models of CP-SAT: operators times stages times devices.
-MOST_LITERALS = 300_000
-# `_size` of the largest problems for which all simple plans are compared, and of those whose order is cut by dynamic
-# programming; together they take some seconds.
+# `size_of` of the largest problems for which all simple plans are compared, which takes some seconds.
 MOST_SIMPLE = 250_000
-MOST_CHAIN = 4_000_000
-
-# A maker gets the plans of the makers before it, and returns plans of its own.
-Maker = Callable[[list[Plan]], list[Plan]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +69,35 @@ def contenders(problem: Problem, deadline: float | None) -> Found:
     """Return the distinct plans of all schedulers that compete, and the bound that holds for all plans of these."""
     # The downsets are listed once for all schedulers that cut the graph anywhere.
     cuts = listed_ideals(problem.graph)
-    bound_of_every_plan = cache(lambda: bound_within(problem, deadline))
+    bound_of_every_plan = BoundOfAll(problem, deadline)
     plans, errors = made(_makers(problem, deadline, cuts, bound_of_every_plan))
     if problem.stages is not None:
         plans = [plan for plan in plans if len(plan.stages) == problem.stages]
     # Two algorithms that agree are one candidate, named after the simpler one.
     distinct = list({plan.stages: plan for plan in reversed(plans)}.values())
     bound = _common_bound(problem, plans, errors, deadline)
-    if plans and (bound is None or not any(_reaches(plan, bound) for plan in plans)):
+    if plans and (bound is None or not any(reaches(plan, bound) for plan in plans)):
         bound = better_bound(problem, bound, bound_of_every_plan())
     # Of the errors, that of the search for pipelines tells most: it is the widest search that always runs.
     return Found(distinct, bound, errors.get("pipeline"))
+
+
+class BoundOfAll:
+    """The bound of all plans that `best` considers, computed when it is first asked for."""
+
+    def __init__(self, problem: Problem, deadline: float | None) -> None:
+        self.problem, self.deadline = problem, deadline
+        self.again = shares_replicas(problem) or _revisits(problem)
+        self._known: tuple[float, ...] | None = None
+
+    def __call__(self) -> tuple[float, ...]:
+        if self._known is None:
+            self._known = bound_within(self.problem, self.deadline)
+        return self._known
+
+    def tighten(self, other: tuple[float, ...]) -> None:
+        """Take another bound of the same plans where it says more."""
+        self._known = better_bound(self.problem, self._known, other)
 
 
 def bound_within(problem: Problem, deadline: float | None = None) -> tuple[float, ...]:
@@ -92,22 +107,22 @@ def bound_within(problem: Problem, deadline: float | None = None) -> tuple[float
     return lower_bound(problem, now + left_s, again=shares_replicas(problem) or _revisits(problem))
 
 
-def _makers(
-    problem: Problem, deadline: float | None, cuts: Cuts | None, bound: Callable[[], tuple[float, ...]]
-) -> dict[str, Maker]:
+def _makers(problem: Problem, deadline: float | None, cuts: Cuts | None, bound: BoundOfAll) -> dict[str, Maker]:
     """Return the schedulers that compete for the objective of the problem, by name, the simplest first."""
 
     def left() -> Problem:
         return with_time_left(problem, deadline)
 
     pipeline: dict[str, Maker] = {
-        "pipeline": lambda _: [_pipeline(left(), cuts) if cuts is not None else _anywhere(left(), bound)]
+        "pipeline": lambda _: [
+            _pipeline(left(), cuts) if cuts is not None else anywhere(left(), bound, again=bound.again)
+        ]
     }
     if counts_edges(problem.objective):
         return pipeline
     if problem.is_lexicographic:
         return {"chain": lambda _: [chain(left())], **pipeline} if cuts is not None else pipeline
-    if cuts is None and _size(problem) > MOST_SIMPLE:
+    if cuts is None and size_of(problem) > MOST_SIMPLE:
         return {"whole": lambda _: _whole_models(problem), **pipeline}
     makers: dict[str, Maker] = {
         "single": lambda _: _distinct(singles(problem)),
@@ -155,24 +170,6 @@ def _revisits(problem: Problem) -> bool:
     return problem.objective != "latency" and counts_period(problem) and unlimited and _has_few_sequences(problem)
 
 
-def _reaches(plan: Plan, bound: tuple[float, ...]) -> bool:
-    return plan.value is not None and all(
-        math.isclose(value, limit, rel_tol=1e-9) for value, limit in zip(plan.value, bound, strict=True)
-    )
-
-
-def made(makers: Mapping[str, Maker]) -> tuple[list[Plan], dict[str, NoPlanError]]:
-    """Return the plans of all makers, and the errors of those that make none."""
-    plans: list[Plan] = []
-    errors: dict[str, NoPlanError] = {}
-    for name, make in makers.items():
-        try:
-            plans += make(plans)
-        except NoPlanError as error:
-            errors[name] = error
-    return plans, errors
-
-
 def _common_bound(
     problem: Problem, plans: list[Plan], errors: Mapping[str, NoPlanError], deadline: float | None
 ) -> tuple[float, ...] | None:
@@ -187,11 +184,6 @@ def _common_bound(
     if shares_replicas(problem):
         bounds.append((bound_of_all(problem),))
     return max(bounds) if problem.objective == "throughput" else min(bounds)
-
-
-def with_time_left(problem: Problem, deadline: float | None) -> Problem:
-    """Return the problem with the time that is left until the deadline."""
-    return problem if deadline is None else replace(problem, time_limit_s=max(0.0, deadline - time.monotonic()))
 
 
 def _distinct(plans: list[Plan]) -> list[Plan]:
@@ -233,75 +225,6 @@ def _pipeline(problem: Problem, cuts: Cuts) -> Plan:
     if not counts_edges(problem.objective):
         return plan_over(problem, cuts, single_units, "ideals")
     started = time.monotonic()
-    guess = _by_edges(problem, lambda other: _pipeline(other, cuts))
+    guess = by_edges(problem, lambda other: _pipeline(other, cuts))
     most_s = CP_SAT_S if problem.time_limit_s is None else problem.time_limit_s - (time.monotonic() - started)
     return cp_sat(replace(problem, time_limit_s=max(0.0, most_s)), guess.stages)
-
-
-def _anywhere(problem: Problem, bound: Callable[[], tuple[float, ...]]) -> Plan:
-    """Return a good pipeline of a graph whose downsets are too many to list.
-
-    It is that of local search, which begins with the best pipeline along the graph's order. CP-SAT goes on from there,
-    unless the bound of all plans is reached, or its model would be too large.
-    """
-    deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
-    plans, errors = made(
-        {"chain": lambda _: [_along_the_order(with_time_left(problem, deadline))]}
-        if _size(problem) <= MOST_CHAIN
-        else {}
-    )
-    most = bound()
-    if not any(_reaches(plan, most) for plan in plans):
-        share = LOCAL_SHARE if _fits_cp_sat(problem) else 1.0
-        begun = with_time_left(problem, deadline)
-        limited = begun if begun.time_limit_s is None else replace(begun, time_limit_s=begun.time_limit_s * share)
-        hint = min(plans, key=cost_key).stages if plans else None
-        if _size(problem) > MOST_CHAIN and problem.stages is None:
-            # Of a large graph even one number of stages takes all the time: as many as there are devices.
-            widest = max(map(len, disjoint_sets(problem.platform.devices)))
-            limited = replace(limited, stages=min(widest, len(problem.graph)))
-        found, missed = made({"local-search": lambda _: [local_search(limited, hint)]})
-        plans, errors = plans + found, errors | missed
-    # Of equal plans the first one counts, which is that of the simpler scheduler.
-    best = replace(min(plans, key=cost_key), status="feasible", bound=None) if plans else None
-    if (best is not None and _reaches(best, most)) or not _fits_cp_sat(problem):
-        if best is None:
-            raise next(iter(errors.values()))
-        return best
-    left_s = CP_SAT_S if deadline is None else max(0.0, deadline - time.monotonic())
-    proven = cp_sat(replace(problem, time_limit_s=left_s), best.stages if best else None)
-    if best is None or proven.stages != best.stages or proven.status == "optimal":
-        return proven
-    return replace(best, bound=proven.bound)
-
-
-def _along_the_order(problem: Problem) -> Plan:
-    """Return `chain_of`; raise NoPlanError where that search has too many states, for which others are a remedy."""
-    try:
-        return chain_of(problem)
-    except OptionError as error:
-        raise NoPlanError(str(error)) from error
-
-
-def _size(problem: Problem) -> int:
-    """Return the operators times the square of the devices, as which the time of simple searches grows."""
-    return len(problem.graph) * len(problem.platform.devices) ** 2
-
-
-def _fits_cp_sat(problem: Problem) -> bool:
-    """Return whether the model of CP-SAT can be built in a few seconds."""
-    devices = max(map(len, disjoint_sets(problem.platform.devices)))
-    stages = problem.stages or 2 * devices
-    each = 1 if problem.is_lexicographic else len(problem.platform.devices)
-    return len(problem.graph) * stages * each <= MOST_LITERALS
-
-
-def chain_of(problem: Problem) -> Plan:
-    """Return the best pipeline along the graph's order, or a good one where communication is counted by edges."""
-    return _by_edges(problem, chain) if counts_edges(problem.objective) else chain(problem)
-
-
-def _by_edges(problem: Problem, plan_by_tensors: Callable[[Problem], Plan]) -> Plan:
-    """Return the plan that is best with communication counted by tensors; nothing is proven of it by edges."""
-    plan = plan_by_tensors(replace(problem, objective=by_tensors(problem.objective)))
-    return replace(judged(problem, plan), objective=problem.objective, status="feasible", bound=None)

@@ -28,8 +28,9 @@ from tvm_pipeline.cost.device_costs import idle_w, require_caches, require_energ
 from tvm_pipeline.cost.evaluate import idle_share
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError, PlatformError
 from tvm_pipeline.planning import rehearsal
+from tvm_pipeline.planning.anywhere import Maker, chain_of, made, with_time_left
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
-from tvm_pipeline.planning.contenders import Found, Maker, bound_within, chain_of, contenders, made, with_time_left
+from tvm_pipeline.planning.contenders import Found, bound_within, contenders
 from tvm_pipeline.planning.measured import MEASURING, SegmentTimer, measured_plan
 from tvm_pipeline.planning.registry import LIMITS, SCHEDULERS
 from tvm_pipeline.planning.stage_orders import fitting_plan
