@@ -1,14 +1,17 @@
 """Measure the gap that `best` states where the downsets of a graph are too many to list.
 
-    python benchmarks/bounds.py                 # both parts, some seven minutes
-    python benchmarks/bounds.py --only nasnets  # one of nasnets, large
+    python benchmarks/bounds.py                 # all parts, some 25 minutes
+    python benchmarks/bounds.py --only nasnets  # one of nasnets, large, gap-over-time
     python benchmarks/bounds.py --short         # a little of each, for CI
 
 1. nasnets: NASNet-A fused and fine-grained, NASNetMobile and NASNetLarge in 4, 6 and 8 stages on as many modelled Edge
    TPUs over PCIe, 30 s each: the plan, its gap by the bound, and the gap by the mean load per stage alone.
 2. large: a random graph of 100 000 operators on 16 equal devices and on 16 unequal ones, with a limit of 10 s.
+3. gap-over-time: the gap with limits of 1, 3, 10 and 30 s, for NASNet and for networks of RandWire WS(64) by seed, on 4
+   and 8 modelled Edge TPUs; and, for information, the fine-grained NASNet on 8 unequal devices.
 
-The loops are compiled before. The seconds are of one core; on a machine with other work a gap is wider.
+RandWire comes with an operator for each node, as the paper's small regime for ImageNet, and with all its operators for
+CIFAR. The loops are compiled before. The seconds are of one core; on a machine with other work a gap is wider.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.planner and tests.support
 
 from benchmarks.planner import FIGURES, ROOT, coral, figure, s, show, unequal
-from tests.support import generators
+from tests.support import generators, memory_networks
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.plan import Plan
@@ -38,6 +41,16 @@ NETWORKS = {
     "NASNetMobile": partial(read_graph, ROOT / "profiles/tflite/NASNetMobile.json"),
     "NASNetLarge": partial(read_graph, ROOT / "profiles/tflite/NASNetLarge.json"),
 }
+
+# By name; the last figure is the seed.
+RANDWIRES = {
+    **{
+        f"RandWire {seed}": partial(lambda seed: generators.randwire(random.Random(seed), 64, stages=3), seed)
+        for seed in range(3)
+    },
+    **{f"RandWire CIFAR {seed}": partial(memory_networks.randwire_network, seed, nodes=64) for seed in range(2)},
+}
+LIMITS_S = (1.0, 3.0, 10.0, 30.0)
 
 
 def percent(part: float | None) -> str:
@@ -100,7 +113,27 @@ def large(short: bool) -> None:
     show("", FIGURES, required)
 
 
-PARTS = {"nasnets": nasnets, "large": large}
+def gap_over_time(short: bool) -> None:
+    limits_s = (1.0,) if short else LIMITS_S
+    makers = {**NETWORKS, **RANDWIRES}
+    rows, last = [], []
+    for name in list(makers)[:1] if short else makers:
+        graph = makers[name]()
+        for count in (4,) if short else (4, 8):
+            problem = Problem(graph, coral(count), unmeasured(graph), stages=count)
+            plans = [planned(replace(problem, time_limit_s=limit_s))[0] for limit_s in limits_s]
+            last.append(plans[-1].gap or 0.0)
+            rows.append((name, count, period_ms(fps(plans[-1].value)), *(percent(plan.gap) for plan in plans)))
+    if not short:
+        problem = unequal(random.Random(1), generators.nasnet(), 8)
+        plans = [planned(replace(problem, time_limit_s=limit_s))[0] for limit_s in limits_s]
+        rows.append(("NASNet-A, fine", "8 unequal", period_ms(fps(plans[-1].value)), *(percent(p.gap) for p in plans)))
+    columns = ("network", "devices", "slowest stage", *(f"gap in {limit_s:.0f} s" for limit_s in limits_s))
+    show("3. Gaps by the time limit", columns, rows)
+    show("", FIGURES, [figure("widest gap on equal devices", max(last), percent, 1.0 if short else 0.05)])
+
+
+PARTS = {"nasnets": nasnets, "large": large, "gap-over-time": gap_over_time}
 
 
 def main() -> None:
