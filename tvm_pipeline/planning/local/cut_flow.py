@@ -4,7 +4,7 @@
 the same graph; here the graph is laid out once, and operators that are fixed are left out while the flow is searched.
 
 Dinic, "Algorithm for solution of a problem of maximum flow in a network with power estimation", Soviet Mathematics
-Doklady 11, 1970. Next: `furthest_bound.py`, which branches.
+Doklady 11, 1970. Next: `furthest_tree.py`, which branches.
 """
 
 from __future__ import annotations
