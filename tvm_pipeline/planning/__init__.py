@@ -12,6 +12,7 @@ rehearsal.py     plans for shared buses, chosen by simulation
 measured.py      the schedulers whose stages are compiled and timed
 corrected.py     its search: a partitioner that a model guides and measurements correct
 deployment.py    several models on one platform
+together/        what judges, starts, bounds and proves deployments
 search/          exact searches by dynamic programming
 sat/             exact searches by CP-SAT
 local/           local search, and bounds, for graphs of any size

@@ -313,7 +313,7 @@ def break_symmetry(placements: Sequence[Placement]) -> None:
     groups: list[list[int]] = []
     for d, device in enumerate(devices):
         for group in groups:
-            if all(_alike(placement.problem, devices[group[0]], device) for placement in placements):
+            if all(alike(placement.problem, devices[group[0]], device) for placement in placements):
                 group.append(d)
                 break
         else:
@@ -327,7 +327,7 @@ def break_symmetry(placements: Sequence[Placement]) -> None:
                     earlier.append(at_first)
 
 
-def _alike(problem: Problem, one: Device, two: Device) -> bool:
+def alike(problem: Problem, one: Device, two: Device) -> bool:
     """Return whether an exchange of the two devices changes the cost of no plan."""
 
     def cost(source: Device, destination: Device) -> tuple[object, ...]:

@@ -1,0 +1,185 @@
+"""The loops of the first deployment: cuts and devices of all models, moved at random by simulated annealing.
+
+A state has for each model a number of stages, their cuts (positions in its row of cuts) and a permutation of the
+devices, of which the first ones run the stages. Next: `first_deployment.py`, which calls them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tvm_pipeline.planning.search.cuts import Floats, Integers
+from tvm_pipeline.solvers.hot import hot
+
+# The weight of the mean square of the loads beside the greatest one, which leads over plateaus.
+SMOOTH = 0.1
+# What is beyond memory, relative to it, and beyond a latency, counts so many times.
+BEYOND = 10.0
+# An operator on a device that cannot run it.
+BLOCKED = 100.0
+
+
+class State(NamedTuple):
+    """Stages of I models on D devices.
+
+    Attributes:
+        stages: I; the number of stages.
+        cuts: I x (D + 1); the cut in front of each stage, and the last one.
+        device: I x D; a permutation of the devices.
+        load: D + buses; the utilisation, which `weigh` writes.
+        params, held: D; bytes of parameters, and with activations.
+    """
+
+    stages: Integers
+    cuts: Integers
+    device: Integers
+    load: Floats
+    params: Floats
+    held: Floats
+
+
+@hot
+def weigh(f: Any, state: Any) -> Any:
+    """Return the greatest utilisation, what is beyond limits, and the mean square of the loads."""
+    models, devices = f.call.shape
+    state.load[:] = 0.0
+    state.params[:] = 0.0
+    state.held[:] = 0.0
+    for i in range(models):
+        for s in range(state.stages[i]):
+            d = state.device[i, s]
+            state.params[d] += f.params[f.first[i] + state.cuts[i, s + 1]] - f.params[f.first[i] + state.cuts[i, s]]
+    beyond = 0.0
+    for i in range(models):
+        latency = 0.0
+        size = f.first[i + 1] - f.first[i]
+        for s in range(state.stages[i]):
+            d, start, end = state.device[i, s], f.first[i] + state.cuts[i, s], f.first[i] + state.cuts[i, s + 1]
+            params = f.params[end] - f.params[start]
+            fixed = f.call[i, d] + f.added[d, end] - f.added[d, start]
+            fixed += f.receive[0, i, d] + f.receive[1, i, d] * f.crossing[start]
+            fixed += f.send[0, i, d] + f.send[1, i, d] * f.crossing[end]
+            if s > 0:
+                p = state.device[i, s - 1]
+                fixed += f.link[0, i, p, d] + f.link[1, i, p, d] * f.crossing[start]
+                if f.bus[i, p, d] >= 0:
+                    state.load[devices + f.bus[i, p, d]] += (
+                        f.carry[0, i, p, d] + f.carry[1, i, p, d] * f.crossing[start]
+                    )
+            fetched = 0.0
+            if f.spill[i, d] > 0.0 and state.params[d] > f.cached[i, d]:
+                fetched = (state.params[d] - f.cached[i, d]) * params / state.params[d]
+            if f.fetch_bus[i, d] >= 0:
+                state.load[devices + f.fetch_bus[i, d]] += f.fetch[i, d] * fetched
+            work = f.work[d, end] - f.work[d, start]
+            state.load[d] += fixed + max(work, f.spill[i, d] * fetched)
+            if f.blocked[d, end] > f.blocked[d, start]:
+                beyond += BLOCKED * (f.blocked[d, end] - f.blocked[d, start])
+            if f.most_s[i] < math.inf:
+                own = f.spill[i, d] * max(0.0, params - f.cached[i, d]) if f.spill[i, d] > 0.0 else 0.0
+                latency += (fixed + max(work, own)) / f.scale[i, d]
+            state.held[d] += params
+            if len(f.need):
+                state.held[d] += f.need[f.need_first[i] + state.cuts[i, s] * size + state.cuts[i, s + 1]]
+        if latency > f.most_s[i] * (1 + 1e-9):
+            beyond += BEYOND * (latency / f.most_s[i] - 1)
+    greatest, square = f.held, 0.0
+    for load in state.load:
+        greatest = max(greatest, load)
+        square += load * load
+    for d in range(devices):
+        if state.held[d] > f.capacity[d]:
+            beyond += BEYOND * (state.held[d] / f.capacity[d] - 1) + 1e-3
+    return greatest, beyond, square / len(state.load)
+
+
+@hot
+def move(f: Any, state: Any) -> Any:
+    """Change the state at random; return whether it is another one."""
+    models, devices = f.call.shape
+    i = np.random.randint(models)
+    count, size = state.stages[i], f.first[i + 1] - f.first[i]
+    kind = np.random.random()
+    if kind < 0.7 and count > 1:
+        b = 1 + np.random.randint(count - 1)
+        # Steps of every size are as likely as others of the same order of magnitude.
+        step = int(math.exp(np.random.random() * math.log(size)))
+        to = state.cuts[i, b] + (step if np.random.random() < 0.5 else -step)
+        if to <= state.cuts[i, b - 1] or to >= state.cuts[i, b + 1]:
+            return False
+        state.cuts[i, b] = to
+    elif kind < 0.85:
+        if devices < 2:
+            return False
+        one, two = np.random.randint(count), np.random.randint(devices)
+        if one == two:
+            return False
+        state.device[i, one], state.device[i, two] = state.device[i, two], state.device[i, one]
+    elif f.stages[i] > 0:
+        return False
+    elif kind < 0.925:
+        s = np.random.randint(count)
+        if count == devices or state.cuts[i, s + 1] - state.cuts[i, s] < 2:
+            return False
+        between = state.cuts[i, s] + 1 + np.random.randint(state.cuts[i, s + 1] - state.cuts[i, s] - 1)
+        at = s + np.random.randint(2)  # the new device runs the part in front or the one behind
+        chosen = count + np.random.randint(devices - count)
+        new = state.device[i, chosen]
+        for other in range(chosen, at, -1):
+            state.device[i, other] = state.device[i, other - 1]
+        state.device[i, at] = new
+        for b in range(count + 1, s + 1, -1):
+            state.cuts[i, b] = state.cuts[i, b - 1]
+        state.cuts[i, s + 1] = between
+        state.stages[i] = count + 1
+    else:
+        if count < 2:
+            return False
+        b = 1 + np.random.randint(count - 1)
+        gone = b - np.random.randint(2)
+        old = state.device[i, gone]
+        for other in range(gone, count - 1):
+            state.device[i, other] = state.device[i, other + 1]
+        state.device[i, count - 1] = old
+        for other in range(b, count):
+            state.cuts[i, other] = state.cuts[i, other + 1]
+        state.stages[i] = count - 1
+    return True
+
+
+@hot
+def anneal(f: Any, state: Any, best: Any, moves: Any, hot_from: Any, cold: Any, seed: Any) -> Any:
+    """Try so many moves, from the temperature `hot_from` down to `cold`; keep the best state that was seen in `best`.
+
+    Returns the greatest utilisation of the best state, and what it has beyond limits.
+    """
+    np.random.seed(seed)
+    greatest, beyond, square = weigh(f, best)
+    best_greatest, best_beyond = greatest, beyond
+    greatest, beyond, square = weigh(f, state)
+    scale = max(greatest, 1e-12)
+    value = (greatest + SMOOTH * math.sqrt(square)) / scale + beyond
+    count, cuts, device = state.stages.copy(), state.cuts.copy(), state.device.copy()
+    for turn in range(moves):
+        heat = hot_from * (cold / hot_from) ** (turn / moves)
+        if move(f, state):
+            greatest, beyond, square = weigh(f, state)
+            new = (greatest + SMOOTH * math.sqrt(square)) / scale + beyond
+            if new <= value or np.random.random() < math.exp((value - new) / heat):
+                value = new
+                count[:] = state.stages
+                cuts[:] = state.cuts
+                device[:] = state.device
+                if beyond < best_beyond or (beyond == best_beyond and greatest < best_greatest):
+                    best_greatest, best_beyond = greatest, beyond
+                    best.stages[:] = state.stages
+                    best.cuts[:] = state.cuts
+                    best.device[:] = state.device
+                continue
+        state.stages[:] = count
+        state.cuts[:] = cuts
+        state.device[:] = device
+    return best_greatest, best_beyond

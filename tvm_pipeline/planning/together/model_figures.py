@@ -1,0 +1,175 @@
+"""Several models and the devices of a platform as arrays, for the loops that cut all models at once.
+
+Each model is cut along one order of its operators. Seconds are multiplied by the model's rate, so that they are parts
+of a second, and by how much its device slows down beside the others. Next: `annealed_cuts.py`, the loops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.cost.device_costs import known_cost_of, lock_s
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
+from tvm_pipeline.planning.search.with_activations import least_needs
+from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors, scarce_devices
+
+
+class Figures(NamedTuple):
+    """The figures of I models on D devices. A row of cuts has those of all models, one after another, M in all.
+
+    Attributes:
+        first: I + 1; where the cuts of a model begin in a row of cuts.
+        added, work: D x M; the sums of the operators in front of a cut, as in `device_costs.py`.
+        blocked: D x M; how many of these operators the device cannot run.
+        params, crossing: M; parameter bytes in front of a cut, and the bytes that cross it.
+        call: I x D.
+        receive, send: 2 x I x D; a fixed part, and a part for each byte.
+        spill: I x D; for each byte beyond the cache. `fetch` is the same without the slow-down of the device.
+        cached: I x D.
+        scale: I x D; what the seconds are multiplied by.
+        link: 2 x I x D x D; from the first device to the second one.
+        carry: 2 x I x D x D; of the bus that the link uses, `bus` is its number, or -1.
+        fetch_bus: I x D; the number of the bus over which parameters are fetched, or -1.
+        held: the part of a second for which the interpreter's lock is held.
+        capacity: D; bytes of memory.
+        need: for each model a matrix of the activation bytes of a stage between two cuts at least, flat, or empty.
+        need_first: I; where the matrix of a model begins.
+        most_s: I; the latency that a frame may have.
+        stages: I; the number of stages, or 0 for any.
+    """
+
+    first: Integers
+    added: Floats
+    work: Floats
+    blocked: Integers
+    params: Floats
+    crossing: Floats
+    call: Floats
+    receive: Floats
+    send: Floats
+    spill: Floats
+    fetch: Floats
+    cached: Floats
+    scale: Floats
+    link: Floats
+    carry: Floats
+    bus: Integers
+    fetch_bus: Integers
+    buses: int
+    held: float
+    capacity: Floats
+    need: Floats
+    need_first: Integers
+    most_s: Floats
+    stages: Integers
+
+
+class Models(NamedTuple):
+    """The figures, and what a stage is made of.
+
+    Attributes:
+        graphs: with the operators in the order in which they are cut.
+        ends: for each model the number of operators in front of each of its cuts.
+    """
+
+    figures: Figures
+    devices: tuple[Device, ...]
+    graphs: tuple[OperatorGraph, ...]
+    ends: tuple[Integers, ...]
+
+
+def models_of(demands: Sequence[Demand], graphs: Sequence[OperatorGraph], devices: tuple[Device, ...]) -> Models:
+    """Return the models on some devices of the platform, cut along the orders of `graphs`.
+
+    Raises:
+        ProfileError: a device has neither measurements nor a model.
+    """
+    cuts = [prefixes(graph) for graph in graphs]
+    ends = tuple(_usable(demand, c) for demand, c in zip(demands, cuts, strict=True))
+    first = np.cumsum([0, *map(len, ends)])
+    size = len(demands), len(devices)
+    rows = {name: np.zeros((len(devices), first[-1])) for name in ("added", "work", "blocked")}
+    pairs = {name: np.zeros(size) for name in ("call", "spill", "fetch", "scale")}
+    cached, fetch_bus = np.full(size, math.inf), np.full(size, -1)
+    receive, send = np.zeros((2, *size)), np.zeros((2, *size))
+    link, carry = np.zeros((2, *size, len(devices))), np.zeros((2, *size, len(devices)))
+    bus = np.full((*size, len(devices)), -1)
+    buses: dict[str, int] = {}
+    for i, (demand, graph, cut, end) in enumerate(zip(demands, graphs, cuts, ends, strict=True)):
+        problem, rate, busy = demand.problem, demand.rate_fps, busy_factors(demand.problem)
+        here = slice(first[i], first[i + 1])
+        macs = np.array([operator.macs for operator in graph.operators], np.float64)
+        for d, device in enumerate(devices):
+            costs, scale = known_cost_of(problem, device), rate * busy[device.name]
+            seconds = costs.every_added_s(graph.operators)
+            rows["added"][d, here] = cut.sums(np.nan_to_num(seconds) * scale)[end]
+            rows["work"][d, here] = cut.sums(costs.every_work_s(macs) * scale)[end]
+            rows["blocked"][d, here] = cut.sums(np.isnan(seconds).astype(float))[end]
+            pairs["call"][i, d], pairs["scale"][i, d] = costs.call_s * scale, scale
+            pairs["spill"][i, d], pairs["fetch"][i, d] = costs.spill_s_per_byte * scale, costs.spill_s_per_byte * rate
+            cached[i, d] = costs.cached_bytes
+            receive[:, i, d] = costs.receive.latency_s * scale, costs.receive.s_per_byte * scale
+            send[:, i, d] = costs.send.latency_s * scale, costs.send.s_per_byte * scale
+            if costs.shared_bus:
+                fetch_bus[i, d] = buses.setdefault(costs.shared_bus, len(buses))
+            for p, source in enumerate(devices):
+                if p == d:
+                    continue
+                hop = problem.link(source.name, device.name)
+                link[:, i, p, d] = hop.latency_s * scale, hop.transfer.s_per_byte * scale
+                carry[:, i, p, d] = hop.latency_s * rate, hop.transfer.s_per_byte * rate
+                if hop.bus:
+                    bus[i, p, d] = buses.setdefault(hop.bus, len(buses))
+    needs = _needs(demands, graphs, ends, devices)
+    figures = Figures(
+        first=first,
+        added=rows["added"],
+        work=rows["work"],
+        blocked=rows["blocked"].astype(np.int64),
+        params=np.concatenate([cut.param_bytes[end] for cut, end in zip(cuts, ends, strict=True)]).astype(float),
+        crossing=np.concatenate([cut.crossing_bytes[end] for cut, end in zip(cuts, ends, strict=True)]).astype(float),
+        call=pairs["call"],
+        receive=receive,
+        send=send,
+        spill=pairs["spill"],
+        fetch=pairs["fetch"],
+        cached=cached,
+        scale=pairs["scale"],
+        link=link,
+        carry=carry,
+        bus=bus,
+        fetch_bus=fetch_bus,
+        buses=len(buses),
+        held=sum(demand.rate_fps * lock_s(demand.problem) for demand in demands),
+        capacity=np.array([math.inf if d.memory_bytes is None else d.memory_bytes for d in devices], np.float64),
+        need=np.concatenate([need.ravel() for need in needs]) if needs else np.zeros(0),
+        need_first=np.cumsum([0, *(need.size for need in needs)]),
+        most_s=np.array([d.problem.max_latency_s or math.inf for d in demands]),
+        stages=np.array([d.problem.stages or 0 for d in demands]),
+    )
+    return Models(figures, devices, tuple(graphs), ends)
+
+
+def _usable(demand: Demand, cuts: Cuts) -> Integers:
+    """Return the numbers of operators after which a model may be cut, with 0 and all."""
+    if not demand.problem.children_together:
+        return np.arange(len(cuts))
+    return np.flatnonzero(cuts.together | np.isin(np.arange(len(cuts)), (0, len(cuts) - 1)))
+
+
+def _needs(
+    demands: Sequence[Demand], graphs: Sequence[OperatorGraph], ends: Sequence[Integers], devices: Sequence[Device]
+) -> list[Floats]:
+    """Return a lower bound of the activations of each segment of each model; nothing where all devices hold enough."""
+    if not scarce_devices(demands).intersection(device.name for device in devices):
+        return []
+    return [
+        least_needs(graph)[np.ix_(end, end)] if demand.problem.activations else np.zeros((len(end), len(end)))
+        for demand, graph, end in zip(demands, graphs, ends, strict=True)
+    ]
