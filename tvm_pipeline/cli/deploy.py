@@ -37,7 +37,9 @@ def command(
 ) -> None:
     """Place several models on one set of devices; meet their rates, or say which cannot be met and what can.
 
-    Models on the same Edge TPU are compiled together, so that they share its parameter cache.
+    Models on the same Edge TPU are compiled together, so that they share its parameter cache. The memory_bytes of a
+    device hold the parameters and the activations of all stages of all models. The search takes less than a minute
+    unless --time-limit says otherwise; a deployment that is not proven has a gap.
 
     Example: tvm-pipeline deploy faces.tar@30 scenes.tar@10
     """
@@ -51,7 +53,8 @@ def command(
             tell(f"writing {output}")
             _write(output, sources, found.plans)
     if json:
-        print_json({**asdict(found), "plans": [plan_json(plan, sources[0].platform) for plan in found.plans]})
+        plans = [plan_json(plan, sources[0].platform) for plan in found.plans]
+        print_json({**asdict(found), "gap": found.gap, "plans": plans})
     else:
         show(deployment_table(found), json)
         show(with_options(found.why), json)

@@ -70,10 +70,12 @@ class Deployment:
     memory_bytes: dict[str, int]
 
     @property
-    def gap(self) -> float:
-        """The distance of the greatest utilisation from the bound, relative to the bound."""
+    def gap(self) -> float | None:
+        """The distance of the greatest utilisation from the bound, relative to the bound; None where that is 0."""
         most = max(self.utilisation.values(), default=0.0)
-        return (most - self.bound) / self.bound if self.bound else math.inf if most else 0.0
+        if self.bound <= 0:
+            return 0.0 if most == 0 else None
+        return max(0.0, most / self.bound - 1)
 
 
 def deploy(demands: Sequence[Demand], time_limit_s: float | None = None) -> Deployment:

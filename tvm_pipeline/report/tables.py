@@ -101,7 +101,10 @@ def deployment_table(deployment: Deployment) -> TextTable:
         rows.append((f"{plan.graph}: {describe(plan)}", fps(requested), fps(reached)))
     for name, share in deployment.utilisation.items():
         rows.append((f"{name} is busy", percent(share), ""))
-    return TextTable(f"Deployment ({deployment.status})", ("model", "asked, fps", "reached, fps"), tuple(rows))
+    for name, size in deployment.memory_bytes.items():
+        rows.append((f"{name} holds, bytes", str(size), ""))
+    proof = "optimal" if deployment.status == "optimal" else f"feasible, gap {percent(deployment.gap)}"
+    return TextTable(f"Deployment ({proof})", ("model", "asked, fps", "reached, fps"), tuple(rows))
 
 
 def devices_table(platform: Platform, profile: Profile | None = None) -> TextTable:

@@ -43,8 +43,8 @@ STEPS, PRICE_STEPS, TURNS = 20, 10, 4
 SHARES = (0.0, 0.5, 1.0)
 # A bound so near to the known utilisation is a proof, and the bisection ends where it is so sure.
 PRECISION, SURE = 1e-7, 1e-5
-# Of a utilisation, until one is in reach.
-DOUBLINGS = 60
+# Utilisations between which one in reach is looked for where none is known.
+LEAST, MOST = 1e-9, 1e12
 
 
 def least_utilisation(
@@ -98,16 +98,16 @@ def _of_loads(demands: Sequence[Demand], known: float, deadline: float, most_pai
         """Return by how much the loads exceed what the devices have; if they do, `most` is out of reach."""
         return sum(model.load(most, price, deadline) for model in models) - price * cached - widest * most
 
-    if not math.isfinite(known) and time.monotonic() < deadline:
-        high = _in_reach(partial(excess, price=0.0), low)
-    if high == math.inf:
-        return low if time.monotonic() >= deadline else math.inf
+    if not math.isfinite(known):
+        high = 2 * max(low, LEAST)
     for _ in range(TURNS):
-        if time.monotonic() >= deadline or low >= high or not math.isfinite(high):
+        if time.monotonic() >= deadline or low >= high:
             break
         price = _best_price(partial(excess, low * (1 + SURE)), models) if shares else 0.0
-        if excess(high, price) > 0:
-            return known
+        while excess(high, price) > 0:
+            if math.isfinite(known) or high > MOST:
+                return known
+            high *= 2
         before, above = low, high
         for _ in range(STEPS):
             middle = (low + above) / 2
@@ -120,16 +120,6 @@ def _of_loads(demands: Sequence[Demand], known: float, deadline: float, most_pai
         if low <= before * (1 + SURE):
             break
     return min(low, known)
-
-
-def _in_reach(excess: Callable[[float], float], low: float) -> float:
-    """Return a utilisation that the loads allow, not much above the least one; infinite where there is none."""
-    found = max(low, 1e-9)
-    for _ in range(DOUBLINGS):
-        if excess(found) <= 0:
-            return found
-        found *= 2
-    return math.inf
 
 
 def _best_price(excess: Callable[[float], float], models: Sequence[_Model]) -> float:

@@ -1,0 +1,81 @@
+"""The bound of deployments against every pair of plans there is, and first deployments against the bound."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+
+import pytest
+
+from tests.planning.test_deployment import least_utilisation as by_brute_force
+from tests.planning.test_deployment import row, two_demands
+from tests.support.graphs import Traits
+from tvm_pipeline.core.device_model import DeviceModel
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.planning.deployment import Demand, deploy, judge_deployment
+from tvm_pipeline.planning.together.first_deployment import first_deployment
+from tvm_pipeline.planning.together.load_bound import least_utilisation
+
+
+def cases(seeds: range) -> list[tuple[list[Demand], float]]:
+    """Return random pairs of models on measured and on modelled devices, with their best deployments."""
+    found = []
+    for seed in seeds:
+        rng = random.Random(seed)
+        traits = Traits(memory=False, modelled=seed % 2 == 0, buses=True, copies=True, locks=True)
+        demands = two_demands(rng, traits)
+        best = by_brute_force(demands)
+        if best is not None:
+            found.append((demands, best))
+    return found
+
+
+def test_no_deployment_is_better_than_the_bound() -> None:
+    near = near_by_intervals = 0
+    known = cases(range(40))
+    for index, (demands, best) in enumerate(known):
+        bound = least_utilisation(demands)
+        assert bound <= best * (1 + 1e-9)
+        assert least_utilisation(demands, deadline=time.monotonic()) <= bound * (1 + 1e-9)
+        near += bound >= 0.8 * best
+        if index % 5 == 0:
+            by_intervals = least_utilisation(demands, most_pairs=-1)  # as for graphs with too many downsets
+            assert by_intervals <= best * (1 + 1e-9)
+            near_by_intervals += by_intervals >= 0.8 * best
+    assert near >= len(known) // 4
+    assert near_by_intervals >= len(known) // 25
+
+
+def test_the_bound_is_the_best_deployment_of_equal_parts() -> None:
+    """8 operators of 10 ms and 4 of 10 ms at 10 fps are 1.2 seconds a second: 0.4 on each of three devices."""
+    platform = Platform("box", tuple(Device(name) for name in "abc"))
+    demands = [Demand(row("one", 8, platform, 0.01), 10.0), Demand(row("two", 4, platform, 0.01), 10.0)]
+    assert least_utilisation(demands) == pytest.approx(0.4, rel=1e-4)
+    found = deploy(demands)
+    assert (found.status, found.gap) == ("optimal", 0.0)
+
+
+def test_caches_are_shared_in_the_bound() -> None:
+    """Two models of 30 bytes, with 20 bytes of cache on each of two devices: 20 of 60 are fetched, not 2 x 0."""
+    model = DeviceModel(cached_bytes=20, refill_bytes_per_s=1000.0)
+    platform = Platform("box", (Device("a", model=model), Device("b", model=model)))
+    demands = [Demand(row(name, 3, platform, None, param_bytes=10), 1.0) for name in ("one", "two")]
+    assert least_utilisation(demands[:1]) < 1e-4
+    assert least_utilisation(demands) == pytest.approx(0.01, rel=1e-3)
+    assert max(deploy(demands).utilisation.values()) == pytest.approx(0.01)
+
+
+def test_a_first_deployment_is_there_at_once_and_better_with_time() -> None:
+    rng = random.Random(3)
+    platform = Platform("box", tuple(Device(name) for name in "abcd"))
+    demands = [Demand(row(name, rng.randint(20, 40), platform, 0.001), 10.0) for name in ("one", "two")]
+    at_once = first_deployment(demands, deadline=0.0)
+    later = first_deployment(demands)
+    for found in (at_once, later):
+        assert found.plans is not None
+        assert max(judge_deployment(demands, found.plans).values()) == pytest.approx(found.utilisation)
+    total = sum(len(demand.problem.graph) for demand in demands)
+    assert later.utilisation == pytest.approx(math.ceil(total / 4) * 0.01)
+    assert later.utilisation <= at_once.utilisation
+    assert deploy(demands, time_limit_s=0.0).status == "feasible"
