@@ -1,7 +1,8 @@
 """Several models and the devices of a platform as arrays, for the loops that cut all models at once.
 
-Each model is cut along one order of its operators. Seconds are multiplied by the model's rate, so that they are parts
-of a second, and by how much its device slows down beside the others. Next: `annealed_cuts.py`, the loops.
+Each model is cut at some of its downsets: the prefixes of an order, or all where they can be listed. Seconds are
+multiplied by the model's rate, so that they are parts of a second, and by how much its device slows down beside the
+others. Next: `annealed_cuts.py` and `recut_models.py`, the loops.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.cost.device_costs import known_cost_of, lock_s
-from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers, prefixes
+from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
 from tvm_pipeline.planning.search.with_activations import least_needs
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors, scarce_devices
 
@@ -74,23 +74,24 @@ class Models(NamedTuple):
     """The figures, and what a stage is made of.
 
     Attributes:
-        graphs: with the operators in the order in which they are cut.
-        ends: for each model the number of operators in front of each of its cuts.
+        cuts: for each model the downsets of a graph.
+        ends: for each model the downsets at which it may be cut, as indices of them.
     """
 
     figures: Figures
     devices: tuple[Device, ...]
-    graphs: tuple[OperatorGraph, ...]
+    cuts: tuple[Cuts, ...]
     ends: tuple[Integers, ...]
 
 
-def models_of(demands: Sequence[Demand], graphs: Sequence[OperatorGraph], devices: tuple[Device, ...]) -> Models:
-    """Return the models on some devices of the platform, cut along the orders of `graphs`.
+def models_of(demands: Sequence[Demand], cuts: Sequence[Cuts], devices: tuple[Device, ...]) -> Models:
+    """Return the models on some devices of the platform, with these downsets.
+
+    Where memory is scarce, they are the prefixes of an order: activations of other segments are not known.
 
     Raises:
         ProfileError: a device has neither measurements nor a model.
     """
-    cuts = [prefixes(graph) for graph in graphs]
     ends = tuple(_usable(demand, c) for demand, c in zip(demands, cuts, strict=True))
     first = np.cumsum([0, *map(len, ends)])
     size = len(demands), len(devices)
@@ -101,7 +102,8 @@ def models_of(demands: Sequence[Demand], graphs: Sequence[OperatorGraph], device
     link, carry = np.zeros((2, *size, len(devices))), np.zeros((2, *size, len(devices)))
     bus = np.full((*size, len(devices)), -1)
     buses: dict[str, int] = {}
-    for i, (demand, graph, cut, end) in enumerate(zip(demands, graphs, cuts, ends, strict=True)):
+    for i, (demand, cut, end) in enumerate(zip(demands, cuts, ends, strict=True)):
+        graph = cut.graph
         problem, rate, busy = demand.problem, demand.rate_fps, busy_factors(demand.problem)
         here = slice(first[i], first[i + 1])
         macs = np.array([operator.macs for operator in graph.operators], np.float64)
@@ -126,7 +128,7 @@ def models_of(demands: Sequence[Demand], graphs: Sequence[OperatorGraph], device
                 carry[:, i, p, d] = hop.latency_s * rate, hop.transfer.s_per_byte * rate
                 if hop.bus:
                     bus[i, p, d] = buses.setdefault(hop.bus, len(buses))
-    needs = _needs(demands, graphs, ends, devices)
+    needs = _needs(demands, cuts, ends, devices)
     figures = Figures(
         first=first,
         added=rows["added"],
@@ -153,7 +155,7 @@ def models_of(demands: Sequence[Demand], graphs: Sequence[OperatorGraph], device
         most_s=np.array([d.problem.max_latency_s or math.inf for d in demands]),
         stages=np.array([d.problem.stages or 0 for d in demands]),
     )
-    return Models(figures, devices, tuple(graphs), ends)
+    return Models(figures, devices, tuple(cuts), ends)
 
 
 def _usable(demand: Demand, cuts: Cuts) -> Integers:
@@ -164,12 +166,12 @@ def _usable(demand: Demand, cuts: Cuts) -> Integers:
 
 
 def _needs(
-    demands: Sequence[Demand], graphs: Sequence[OperatorGraph], ends: Sequence[Integers], devices: Sequence[Device]
+    demands: Sequence[Demand], cuts: Sequence[Cuts], ends: Sequence[Integers], devices: Sequence[Device]
 ) -> list[Floats]:
     """Return a lower bound of the activations of each segment of each model; nothing where all devices hold enough."""
     if not scarce_devices(demands).intersection(device.name for device in devices):
         return []
     return [
-        least_needs(graph)[np.ix_(end, end)] if demand.problem.activations else np.zeros((len(end), len(end)))
-        for demand, graph, end in zip(demands, graphs, ends, strict=True)
+        least_needs(cut.graph)[np.ix_(end, end)] if demand.problem.activations else np.zeros((len(end), len(end)))
+        for demand, cut, end in zip(demands, cuts, ends, strict=True)
     ]
