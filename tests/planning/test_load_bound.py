@@ -41,18 +41,18 @@ def cases(seeds: range) -> list[tuple[list[Demand], float]]:
 
 def test_no_deployment_is_better_than_the_bound() -> None:
     near = near_by_intervals = 0
-    known = cases(range(40))
+    known = cases(range(24))
     for index, (demands, best) in enumerate(known):
         bound = least_utilisation(demands)
         assert bound <= best * (1 + 1e-9)
         assert least_utilisation(demands, deadline=time.monotonic()) <= bound * (1 + 1e-9)
         near += bound >= 0.8 * best
-        if index % 5 == 0:
+        if index % 8 == 0:
             by_intervals = least_utilisation(demands, most_pairs=-1)  # as for graphs with too many downsets
             assert by_intervals <= best * (1 + 1e-9)
             near_by_intervals += by_intervals >= 0.8 * best
     assert near >= len(known) // 4
-    assert near_by_intervals >= len(known) // 25
+    assert near_by_intervals >= 1
 
 
 def test_the_bound_is_the_best_deployment_of_equal_parts() -> None:

@@ -28,7 +28,7 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.errors import InfeasibleError, OptionError, SearchTimeError
 from tvm_pipeline.planning.together.deployment_judge import Demand, held_together, judge_deployment
-from tvm_pipeline.planning.together.first_deployment import first_deployment
+from tvm_pipeline.planning.together.first_deployment import First, first_deployment
 from tvm_pipeline.planning.together.load_bound import least_utilisation
 from tvm_pipeline.planning.together.placed_together import most_literals, placed_together
 
@@ -36,10 +36,12 @@ __all__ = ["SEARCH_S", "Demand", "Deployment", "deploy", "judge_deployment"]
 
 # The seconds of a search without a time limit, with which the command ends within a minute.
 SEARCH_S = 50.0
-# The parts of the time that is left for the first deployment and for the bound.
-FIRST_SHARE, BOUND_SHARE = 0.4, 0.5
-# The largest models of CP-SAT: operators times stages times devices of all models.
-MOST_LITERALS = 150_000
+# The parts of the time that is left for the first deployment, for the bound, and for other first deployments.
+FIRST_SHARE, BOUND_SHARE, AGAIN_SHARE = 0.4, 0.5, 0.6
+# The largest models of CP-SAT (operators times stages times devices of all models), and those that it proves at once.
+MOST_LITERALS, FEW_LITERALS = 150_000, 5_000
+# First deployments are repeated so often, with random numbers that are so far apart.
+MOST_SEEDS, SEED_STEP = 20, 1_000_003
 # A bound so near to the utilisation is a proof.
 PROVEN = 1e-6
 
@@ -147,10 +149,13 @@ def _plan(problem: Problem, stages: tuple[Stage, ...]) -> Plan:
 def _searched(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[Stage, ...]], float]:
     """Return the stages of each model, and a lower bound of the greatest utilisation."""
     first = first_deployment(demands, _part(deadline, FIRST_SHARE))
-    plans, most = first.plans, first.utilisation
-    bound = least_utilisation(demands, most, _part(deadline, BOUND_SHARE))
-    reason = first.reason
-    if bound < most * (1 - PROVEN) and most_literals(demands) <= MOST_LITERALS:
+    bound = least_utilisation(demands, first.utilisation, _part(deadline, BOUND_SHARE))
+    literals = most_literals(demands)
+    if literals > FEW_LITERALS:
+        share = AGAIN_SHARE if literals <= MOST_LITERALS else 1.0
+        first = _repeated(demands, first, bound, _part(deadline, share))
+    plans, most, reason = first.plans, first.utilisation, first.reason
+    if bound < most * (1 - PROVEN) and literals <= MOST_LITERALS:
         exact = placed_together(demands, plans, deadline)
         bound = max(bound, exact.bound * min(least_ratio(demand.problem) for demand in demands))
         if exact.plans is not None:
@@ -167,6 +172,17 @@ def _searched(demands: Sequence[Demand], deadline: float) -> tuple[list[tuple[St
         tried = f": {reason}" if reason else ""
         raise SearchTimeError(f"no deployment was found in the time allowed {where}{tried}; allow more time")
     return plans, bound
+
+
+def _repeated(demands: Sequence[Demand], first: First, bound: float, deadline: float) -> First:
+    """Return the best first deployment of several, which begin with other random numbers, until the deadline."""
+    for seed in range(1, MOST_SEEDS):
+        if time.monotonic() >= deadline or bound >= first.utilisation * (1 - PROVEN):
+            break
+        other = first_deployment(demands, deadline, seed=SEED_STEP * seed)
+        if other.plans is not None and other.utilisation < first.utilisation:
+            first = other
+    return first
 
 
 def _part(deadline: float, share: float) -> float:

@@ -218,7 +218,7 @@ def _with_found_orders(
             stages = demand.problem.stages or min(len(models.devices), len(demand.problem.graph))
             limit_s = min(ORDER_S, ORDER_SHARE * left_s)
             with suppress(NoPlanError, OptionError):
-                plan = local_search(replace(demand.problem, stages=stages, time_limit_s=limit_s))
+                plan = local_search(replace(demand.problem, stages=stages, time_limit_s=limit_s), seed=seed)
                 groups[index], found = [stage.operators for stage in plan.stages], True
     if not found:
         return models, best
