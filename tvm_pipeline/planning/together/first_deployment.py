@@ -29,7 +29,7 @@ from tvm_pipeline.planning.local.graph_arrays import graph_arrays, nodes_of
 from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.local.starts import deep_order
 from tvm_pipeline.planning.search.along_order import reordered
-from tvm_pipeline.planning.search.cuts import Cuts, ideals, prefixes
+from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 from tvm_pipeline.planning.together.annealed_cuts import State
 from tvm_pipeline.planning.together.deployment_judge import Demand, fitted_together, judge_deployment, scarce_devices
 from tvm_pipeline.planning.together.deployment_states import (
@@ -40,7 +40,7 @@ from tvm_pipeline.planning.together.deployment_states import (
     plans_of,
     rank,
 )
-from tvm_pipeline.planning.together.model_figures import Models, models_of
+from tvm_pipeline.planning.together.model_figures import Models, listed_cuts, models_of
 from tvm_pipeline.planning.together.recut_models import recut_chain
 
 # The moves of a search, and more for each operator; a millionth of a second each.
@@ -93,7 +93,7 @@ def _on_devices(demands: Sequence[Demand], devices: tuple[Device, ...], deadline
     if best is None:
         return First(None)
     operators = sum(len(demand.problem.graph) for demand in demands)
-    if operators > MOST_SMALL and not scarce_devices(demands):
+    if operators > MOST_SMALL and not scarce_devices(demands) and time.monotonic() < deadline:
         models, best = _recut(demands, models, best, deadline, seed)
     reason = ""
     for _ in range(MOST_REFUSED):
@@ -131,7 +131,7 @@ def _annealed(models: Models, deadline: float, seed: int) -> State | None:
 def _recut(demands: Sequence[Demand], models: Models, best: State, deadline: float, seed: int) -> tuple[Models, State]:
     """Return a state, with its models, that is as good or better: models are cut anew and cuts are moved, in turns."""
     devices = models.devices
-    listed = [ideals(demand.problem.graph) for demand in demands]
+    listed = [listed_cuts(demand.problem.graph) for demand in demands]
     models, best = _with_found_orders(demands, listed, models, best, deadline, seed)
     # A model whose downsets are not listed, or whose latency is limited, is not cut anew.
     rows = [None if d.problem.max_latency_s else row for d, row in zip(demands, listed, strict=True)]

@@ -32,8 +32,9 @@ from tvm_pipeline.cost.whole_stages import least_ratio
 from tvm_pipeline.planning.local.least_crossing import INTERVALS, Crossing, Network, least_crossing
 from tvm_pipeline.planning.local.least_load import least_of
 from tvm_pipeline.planning.search.cost_tables import buses, least_bus_seconds
-from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Floats, ideals
+from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Floats
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors
+from tvm_pipeline.planning.together.model_figures import listed_cuts
 from tvm_pipeline.solvers.hot import hot
 
 # Of the bisection, of the search for a price, and how often the two take turns.
@@ -103,7 +104,7 @@ def _of_loads(demands: Sequence[Demand], known: float, deadline: float, most_pai
     for _ in range(TURNS):
         if time.monotonic() >= deadline or low >= high:
             break
-        price = _best_price(partial(excess, low * (1 + SURE)), models) if shares else 0.0
+        price = _best_price(partial(excess, low * (1 + SURE)), models, deadline) if shares else 0.0
         while excess(high, price) > 0:
             if math.isfinite(known) or high > MOST:
                 return known
@@ -122,7 +123,7 @@ def _of_loads(demands: Sequence[Demand], known: float, deadline: float, most_pai
     return min(low, known)
 
 
-def _best_price(excess: Callable[[float], float], models: Sequence[_Model]) -> float:
+def _best_price(excess: Callable[[float], float], models: Sequence[_Model], deadline: float) -> float:
     """Return the price of a byte of cache for which the excess is about the largest."""
     most = max(model.least.spill for model in models)
     if not all(model.cuts is not None for model in models):
@@ -130,6 +131,8 @@ def _best_price(excess: Callable[[float], float], models: Sequence[_Model]) -> f
     low, high = 0.0, most
     known = {price: excess(price) for price in (low, high)}
     for _ in range(PRICE_STEPS):
+        if time.monotonic() >= deadline:
+            break
         one, two = (2 * low + high) / 3, (low + 2 * high) / 3
         known |= {price: excess(price) for price in (one, two)}
         if known[one] < known[two]:
@@ -172,7 +175,7 @@ class _Model:
         busy = busy_factors(problem)
         self.least = least = least_of(problem, [demand.rate_fps * busy[d.name] for d in problem.platform.devices])
         self.simple = least.total(problem.stages)
-        self.cuts = ideals(problem.graph, most_pairs) if time.monotonic() < deadline else None
+        self.cuts = listed_cuts(problem.graph, most_pairs) if time.monotonic() < deadline else None
         self.crossing: dict[float, Crossing] = {}
         memory = [math.inf if d.memory_bytes is None else d.memory_bytes for d in problem.platform.devices]
         self.capacity = max(memory)
@@ -193,7 +196,7 @@ class _Model:
                 cuts.zone, cuts.members, self.usable, added, work, cuts.param_bytes, figures, float(most), float(price)
             )
             return float(found)
-        share = max(share for share in SHARES if share * least.spill <= price * (1 + 1e-9))
+        share = max(s for s in SHARES if s * least.spill <= price * (1 + 1e-9)) if least.spill else 0.0
         work = least.added + (1 - share) * least.work + share * least.spill * least.param_bytes
         if share not in self.crossing:
             self.crossing[share] = self._crossing(work, deadline)

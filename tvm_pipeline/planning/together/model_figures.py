@@ -13,11 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.cost.device_costs import known_cost_of, lock_s
-from tvm_pipeline.planning.search.cuts import Cuts, Floats, Integers
+from tvm_pipeline.planning.search.cuts import MOST_PAIRS, Cuts, Floats, Integers, ideals
 from tvm_pipeline.planning.search.with_activations import least_needs
 from tvm_pipeline.planning.together.deployment_judge import Demand, busy_factors, scarce_devices
+
+# Loops try every pair of downsets; so many pairs take a second.
+MOST_LISTED = 20_000
 
 
 class Figures(NamedTuple):
@@ -82,6 +86,16 @@ class Models(NamedTuple):
     devices: tuple[Device, ...]
     cuts: tuple[Cuts, ...]
     ends: tuple[Integers, ...]
+
+
+def listed_cuts(graph: OperatorGraph, most_pairs: int = MOST_PAIRS) -> Cuts | None:
+    """Return all downsets of a graph; None where they are too many for the loops.
+
+    Args:
+        most_pairs: of downsets that are compared, see `cuts.ideals`.
+    """
+    found = ideals(graph, most_pairs)
+    return found if found is not None and len(found) <= MOST_LISTED else None
 
 
 def models_of(demands: Sequence[Demand], cuts: Sequence[Cuts], devices: tuple[Device, ...]) -> Models:
