@@ -92,8 +92,13 @@ def test_a_first_deployment_is_there_at_once_and_better_with_time() -> None:
 def random_state(seed: int):
     """Return demands without latency limits, their models cut along their orders, and a first state of these."""
     rng = random.Random(seed)
-    traits = Traits(memory=False, overlapping=False, unsupported=False, modelled=seed % 2 == 0, copies=True)
-    demands = two_demands(rng, traits)
+    if seed % 3:
+        demands = two_demands(rng, Traits(memory=False, overlapping=False, unsupported=False, copies=True))
+    else:  # caches that hold the parameters of a stage, and not those of two
+        cached = DeviceModel(cached_bytes=40, refill_bytes_per_s=1000.0, operator_s=0.001)
+        box = Platform("box", tuple(Device(name, model=cached) for name in "ab"))
+        rows = [row(name, rng.randint(2, 6), box, None, param_bytes=rng.randint(5, 15)) for name in ("one", "two")]
+        demands = [Demand(problem, float(rng.choice((1, 10)))) for problem in rows]
     platform = demands[0].problem.platform
     models = models_of(demands, [prefixes(d.problem.graph) for d in demands], platform.devices)
     return demands, models, first_state(models, spread=rng.random() < 0.5)
