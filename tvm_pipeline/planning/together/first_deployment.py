@@ -96,7 +96,7 @@ def _on_devices(demands: Sequence[Demand], devices: tuple[Device, ...], deadline
     if operators > MOST_SMALL and not scarce_devices(demands) and time.monotonic() < deadline:
         models, best = _recut(demands, models, best, deadline, seed)
     reason = ""
-    for _ in range(MOST_REFUSED):
+    for turn in range(MOST_REFUSED):
         plans = plans_of(models, best)
         try:
             fitted = fitted_together(demands, plans)
@@ -107,7 +107,8 @@ def _on_devices(demands: Sequence[Demand], devices: tuple[Device, ...], deadline
         if not needs_more(demands, models, best) or time.monotonic() >= deadline:
             break
         again = copied(best)
-        anneal_until(models, again, best, _moves(models) // ROUNDS, WARM, deadline, seed)
+        hot = HOT if rank(models, best)[0] > 0 else WARM
+        anneal_until(models, again, best, _moves(models) // ROUNDS, hot, deadline, seed + turn)
     return First(None, reason=reason)
 
 
