@@ -6,6 +6,7 @@ model.py        reads a .tflite as an operator graph
 work.py         the work of each operator
 slicer.py       cuts the file into one file for each stage
 ordering.py     puts the operators of a file into the order of least memory
+in_parts.py     does the concatenations of a file in parts
 support.py      the operators that an Edge TPU takes
 compiler.py     calls Google's edgetpu_compiler
 delegate.py     finds Edge TPUs and loads libedgetpu

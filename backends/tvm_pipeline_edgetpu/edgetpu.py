@@ -25,6 +25,7 @@ from tvm_pipeline_edgetpu.interpreter import CPU, ENGINE
 
 if TYPE_CHECKING:
     from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
+    from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +118,12 @@ class EdgeTpuBackend:
             for reason, operators in compiled.unsupported().items():
                 _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
         return compiled
+
+    def rewriting(self, model: Model, progress: Progress) -> TfliteRewriting:
+        from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
+
+        progress(f"reading {model.name}")
+        return TfliteRewriting(model)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Co-compile what shares an Edge TPU, so that slices share its parameter cache and do not evict each other.

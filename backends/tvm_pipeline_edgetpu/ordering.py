@@ -92,6 +92,16 @@ def _part(graph: MemoryGraph, members: Sequence[int], later: frozenset[int]) -> 
     return MemoryGraph(graph.name, tuple(graph.operators[index] for index in members), tuple(buffers))
 
 
+def least_peak_bytes(content: bytes) -> int:
+    """Return the peak bytes of the best order of the operators, without the inputs; in-place operators count as such.
+
+    Raises:
+        ModelError: TFLite cannot allocate the tensors of the file.
+    """
+    subgraph = schema.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    return minimum_peak(_memory_graph(subgraph, _spans(content)), time_limit_s=TIME_LIMIT_S).peak_bytes
+
+
 def arena_bytes(content: bytes) -> int:
     """Return the bytes of the arena in which TFLite's own kernels, on one thread, keep inputs and computed tensors.
 

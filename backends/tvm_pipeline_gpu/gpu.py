@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.memory_rewriter import Rewriting
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
@@ -30,7 +31,7 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform, core_ranges
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
-from tvm_pipeline.tvm.installed_ir import described_version, installed_ir
+from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline_gpu.detection import LIBRARIES, Gpu, survey
 from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, mismatch, target_for
@@ -169,6 +170,12 @@ class GpuBackend:
             compiled = RelaxModel.compile(model, targets, bind, progress, order, host)
         check_agreement(compiled, devices, progress)
         return compiled
+
+    def rewriting(self, model: Model, progress: Progress) -> Rewriting:
+        require_relay("memory_rewrite")
+        from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
+
+        return RelayRewriting(model, progress)
 
     def tune(
         self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
+from tvm_pipeline.backends.memory_rewriter import Rewriting
 from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
-from tvm_pipeline.tvm.installed_ir import described_version, installed_ir
+from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
 from tvm_pipeline_host.detection import (
     available_cores,
     described,
@@ -95,6 +96,12 @@ class HostBackend:
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> TvmModel[Any]:
         return _compiled(model, devices, progress, order, is_tuned=False)
+
+    def rewriting(self, model: Model, progress: Progress) -> Rewriting:
+        require_relay("memory_rewrite")
+        from tvm_pipeline.tvm.relay.relay_rewriting import RelayRewriting
+
+        return RelayRewriting(model, progress)
 
     def tune(
         self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None

@@ -57,9 +57,9 @@ def convolution(data: relay.Expr) -> relay.Expr:
 
 def partial_convolutions(data: relay.Expr) -> relay.Expr:
     a, b, c = branches(data)
-    x = conv(a, W[:, :8])
+    x = conv(c, W[:, 16:])  # the widest first
+    x = relay.add(conv(a, W[:, :8]), stop(x))
     x = relay.add(conv(b, W[:, 8:16]), stop(x))
-    x = relay.add(conv(c, W[:, 16:]), stop(x))
     return relay.nn.relu(relay.nn.bias_add(x, BIAS))
 
 
@@ -78,8 +78,8 @@ def channels_last(data: relay.Expr) -> relay.Expr:
 
 
 def partial_channels_last(data: relay.Expr) -> relay.Expr:
-    total, start = None, 0
-    for width in (8, 8, 12):
+    total = None
+    for start, width in ((16, 12), (0, 8), (8, 8)):
         ends = slice(start, start + width)
         x = relay.multiply(conv(data, weights(1, 1, 4, width), **NHWC), relay.const(SCALE[ends]))
         x = relay.nn.max_pool2d(x, (3, 3), padding=(1, 1), layout="NHWC")
@@ -89,7 +89,6 @@ def partial_channels_last(data: relay.Expr) -> relay.Expr:
             **NHWC,
         )
         total = x if total is None else relay.add(x, stop(total))
-        start += width
     return total
 
 
@@ -120,8 +119,8 @@ def nested(data: relay.Expr) -> relay.Expr:
 
 def partial_nested(data: relay.Expr) -> relay.Expr:
     a, b, c = map(relay.nn.relu, branches(data))
-    x = relay.add(conv(b, W[:, 8:16]), stop(conv(a, W[:, :8])))
-    return relay.add(conv(c, W[:, 16:]), stop(x))
+    x = relay.add(conv(a, W[:, :8]), stop(conv(c, W[:, 16:])))
+    return relay.add(conv(b, W[:, 8:16]), stop(x))
 
 
 ZERO, ONE, SMALL = relay.const(3), relay.const(0.05), relay.const(0.08)
@@ -250,7 +249,8 @@ def test_tvm_plans_less_and_the_order_of_least_memory_still_less() -> None:
     after = RewriteConcat()(before)
     assert (planned(before), planned(MemoryOrder()(before))) == (56 * 256, 56 * 256)
     assert planned(after) == 32 * 256  # all branches, and one partial sum
-    assert planned(MemoryOrder()(after)) == optimal_peak_bytes(after) - 4 * 256 == 20 * 256
+    # The optimum counts the image, of 4 channels, which TVM does not plan; but TVM hands buffers on whole.
+    assert planned(MemoryOrder()(after)) == optimal_peak_bytes(after) == 20 * 256
 
 
 def planned(mod: tvm.IRModule) -> int:

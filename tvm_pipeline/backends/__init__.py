@@ -3,6 +3,7 @@
 contract.py          the protocols of a backend; read it first
 optional.py          what a backend may have beside the contract
 ports.py             how tensors lie in host memory where they enter or leave a stage
+memory_rewriter.py   what a backend has as well if it can do operators in parts, so that they need less memory
 tuning.py            what a backend has as well if it can make its kernels faster by measuring
 cores.py             the name of the processor, and the check of a device's CPU cores
 registry.py          installed backends, the devices they find, and which of them compiles for a platform

@@ -7,6 +7,7 @@
     preprocessing.json   how a picture becomes the model's input, where the model takes pictures
     metadata.json   what the model's file says about itself: labels, task and the like
     application.json   the source and the decoder, where the plan holds the work around the model
+    rewriting.json  what is done in parts to save memory, where that was asked for
     decision.json   the candidates, what was measured of them, and why the plan was chosen, where that is known
 
 Nothing in a bundle is pickled, and no path or size in it is trusted: only plain files that the manifest lists are read,
@@ -32,6 +33,7 @@ import msgspec
 from tvm_pipeline.backends.archive import Archive, open_archive
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.graph import OperatorGraph
@@ -76,6 +78,7 @@ class Bundle:
         application: what `service.host_planning.Described` is made of, where the graph holds host operators around the
             model's; None where it is the model's alone.
         metadata: what the model's file says about itself, see `core.model.Model`.
+        rewriting: what is done in parts to save memory; None where that was not asked for.
 
     Examples:
         >>> from tvm_pipeline.testing import example_model, example_problem
@@ -94,6 +97,7 @@ class Bundle:
     decision: Decision | None = None
     application: dict[str, Any] | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
+    rewriting: MemoryRewriting | None = None
 
 
 def write_bundle(path: Path, bundle: Bundle) -> None:
@@ -124,6 +128,8 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
             (root / "decision.json").write_bytes(msgspec.json.encode(bundle.decision))
         if bundle.metadata:
             (root / "metadata.json").write_bytes(msgspec.json.encode(dict(bundle.metadata)))
+        if bundle.rewriting is not None:
+            (root / "rewriting.json").write_bytes(msgspec.json.encode(bundle.rewriting))
         if bundle.application is not None:
             (root / "application.json").write_bytes(msgspec.json.encode(bundle.application))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
@@ -197,6 +203,7 @@ def _opened(path: Path, root: Path) -> Bundle:
     decision = _read_optional(root / "decision.json", Decision)
     application = _read_optional(root / "application.json", dict[str, Any])
     metadata = _read_optional(root / "metadata.json", dict[str, str]) or {}
+    rewriting = _read_optional(root / "rewriting.json", MemoryRewriting)
     with blamed(f"{path}: its compiled model", BundleError, _AGAIN):
         try:
             loaded = _load(manifest.backend, platform, root / "compiled")
@@ -206,7 +213,7 @@ def _opened(path: Path, root: Path) -> Bundle:
         compiled = with_carry(loaded, carry_of(graph))
     except OptionError as error:
         raise BundleError(f"graph.json: {error}; {_AGAIN}") from error
-    return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application, metadata)
+    return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application, metadata, rewriting)
 
 
 def _sum(file: Path) -> str:

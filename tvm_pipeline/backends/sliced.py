@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Progress, Seconds, StageRunner
+from tvm_pipeline.backends.memory_rewriter import MemoryRewriter, Rewriting
 from tvm_pipeline.backends.operator_timing import OperatorTimer
 from tvm_pipeline.backends.optional import computed_by, forget_source, refusal_of_slice
 from tvm_pipeline.backends.tuning import TunedKernels, kernels_to_tune, tuned_kernels
@@ -27,7 +28,7 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
+from tvm_pipeline.errors import BundleError, ModelError, OptionError, PlanError, PlatformError
 
 # The key of a compiled slice: backend, target, digest of the slice.
 Key = tuple[str, str, str]
@@ -97,6 +98,17 @@ class SlicedBackend:
         own = [device for device in devices if device.backend == lead.name]
         whole = lead.compile(model, own, progress, order)
         return SlicedModel(self.backends, lead.name, whole, progress)
+
+    def rewriting(self, model: Model, progress: Progress) -> Rewriting:
+        """Read a model for the backend that cuts its file; slices for the others are those of the rewritten file."""
+        lead = self._cutting(model)
+        if not isinstance(lead, MemoryRewriter):
+            raise OptionError(
+                f"`memory_rewrite`: the backend {lead.name}, which cuts {model.name}, cannot rewrite it; compile "
+                "without it",
+                option="memory_rewrite",
+            )
+        return lead.rewriting(model, progress)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         for name, backend in self.backends.items():

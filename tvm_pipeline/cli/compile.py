@@ -18,6 +18,7 @@ from tvm_pipeline.cli.options import (
     PREPROCESSING_HELP,
     THRESHOLD_HELP,
     JsonOption,
+    MemoryRewriteOption,
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
@@ -40,6 +41,7 @@ from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import parse_carry
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.report import TextTable, candidates_table
+from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
 from tvm_pipeline.service.machine_modes import other_mode
 from tvm_pipeline.service.mode_profiles import decide_modes
 from tvm_pipeline.service.workflow import (
@@ -94,6 +96,7 @@ def command(
             "bytes of both orders are listed. Always so where a device states its memory_bytes.",
         ),
     ] = False,
+    memory_rewrite: MemoryRewriteOption = False,
     winograd: WinogradOption = False,
     carry: Annotated[
         list[str] | None,
@@ -141,6 +144,7 @@ def command(
             values=values_of(input_values),
             carry=states,
             power_mode=profiles[0].power_mode if len(profiles) == 1 else "",
+            memory_rewrite=memory_rewrite,
         )
         memory_order = made.compiled.order == "memory"
         request = _request(decoder, labels, threshold, classes) if settings or source else None
@@ -184,11 +188,13 @@ def command(
             decision,
             application,
             made.metadata,
+            made.rewriting,
         )
         write_bundle(output, bundle)
     if json:
         listed: dict[str, Any] = {"tuned": [asdict(found) for found in tuned_kernels(made.compiled)]}
         listed |= {"activations": activations} if memory_order else {}
+        listed |= {"rewriting": asdict(made.rewriting)} if made.rewriting else {}
         print_json({"output": str(output), **decision_json(decision, problem.platform), **listed})
     else:
         show(candidates_table(decision), json)
@@ -196,6 +202,9 @@ def command(
             show(str(found), json)
         if memory_order:
             show(_activations_table(activations), json)
+        if made.rewriting and made.rewriting.operators:
+            show(in_parts_table(made.rewriting), json)
+            show(in_parts_text(made.rewriting), json)
         show(f"{with_options(decision.why)}\nwritten: {output}", json)
 
 

@@ -92,6 +92,14 @@ WinogradOption = Annotated[
         "then differ, by up to 1e-5 of the largest value of a convolution's output.",
     ),
 ]
+MemoryRewriteOption = Annotated[
+    bool,
+    typer.Option(
+        "--memory-rewrite",
+        help="Do concatenations in parts where that lowers the peak of memory, and order operators as `compile "
+        "--memory-order` does. The outputs are compared: floats may differ by rounding, integers must be equal.",
+    ),
+]
 DECODER_HELP = (
     "What reads the outputs: classification, yolo, ssd, centernet, mediapipe, picodet, segmentation, text, keypoints, "
     "or one of their forms (docs/decoders.md); a function of your own as file.py:function; none. Without it one is "

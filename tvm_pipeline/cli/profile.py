@@ -11,6 +11,7 @@ import typer
 
 from tvm_pipeline.cli.options import (
     JsonOption,
+    MemoryRewriteOption,
     PlatformOption,
     PowerSensorOption,
     ShapesOption,
@@ -48,6 +49,7 @@ def command(
     ] = False,
     power_sensor: PowerSensorOption = "",
     winograd: WinogradOption = False,
+    memory_rewrite: MemoryRewriteOption = False,
     power_modes: Annotated[
         bool,
         typer.Option(
@@ -88,7 +90,15 @@ def command(
 
         def made_in(mode: str) -> Compiled:
             return compile_source(
-                model, shapes, platform, tell, warn, winograd=winograd, values=values, power_mode=mode
+                model,
+                shapes,
+                platform,
+                tell,
+                warn,
+                winograd=winograd,
+                values=values,
+                power_mode=mode,
+                memory_rewrite=memory_rewrite,
             )
 
         def measure(made: Compiled) -> Profile:

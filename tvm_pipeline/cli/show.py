@@ -26,6 +26,7 @@ from tvm_pipeline.report import (
     stages_memory_table,
     stages_table,
 )
+from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
 from tvm_pipeline.service.workflow import chosen_plan, opened_bundle, plan_json
 
 
@@ -66,6 +67,7 @@ def command(
                 **choice,
                 "memory": memories,
                 "tuned": [asdict(found) for found in tuned],
+                "rewriting": asdict(opened.rewriting) if opened.rewriting else None,
                 "pictures": drawn,
             }
         )
@@ -77,4 +79,8 @@ def command(
         show_table(stages_memory_table(memories), json)
         for found in tuned:
             show_table(str(found), json)
+        if opened.rewriting:
+            if opened.rewriting.operators:
+                show_table(in_parts_table(opened.rewriting), json)
+            show_table(in_parts_text(opened.rewriting), json)
         show_table(f"written: {', '.join(map(str, pictures))}", json)

@@ -6,6 +6,7 @@ frame_bars.py     where the time of a frame goes
 drawing.py        the operator graph, coloured by stage, with its cuts
 layered.py        where the operators of that drawing stand
 memory_tables.py  the memory that orders of operators need, what is alive at the peak, memory over time
+parts_tables.py   what is done in parts to save memory, and what that saves
 cut_tables.py     every cut in two: predicted beside measured, as a table and as a picture
 markdown.py       all of it in one file, with the commands that repeat it
 

@@ -47,6 +47,7 @@ SAME_NAMES = frozenset(
         "limit",
         "max_latency",
         "memory_order",
+        "memory_rewrite",
         "min_throughput",
         "objective",
         "output",

@@ -23,6 +23,7 @@ from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
+from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
 from tvm_pipeline.backends.registry import served_devices, settle_platform
 from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.graph import OperatorGraph
@@ -47,6 +48,7 @@ from tvm_pipeline.service.machine_modes import other_mode, this_machine
 from tvm_pipeline.service.modelled import absence, stood_in, to_measure
 from tvm_pipeline.service.power_meter import NONE, opened_meter
 from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
+from tvm_pipeline.service.rewriting_trial import compiled_in_parts
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -64,12 +66,14 @@ class Compiled:
 
     Attributes:
         metadata: what the model's file says about itself.
+        rewriting: what was done in parts to save memory; None where that was not asked for.
     """
 
     backend: Backend
     compiled: CompiledModel
     platform: Platform
     metadata: Mapping[str, str] = field(default_factory=dict)
+    rewriting: MemoryRewriting | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,7 @@ def compile_source(
     values: Values | None = None,
     carry: Carry = (),
     power_mode: str = "",
+    memory_rewrite: bool = False,
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
@@ -178,13 +183,17 @@ def compile_source(
         values: of inputs that become constants.
         carry: pairs of an input, and the output that is this input for the next frame; see `core/state_loops.py`.
         power_mode: of the platform, whose devices it is compiled for as they are in this mode; empty for all.
+        memory_rewrite: do concatenations in parts where that lowers the peak of the order of least memory, in which
+            stages then run; warn where nothing is gained. See `rewriting_trial.py`, also for what is raised.
     """
     model = replace(load(source, shapes, values), winograd=winograd)
     for note in model.notes:
         warn(f"{model.name}: {note}")
     with _naming(str(source), model):
         machine = in_mode(read_platform(platform) if platform else this_machine(model, warn), power_mode)
-        made = _compiled_on(model, machine, bool(platform), tell, warn, order, tuned)
+        if memory_rewrite:
+            order = "memory"
+        made = _compiled_on(model, machine, bool(platform), tell, warn, order, tuned, memory_rewrite)
     return replace(made, compiled=with_carry(made.compiled, carry))
 
 
@@ -200,26 +209,46 @@ def _naming(source: str, model: Model) -> Iterator[None]:
 
 
 def _compiled_on(
-    model: Model, platform: Platform, asked: bool, tell: Say, warn: Say, order: Order | None, tuned: bool
+    model: Model,
+    platform: Platform,
+    asked: bool,
+    tell: Say,
+    warn: Say,
+    order: Order | None,
+    tuned: bool,
+    rewrite: bool,
 ) -> Compiled:
     backend, settled = settle_platform(platform)
     for line in stand_in_warnings(settled):
         warn(line)
     order = order or _order_of(settled)
     try:
-        return _compiled_beside(model, backend, settled, tell, warn, order, tuned, asked)
+        return _compiled_beside(model, backend, settled, tell, warn, order, tuned, rewrite, asked)
     except ModelError as error:
         if asked:
             raise
+        if rewrite:
+            raise ModelError(
+                f"{error}. An engine would run it, and `memory_rewrite` is not for engines that nobody named: compile "
+                "without it, or name the device of an engine in a platform file"
+            ) from error
         return Compiled(*compiled_by_engine(model, settled, error, order, tell, warn), model.metadata)
 
 
 def _compiled_beside(
-    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order, tuned: bool, asked: bool
+    model: Model,
+    backend: Backend,
+    settled: Platform,
+    tell: Say,
+    warn: Say,
+    order: Order,
+    tuned: bool,
+    rewrite: bool,
+    asked: bool,
 ) -> Compiled:
     """Compile for a platform; without the devices that its backend serves itself where these fail and nobody asked."""
     try:
-        return _compiled(model, backend, settled, tell, warn, order, tuned)
+        return _compiled(model, backend, settled, tell, warn, order, tuned, rewrite)
     except (ModelError, PlatformError) as error:
         others = served_devices(backend, settled)
         if asked or not others:
@@ -228,7 +257,7 @@ def _compiled_beside(
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
         warn(f"{left_out} left out of {model.name}: {error}")
     backend, settled = settle_platform(replace(settled, devices=others))
-    return _compiled(model, backend, settled, tell, warn, order, tuned)
+    return _compiled(model, backend, settled, tell, warn, order, tuned, rewrite)
 
 
 def _order_of(platform: Platform) -> Order:
@@ -236,16 +265,26 @@ def _order_of(platform: Platform) -> Order:
 
 
 def _compiled(
-    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order, tuned: bool
+    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order, tuned: bool, rewrite: bool
 ) -> Compiled:
     compile_ = backend.compile_untuned if isinstance(backend, Tuner) and not tuned else backend.compile
-    compiled = compile_(model, settled.devices, tell, order)
+    rewriting = None
+    if rewrite:
+        compiled, rewriting = compiled_in_parts(
+            model, backend, settled.devices, lambda one: compile_(one, settled.devices, tell, order), tell
+        )
+        if rewriting.why:
+            warn(f"{model.name} is compiled as it is, without `memory_rewrite`: {rewriting.why}")
+        for operator, reason in rewriting.left_out.items():
+            warn(f"{model.name}: {operator} is not done in parts: {reason}")
+    else:
+        compiled = compile_(model, settled.devices, tell, order)
     if model.winograd and tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
         warn(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"
         )
-    return Compiled(backend, compiled, settled, model.metadata)
+    return Compiled(backend, compiled, settled, model.metadata, rewriting)
 
 
 def measured_profile(

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tvm_pipeline.errors import OptionError
+
 Ir = Literal["relay", "relax"]
 
 
@@ -103,6 +105,16 @@ def demand(ir: Ir) -> None:
         raise ImportError(
             f"TVM with {wanted.name} is not installed, and {RELEASES[found].title} is: the two cannot share an "
             f"environment, so run `{_INSTALL[ir]}` in another one"
+        )
+
+
+def require_relay(option: str) -> None:
+    """Raise OptionError where an option that Relay alone has is asked for, and Relax is installed."""
+    if installed_ir() == "relax":
+        raise OptionError(
+            f"`{option}` needs {_RELAY.title}, and the TVM that is installed has Relax; compile without it, or run "
+            f"`{_INSTALL['relay']}` in another environment",
+            option=option,
         )
 
 

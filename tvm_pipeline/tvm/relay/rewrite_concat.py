@@ -40,7 +40,7 @@ SHARED_ATTRIBUTES = "strides padding dilation kernel_size data_layout kernel_lay
 def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
     """Return a pass that replaces concatenations of channels by partial convolutions where that lowers the peak.
 
-        before: fn (%x, %y) { %0 = concatenate((%x, %y), axis=1); conv2d(%0, w) }
+        before: fn (%x, %y) { %0 = concatenate((%x, %y), axis=1); conv2d(%0, w) }      (%x has the most channels)
         after:  fn (%x, %y) { %0 = stop_fusion(conv2d(%x, w[:, :a])); add(conv2d(%y, w[:, a:]), %0) }
 
         before: fn (%x, %y) { %0 = concatenate((%x, %y), axis=1); conv2d(%0, w, groups=a + b) }
@@ -49,8 +49,9 @@ def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
     `nn.conv2d` and `qnn.conv2d` with constant weights are rewritten in every plain layout, together with the operators
     between them and the concatenation that work on each channel by itself (ReLU, pooling, requantization).
     `stop_fusion` makes FuseOps put each addition behind its own convolution; otherwise the first convolution would
-    take in all additions, and all other partial sums would wait for it. A concatenation with a reader that needs it
-    whole stays as it is.
+    take in all additions, and all other partial sums would wait for it. The part of the most channels comes first,
+    since the sum of those before is alive beside each of the others. A concatenation with a reader that needs it whole
+    stays as it is.
 
     Peaks are those of the best order of the fused kernels, as the pass MemoryOrder makes it. Only the concatenations
     that the least peak requires are rewritten. Depthwise and quantized convolutions give the same bits; float
@@ -65,14 +66,46 @@ def RewriteConcat() -> tvm.transform.Pass:  # noqa: N802
 
     @tvm.transform.module_pass(opt_level=0, name="RewriteConcat", required=["InferType"])
     def rewrite(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
-        reading = _Reading(mod["main"])
-        candidates = reading.rewritable()
-        if not candidates:
-            return mod
-        chosen = fewest(candidates, lambda some: optimal_peak_bytes(_rewritten(mod, reading, some)))
-        return _rewritten(mod, reading, chosen)
+        found = Concatenations(mod)
+        return found.rewritten(fewest(found.names, found.peak_bytes))
 
     return rewrite
+
+
+class Concatenations:
+    """The concatenations of a module that can be done in parts; some of them are chosen by their names.
+
+    Args:
+        mod: type-checked, as `RewriteConcat` wants it.
+
+    Attributes:
+        names: one for each; the node of the model's file where the importer has told it, else position and shape.
+    """
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod, self._reading = mod, _Reading(mod["main"])
+        all_ = [expr for expr in self._reading.expressions if _is_concatenation(expr)]
+        able = self._reading.rewritable()
+        sources = [_source(expr) for expr in all_]
+        self._found: dict[str, relay.Call] = {}
+        for index, (expr, source) in enumerate(zip(all_, sources, strict=True)):
+            if any(expr.same_as(one) for one in able):
+                extents = "x".join(map(str, _shape(expr)))
+                unique = source and sources.count(source) == 1
+                self._found[source if unique else f"concatenation {index} ({extents})"] = expr
+        self.names = tuple(self._found)
+
+    def peak_bytes(self, chosen: Collection[str]) -> int:
+        """Return the `optimal_peak_bytes` if these are done in parts."""
+        return optimal_peak_bytes(self.rewritten(chosen))
+
+    def rewritten(self, chosen: Collection[str]) -> tvm.IRModule:
+        return _rewritten(self._mod, self._reading, [self._found[name] for name in chosen])
+
+
+def _source(expr: relay.Expr) -> str:
+    """Return the node of the model's file that an expression comes from; empty where the importer has not told."""
+    return str(expr.span.source_name.name) if isinstance(expr.span, relay.Span) else ""
 
 
 def optimal_peak_bytes(mod: tvm.IRModule) -> int:
@@ -243,7 +276,7 @@ class _Writing:
         elif isinstance(expr, relay.Call) and expr.args and expr.args[0] in self.parts:
             axis, parts = self.parts[expr.args[0]]
             if _name(expr) in CONVOLUTIONS and not _is_depthwise(expr, axis):
-                self.made[expr] = _summed(_partial_calls(expr, axis, parts))
+                self.made[expr] = _summed(_partial_calls(expr, axis, parts), [count for _, count in parts])
                 return
             self.parts[expr] = axis, _partial_calls(expr, axis, parts)
             if not self.reading.take_parts(expr, axis):
@@ -282,8 +315,10 @@ def _requantized(parts: _Parts, own: Sequence[relay.Constant], result: Sequence[
     return [(relay.qnn.requantize(part, *own, *result, out_dtype=kind), count) for part, count in parts]
 
 
-def _summed(parts: _Parts) -> relay.Expr:
-    total, *others = (part for part, _ in parts)
+def _summed(parts: _Parts, channels: Sequence[int]) -> relay.Expr:
+    """Return the sum of partial convolutions, that of the most channels first: the other ones stand beside a sum."""
+    order = sorted(range(len(parts)), key=lambda index: -channels[index])
+    total, *others = (parts[index][0] for index in order)
     for other in others:
         total = relay.add(other, relay.annotation.stop_fusion(total))
     return total
