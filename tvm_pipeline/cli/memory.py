@@ -18,10 +18,12 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends import Shapes, Values, is_relay
 from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
 from tvm_pipeline.memory.memory_graph import peak_bytes
+from tvm_pipeline.memory.savings import Savings, savings
 from tvm_pipeline.memory.stage_memory import Comparison, compare, peak_operators
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.memory.traffic_order import traffic_order
 from tvm_pipeline.report import TextTable, alive_at, draw_memory, orders_table, peak_table
+from tvm_pipeline.report.parts_tables import savings_table, savings_text
 from tvm_pipeline.service.workflow import compile_source, opened_bundle
 
 
@@ -39,6 +41,10 @@ def command(
         int | None,
         typer.Option("--on-chip", help="Bytes of an on-chip memory: also list what each order moves to and from it."),
     ] = None,
+    rewrite: Annotated[
+        bool,
+        typer.Option("--rewrite", help="Also list what doing concatenations and sums in parts would save."),
+    ] = False,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
     json: JsonOption = False,
@@ -63,6 +69,7 @@ def command(
             parts.append((f"stage {index} on {', '.join(stage.devices)}", stage.operators))
         found = [compare(name, graph, operators) for name, operators in parts]
         free = [_free(part, graph, operators) for part, (_, operators) in zip(found, parts, strict=True)]
+        saved = [savings(name, graph, operators) for name, operators in parts] if rewrite else []
         arenas = [_arena(part) for part in found]
         moved = [_moved(part, on_chip) for part in found] if on_chip else []
         if plot:
@@ -73,12 +80,18 @@ def command(
             row["free_concatenations"] = _orders(other) if other else None
         for row, traffics in zip(rows, moved, strict=False):
             row["traffic_bytes"] = traffics
+        for row, saving in zip(rows, saved, strict=False):
+            row["rewriting"] = _rewriting(saving)
         print_json({"graph": graph.name, "parts": rows, "plot": str(plot) if plot else None})
         return
     show(orders_table([row for both in zip(found, free, strict=True) for row in both if row]), json)
     show(_arena_table(found, arenas), json)
     if moved:
         show(_traffic_table(found, moved, on_chip or 0), json)
+    if saved:
+        show(savings_table(saved), json)
+        for saving in saved:
+            show(savings_text(saving), json)
     show(peak_table(found[0]), json)
     if plot:
         show(f"written: {plot}", json)
@@ -159,6 +172,24 @@ def _json(found: Comparison, arena: dict[str, int]) -> dict[str, Any]:
             for index in peak_operators(graph, least.order)
         ],
         "arena_bytes": arena,
+    }
+
+
+def _rewriting(found: Savings) -> dict[str, Any]:
+    """Return the least peaks without and with operators in parts, and which operators these are."""
+    columns = {"partitioned": found.partitioned, "every": found.every}
+    return {
+        "peak_bytes": found.plain.peak_bytes,
+        **{
+            name: {
+                "peak_bytes": made.ordering.peak_bytes,
+                "status": made.ordering.status,
+                "operators": made.operators,
+            }
+            for name, made in columns.items()
+        },
+        "int32_bytes": found.carried_bytes,
+        "why": found.why,
     }
 
 

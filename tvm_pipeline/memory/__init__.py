@@ -14,6 +14,7 @@ serenity.py       a published scheduler, to compare with
 stage_memory.py   the activations that a stage of a plan needs
 arena.py          the layout of an order's buffers
 rewriting.py      graphs rewritten so that they need less
+savings.py        what that saves, of a graph or a stage
 traffic.py        the bytes that an order moves between on-chip memory and the memory behind it
 traffic_order.py  the order that moves the least
 """

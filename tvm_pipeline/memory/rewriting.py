@@ -41,6 +41,7 @@ BY_CHANNEL = DEPTHWISE | {
     *("cropping2d", "pad", "resizebilinear", "slice", "stridedslice", "upsampling2d", "zeropadding2d"),
 }
 BY_ELEMENT = {kind.replace("_", "") for kind in ELEMENTWISE.split()}
+BY_ELEMENT |= {"fixedpointmultiply", "floor", "rightshift", "round", "subtract"}  # as Relay requantizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,10 @@ def _kinds(operator: Operator) -> list[str]:
 
 
 def _is_concatenation(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
-    if not set(_kinds(operator)) <= CONCATENATIONS or len(operator.inputs) < 2 or len(operator.outputs) != 1:
+    first, *rest = _kinds(operator)
+    if first not in CONCATENATIONS or not set(rest) <= CONCATENATIONS | BY_ELEMENT:
+        return False
+    if len(operator.inputs) < 2 or len(operator.outputs) != 1:
         return False
     made, reads = operator.outputs[0].shape, [tensors[name].shape for name in operator.inputs]
     return all(shape[:-1] == made[:-1] for shape in reads) and sum(shape[-1] for shape in reads) == made[-1] > 0
@@ -190,13 +194,18 @@ def _is_sum(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
 
 
 def _is_convolution(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether each output element is a sum over all input channels, followed by at most elementwise functions.
+    """Return whether each output element is a sum over all input channels, at most with elementwise functions around.
 
-    A convolution in groups, which has the same name in some sources, has fewer multiplications than that.
+    A convolution in groups, which has the same name in some sources, has other multiplications than that.
     """
-    first, *rest = _kinds(operator)
-    least = math.prod(operator.outputs[0].shape) * tensors[operator.inputs[0]].shape[-1]
-    return first in CONVOLUTIONS and set(rest) <= BY_ELEMENT and not 0 < operator.macs < least
+    kinds = _kinds(operator)
+    others = [kind for kind in kinds if kind not in CONVOLUTIONS]
+    if len(others) != len(kinds) - 1 or not set(others) <= BY_ELEMENT:
+        return False
+    channels, elements = tensors[operator.inputs[0]].shape[-1], math.prod(operator.outputs[0].shape)
+    # Some sources count an elementwise function as one multiplication for each element.
+    each = [operator.macs - counted * elements for counted in (0, len(others))]
+    return not operator.macs or any(macs > 0 and macs % (elements * channels) == 0 for macs in each)
 
 
 def _is_by_channel(operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
@@ -286,7 +295,7 @@ class _Rewriter:
         tensor = operator.outputs[0]
         apart = self.readers.take_parts(tensor.name)
         adds = _is_sum if chosen else _is_convolution
-        if chosen and apart and _is_concatenation(operator, self.readers.tensors):
+        if chosen and apart and set(_kinds(operator)) <= CONCATENATIONS:
             self.parts[tensor.name] = reads  # its readers read the parts
         elif adds(operator, self.readers.tensors):
             self.summed(index, reads, tensor)

@@ -1,11 +1,15 @@
 """What doing concatenations and sums in parts saves: of a compiled model, and of an operator graph.
 
-Read next: `backends/memory_rewriter.py`, `memory/rewriting_savings.py`.
+Read next: `backends/memory_rewriter.py`, `memory/savings.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
+from tvm_pipeline.memory.rewriting import Rewriting
+from tvm_pipeline.memory.savings import Savings
 from tvm_pipeline.report.tables import TextTable, percent
 
 
@@ -26,6 +30,44 @@ def in_parts_text(found: MemoryRewriting) -> str:
         differ = f"they differ by {found.difference:.1e} of the largest output, and {found.tolerance:g} is allowed"
     done = f"in parts: {', '.join(found.operators)}; outputs compared on {found.device}: {differ}"
     return "\n".join([done, *lines])
+
+
+def savings_table(found: Sequence[Savings]) -> TextTable:
+    """Return the least peak as it is, with SERENITY's rewritings, and with sums and other concatenations in parts."""
+    columns = ("bytes at the least peak", "as it is", "partitioned", "piecewise, too", "saved")
+
+    def cell(made: Rewriting) -> str:
+        return f"{made.ordering.peak_bytes:,}{'' if made.ordering.status == 'optimal' else ' (unproven)'}"
+
+    rows = [
+        (
+            part.name,
+            f"{part.plain.peak_bytes:,}{'' if part.plain.status == 'optimal' else ' (unproven)'}",
+            cell(part.partitioned),
+            cell(part.every),
+            _change(part.plain.peak_bytes, part.every.ordering.peak_bytes),
+        )
+        for part in found
+    ]
+    return TextTable("Concatenations and sums in parts", columns, tuple(rows))
+
+
+def savings_text(found: Savings) -> str:
+    """Return which operators of a graph are done in parts, and what their sums in int32 take; or why nothing is gained.
+
+    Examples:
+        >>> from tvm_pipeline.testing import example_problem
+        >>> from tvm_pipeline.memory.savings import savings
+        >>> savings_text(savings("net", example_problem().graph))
+        'net: nothing is gained by parts: it has no concatenation of channels, and no sum of equal shapes'
+    """
+    if found.why:
+        return f"{found.name}: nothing is gained by parts: {found.why}"
+    carried = f"; sums in int32 of {found.carried_bytes:,} bytes are counted" if found.carried_bytes else ""
+    if found.every.operators == found.partitioned.operators:
+        return f"{found.name} in parts: {', '.join(found.every.operators)}{carried}"
+    partitioned = ", ".join(found.partitioned.operators) or "nothing"
+    return f"{found.name} in parts: {partitioned}; with piecewise ones, {', '.join(found.every.operators)}{carried}"
 
 
 def _change(before: int, after: int) -> str:
