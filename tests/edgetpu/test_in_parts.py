@@ -86,7 +86,7 @@ class Net(Writer):
 
 
 def summed(net: Net) -> int:
-    return net.conv(net.concat(*net.branches(16, 24, 16)), 8, 3, RELU)
+    return net.conv(net.concat(*net.branches(16, 16, 24)), 8, 3, RELU)
 
 
 def separable(net: Net) -> int:
