@@ -8,6 +8,7 @@ predicted.py        profiles of devices that are not plugged in, predicted from 
 calibrating.py      models of a platform's devices, refitted to stages measured on those that are here
 modelled.py         devices that plan from calibrated models, and are not measured
 doubts.py           why figures may not be those of this machine
+compiling.py        a model compiled for a platform, with what is tried and left out
 rewriting_trial.py  operators in parts, accepted where memory falls and outputs stay the same
 engine_fallback.py  what TVM refuses, on an engine that takes it
 tune_targets.py     faster kernels of a model for each target of a platform

@@ -24,8 +24,6 @@ from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
-from tvm_pipeline.backends.registry import served_devices, settle_platform
-from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode
@@ -37,18 +35,17 @@ from tvm_pipeline.core.profile import Profile, read_profile, unmeasured
 from tvm_pipeline.core.state_loops import Carry
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.documents import blamed
-from tvm_pipeline.errors import ModelError, OptionError, PlanError, PlatformError
+from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
+from tvm_pipeline.service.compiling import Wish, compiled_on
 from tvm_pipeline.service.doubts import elsewhere_warnings, known_devices, stand_in_warnings
-from tvm_pipeline.service.engine_fallback import compiled_by_engine
 from tvm_pipeline.service.machine_modes import other_mode, this_machine
 from tvm_pipeline.service.modelled import absence, stood_in, to_measure
 from tvm_pipeline.service.power_meter import NONE, opened_meter
 from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
-from tvm_pipeline.service.rewriting_trial import compiled_in_parts
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -191,10 +188,9 @@ def compile_source(
         warn(f"{model.name}: {note}")
     with _naming(str(source), model):
         machine = in_mode(read_platform(platform) if platform else this_machine(model, warn), power_mode)
-        if memory_rewrite:
-            order = "memory"
-        made = _compiled_on(model, machine, bool(platform), tell, warn, order, tuned, memory_rewrite)
-    return replace(made, compiled=with_carry(made.compiled, carry))
+        wish = Wish(order, tuned, memory_rewrite, platform is not None)
+        backend, compiled, settled, rewriting = compiled_on(model, machine, wish, tell, warn)
+    return Compiled(backend, with_carry(compiled, carry), settled, model.metadata, rewriting)
 
 
 @contextmanager
@@ -206,85 +202,6 @@ def _naming(source: str, model: Model) -> Iterator[None]:
         if source in str(error):
             raise
         raise ModelError(f"{source}: {str(error).removeprefix(f'{model.name}: ')}") from error
-
-
-def _compiled_on(
-    model: Model,
-    platform: Platform,
-    asked: bool,
-    tell: Say,
-    warn: Say,
-    order: Order | None,
-    tuned: bool,
-    rewrite: bool,
-) -> Compiled:
-    backend, settled = settle_platform(platform)
-    for line in stand_in_warnings(settled):
-        warn(line)
-    order = order or _order_of(settled)
-    try:
-        return _compiled_beside(model, backend, settled, tell, warn, order, tuned, rewrite, asked)
-    except ModelError as error:
-        if asked:
-            raise
-        if rewrite:
-            raise ModelError(
-                f"{error}. An engine would run it, and `memory_rewrite` is not for engines that nobody named: compile "
-                "without it, or name the device of an engine in a platform file"
-            ) from error
-        return Compiled(*compiled_by_engine(model, settled, error, order, tell, warn), model.metadata)
-
-
-def _compiled_beside(
-    model: Model,
-    backend: Backend,
-    settled: Platform,
-    tell: Say,
-    warn: Say,
-    order: Order,
-    tuned: bool,
-    rewrite: bool,
-    asked: bool,
-) -> Compiled:
-    """Compile for a platform; without the devices that its backend serves itself where these fail and nobody asked."""
-    try:
-        return _compiled(model, backend, settled, tell, warn, order, tuned, rewrite)
-    except (ModelError, PlatformError) as error:
-        others = served_devices(backend, settled)
-        if asked or not others:
-            raise
-        # Nobody asked for these devices: without them the model may compile.
-        left_out = ", ".join(device.name for device in settled.devices if device not in others)
-        warn(f"{left_out} left out of {model.name}: {error}")
-    backend, settled = settle_platform(replace(settled, devices=others))
-    return _compiled(model, backend, settled, tell, warn, order, tuned, rewrite)
-
-
-def _order_of(platform: Platform) -> Order:
-    return "memory" if any(device.memory_bytes is not None for device in platform.devices) else "listed"
-
-
-def _compiled(
-    model: Model, backend: Backend, settled: Platform, tell: Say, warn: Say, order: Order, tuned: bool, rewrite: bool
-) -> Compiled:
-    compile_ = backend.compile_untuned if isinstance(backend, Tuner) and not tuned else backend.compile
-    rewriting = None
-    if rewrite:
-        compiled, rewriting = compiled_in_parts(
-            model, backend, settled.devices, lambda one: compile_(one, settled.devices, tell, order), tell
-        )
-        if rewriting.why:
-            warn(f"{model.name} is compiled as it is, without `memory_rewrite`: {rewriting.why}")
-        for operator, reason in rewriting.left_out.items():
-            warn(f"{model.name}: {operator} is not done in parts: {reason}")
-    else:
-        compiled = compile_(model, settled.devices, tell, order)
-    if model.winograd and tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
-        warn(
-            f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
-            "machine; run `tvm-pipeline tune` with `winograd` first"
-        )
-    return Compiled(backend, compiled, settled, model.metadata, rewriting)
 
 
 def measured_profile(

@@ -1,0 +1,101 @@
+"""A model compiled for a platform: devices that fail are left out, an engine takes what TVM refuses, parts are tried.
+
+`workflow.compile_source` calls it with a model that was read. Next: `engine_fallback.py`, `rewriting_trial.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
+from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
+from tvm_pipeline.backends.registry import served_devices, settle_platform
+from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline.service.doubts import stand_in_warnings
+from tvm_pipeline.service.engine_fallback import compiled_by_engine
+from tvm_pipeline.service.rewriting_trial import compiled_in_parts
+
+Say = Callable[[str], None]
+# The backend, the model, the platform as it is used, and what was done in parts where that was asked for.
+Made: TypeAlias = tuple[Backend, CompiledModel, Platform, MemoryRewriting | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How a model is to be compiled.
+
+    Attributes:
+        order, tuned, rewrite: as `workflow.compile_source` takes them.
+        asked: the user named the platform, so that none of its devices may be left out.
+    """
+
+    order: Order | None
+    tuned: bool
+    rewrite: bool
+    asked: bool
+
+
+def compiled_on(model: Model, platform: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
+    """Compile a model for a platform, with the backend that serves it; raise as `workflow.compile_source` does."""
+    backend, settled = settle_platform(platform)
+    for line in stand_in_warnings(settled):
+        warn(line)
+    wish = replace(wish, order="memory" if wish.rewrite else wish.order or _order_of(settled))
+    try:
+        return _compiled_beside(model, backend, settled, wish, tell, warn)
+    except ModelError as error:
+        if wish.asked:
+            raise
+        if wish.rewrite:
+            raise ModelError(
+                f"{error}. An engine would run it, and `memory_rewrite` is not for engines that nobody named: compile "
+                "without it, or name the device of an engine in a platform file"
+            ) from error
+        return *compiled_by_engine(model, settled, error, wish.order or "listed", tell, warn), None
+
+
+def _compiled_beside(model: Model, backend: Backend, settled: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
+    """Compile for a platform; without the devices that its backend serves itself where these fail and nobody asked."""
+    try:
+        return _compiled(model, backend, settled, wish, tell, warn)
+    except (ModelError, PlatformError) as error:
+        others = served_devices(backend, settled)
+        if wish.asked or not others:
+            raise
+        # Nobody asked for these devices: without them the model may compile.
+        left_out = ", ".join(device.name for device in settled.devices if device not in others)
+        warn(f"{left_out} left out of {model.name}: {error}")
+    backend, settled = settle_platform(replace(settled, devices=others))
+    return _compiled(model, backend, settled, wish, tell, warn)
+
+
+def _order_of(platform: Platform) -> Order:
+    return "memory" if any(device.memory_bytes is not None for device in platform.devices) else "listed"
+
+
+def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
+    compile_ = backend.compile_untuned if isinstance(backend, Tuner) and not wish.tuned else backend.compile
+
+    def compiled_as(one: Model) -> CompiledModel:
+        return compile_(one, settled.devices, tell, wish.order or "listed")
+
+    rewriting = None
+    if wish.rewrite:
+        compiled, rewriting = compiled_in_parts(model, backend, settled.devices, compiled_as, tell)
+        if rewriting.why:
+            warn(f"{model.name} is compiled as it is, without `memory_rewrite`: {rewriting.why}")
+        for operator, reason in rewriting.left_out.items():
+            warn(f"{model.name}: {operator} is not done in parts: {reason}")
+    else:
+        compiled = compiled_as(model)
+    if model.winograd and wish.tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
+        warn(
+            f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
+            "machine; run `tvm-pipeline tune` with `winograd` first"
+        )
+    return backend, compiled, settled, rewriting
