@@ -35,6 +35,12 @@ _ALONE = {  # of one input, and each output channel is computed from one channel
 _WITH_CONSTANT = {_Op.ADD, _Op.MUL, _Op.SUB}
 
 _NARROW = ("int8", "uint8", "int16")
+_NUMPY: dict[int, Any] = {
+    schema.TensorType.FLOAT32: np.float32,
+    schema.TensorType.INT8: np.int8,
+    schema.TensorType.UINT8: np.uint8,
+    schema.TensorType.INT32: np.int32,
+}
 # A tensor in parts: the index and the channels of each part.
 _Parts = list[tuple[int, int]]
 
@@ -113,16 +119,11 @@ class _Reading:
 
     def data(self, tensor: int) -> Any | None:
         """Return the values of a constant in its shape; None where it is computed, or of another type."""
-        kinds: dict[int, Any] = {
-            schema.TensorType.FLOAT32: np.float32,
-            schema.TensorType.INT8: np.int8,
-            schema.TensorType.INT32: np.int32,
-        }
         stored = self.tensors[tensor]
         data = self.parsed.buffers[stored.buffer].data
-        if tensor in self.computed or data is None or stored.type not in kinds:
+        if tensor in self.computed or data is None or stored.type not in _NUMPY:
             return None
-        values = np.frombuffer(bytes(data), kinds[stored.type])
+        values = np.frombuffer(bytes(data), _NUMPY[stored.type])
         return values.reshape(self.shape(tensor)) if values.size == math.prod(self.shape(tensor)) else None
 
     def is_concatenation(self, operator: Any) -> bool:
@@ -170,16 +171,17 @@ class _Reading:
             return ""
         if any(_scale(self.tensors[made]) != _scale(self.tensors[index]) for index in indices(concatenation.inputs)):
             return "its inputs have other scales than its output, so that it changes their values"
-        if self.tensors[made].type != schema.TensorType.INT8:
-            return f"it is of type {TYPES.get(self.tensors[made].type, 'unknown')}; float32 and int8 are done in parts"
+        kind = TYPES.get(self.tensors[made].type, "unknown")
+        if kind not in ("int8", "uint8"):
+            return f"it is of type {kind}; those of float32, int8 and uint8 are done in parts"
         waiting = [made]
         while waiting:
             for index in self.readers.get(waiting.pop(), []):
                 operator = self.operators[index]
                 if self.code(operator) == _Op.CONV_2D:
                     return (
-                        f"exact sums of the products of conv_2d_{index} in parts need int32, and TFLite has no "
-                        "convolution from int8 to int32"
+                        f"a convolution reads it, exact sums of {kind} in parts need int32, and TFLite has no "
+                        f"convolution from {kind} to int32"
                     )
                 if self.can_part(operator.outputs[0]):
                     waiting.append(operator.outputs[0])

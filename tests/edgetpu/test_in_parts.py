@@ -214,8 +214,8 @@ def test_int8_depthwise_convolutions_are_exact_and_int8_sums_refused() -> None:
     rewriting, _ = rewriting_of(net, summed(net))
     assert rewriting.names == ()
     assert rewriting.refused == {
-        "concatenation_3": "exact sums of the products of conv_2d_4 in parts need int32, and TFLite has no convolution "
-        "from int8 to int32"
+        "concatenation_3": "a convolution reads it, exact sums of int8 in parts need int32, and TFLite has no "
+        "convolution from int8 to int32"
     }
     net = Net(Type.INT8)
     rewriting, _ = rewriting_of(net, net.depthwise(net.concat(*net.branches(8, 8), scale=0.1)))

@@ -155,6 +155,7 @@ def test_what_a_backend_refuses_is_named_and_not_tried() -> None:
     assert made is backend.compiled[0]
     assert report.left_out == {"join0": "no int32", "join1": "no int32"}
     assert "but for those left out" in report.why
+    assert report.omissions == ["not done in parts: join0, join1: no int32"]
 
 
 def test_compiled_kernels_must_need_less_too() -> None:

@@ -72,3 +72,11 @@ class MemoryRewriting:
     difference: float = 0.0
     tolerance: float = 0.0
     why: str = ""
+
+    @property
+    def omissions(self) -> list[str]:
+        """What was left out as lines, those of one reason together."""
+        names: dict[str, list[str]] = {}
+        for name, reason in self.left_out.items():
+            names.setdefault(reason, []).append(name)
+        return [f"not done in parts: {', '.join(of)}: {reason}" for reason, of in names.items()]

@@ -22,14 +22,13 @@ def in_parts_table(found: MemoryRewriting) -> TextTable:
 
 def in_parts_text(found: MemoryRewriting) -> str:
     """Return what is done in parts and how the outputs differ; or why nothing is; and what was left out and why."""
-    lines = [f"{name} is not done in parts: {reason}" for name, reason in found.left_out.items()]
     if found.why:
-        return "\n".join([f"nothing is done in parts: {found.why}", *lines])
+        return "\n".join([f"nothing is done in parts: {found.why}", *found.omissions])
     differ = "they are equal bit for bit"
     if found.difference:
         differ = f"they differ by {found.difference:.1e} of the largest output, and {found.tolerance:g} is allowed"
     done = f"in parts: {', '.join(found.operators)}; outputs compared on {found.device}: {differ}"
-    return "\n".join([done, *lines])
+    return "\n".join([done, *found.omissions])
 
 
 def savings_table(found: Sequence[Savings]) -> TextTable:

@@ -89,8 +89,8 @@ def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tel
         compiled, rewriting = compiled_in_parts(model, backend, settled.devices, compiled_as, tell)
         if rewriting.why:
             warn(f"{model.name} is compiled as it is, without `memory_rewrite`: {rewriting.why}")
-        for operator, reason in rewriting.left_out.items():
-            warn(f"{model.name}: {operator} is not done in parts: {reason}")
+        for line in rewriting.omissions:
+            warn(f"{model.name}: {line}")
     else:
         compiled = compiled_as(model)
     if model.winograd and wish.tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
