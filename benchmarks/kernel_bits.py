@@ -27,9 +27,10 @@ from tests.support.stages import random_frame
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.relay.build import compile_module, load_library
+from tvm_pipeline.tvm.relay.build import compile_module
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline.tvm.relay.library import load_library
 from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, possible_choices
 
 import tvm  # isort: skip

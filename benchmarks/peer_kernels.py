@@ -34,6 +34,7 @@ from tvm_pipeline.runtime.comparison import in_turn
 from tvm_pipeline.tvm.relay import build, fold
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline.tvm.relay.library import Library, load_library
 
 from tvm.contrib.cc import get_cc  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
@@ -108,7 +109,7 @@ def _schedules(model: Model, target: str, rounds: int) -> Compared:
     return Compared(difference, seconds, [stock_s, own_s])
 
 
-def _library(model: Model, target: str, *, own: bool) -> tuple[build.Library, float]:
+def _library(model: Model, target: str, *, own: bool) -> tuple[Library, float]:
     """Return a library of a model, and the CPU seconds that compiling it took, the linker's included."""
     mod, params = import_model(model)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as without:
@@ -119,7 +120,7 @@ def _library(model: Model, target: str, *, own: bool) -> tuple[build.Library, fl
         begin_s = sum(os.times()[:4])
         build.compile_module(model.name, mod, params, target, Path(folder), lambda _: None)
         took_s = sum(os.times()[:4]) - begin_s
-        return build.load_library(Path(folder)), took_s
+        return load_library(Path(folder)), took_s
 
 
 @dataclass
@@ -149,7 +150,7 @@ class _Frames:
         return took_s / count
 
 
-def _runner(library: build.Library, target: str) -> _Frames:
+def _runner(library: Library, target: str) -> _Frames:
     model = RelayModel("model", [library], bind)
     names = [operator.name for operator in model.graph.operators]
     return _Frames(model.stage(names, Device("core", "host", (one_core(),), target)))

@@ -30,9 +30,10 @@ from tvm_pipeline import Device
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.report import TextTable
-from tvm_pipeline.tvm.relay.build import Library, build_library
+from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.schedules.choices import Choice, is_winograd, possible_choices, winograd_choices
 from tvm_pipeline.tvm.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
 from tvm_pipeline.tvm.relay.tuning.race import race

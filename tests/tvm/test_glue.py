@@ -29,8 +29,8 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.alignment import align
 from tvm_pipeline.tvm.kernels import Entry, Kernel, Source
-from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.slicing import slice_graph
 
 INPUTS = tuple(Tensor(f"x{index}", (1, 4, 4, 4)) for index in range(2))

@@ -20,7 +20,8 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.tvm import overwriting
 from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source
 from tvm_pipeline.tvm.overwriting import overwritable, overwritten
-from tvm_pipeline.tvm.relay.build import Library, compile_module, load_library
+from tvm_pipeline.tvm.relay.build import compile_module
+from tvm_pipeline.tvm.relay.library import Library, load_library
 from tvm_pipeline.tvm.relay.overwriting_record import OVERWRITING
 from tvm_pipeline.tvm.slice_plan import entry_dtype, entry_shape
 

@@ -19,9 +19,10 @@ from tests.tvm.targets import LEVELS, run, runs_here
 from tests.tvm.test_schedules import layer
 from tvm_pipeline.backends.tuning import TunedKernels, tuned_kernels
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.build import TUNING, Library, build_library, load_library
+from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay.library import TUNING, Library, load_library
 from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, DEPTHWISE, Choice, Workload, possible_choices
 from tvm_pipeline.tvm.relay.tuning.tasks import optimized, tasks_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record

@@ -18,8 +18,8 @@ from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.files import linked
-from tvm_pipeline.tvm.relay.build import load_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.library import load_library
 from tvm_pipeline.tvm.relay.saved_params import PARAMS, UNMAPPED, read_params, write_params
 from tvm_pipeline.tvm.weights_file import WEIGHTS, Weight
 

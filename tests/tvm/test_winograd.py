@@ -26,9 +26,10 @@ from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm import winograd
-from tvm_pipeline.tvm.relay.build import Library, build_library
+from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.schedules.choices import Choice, Workload, possible_choices, winograd_choices
 from tvm_pipeline.tvm.relay.tuning import tuner
 from tvm_pipeline.tvm.relay.tuning.candidates import Candidate, compile_candidates

@@ -33,6 +33,7 @@ rewrite_concat.py      the pass RewriteConcat
 The graph executor's, which only `relay.build` serves (a second IR brings its own):
 
 work_done.py           how much of an import or a compile is done, and how long the rest may take
+library.py             what one compilation gives, in memory and as files
 build.py               a module becomes a Library for one target, kept in a cache
 overwriting_record.py  what the results of a library's kernels may overwrite, kept with it
 saved_params.py        the parameters of a library, mapped from a file

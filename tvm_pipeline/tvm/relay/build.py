@@ -1,8 +1,6 @@
 """A Relay module becomes a Library for one target, kept in the user's cache.
 
-A library is what one compilation gives: kernels as a shared object, the graph executor's JSON, the parameters, and
-what each kernel computes (`kernel_walkers.py`). It is saved as plain files; loading one runs no Relay at all, and the
-parameters are mapped from their file.
+Next: `library.py`, what a library is.
 """
 
 from __future__ import annotations
@@ -11,9 +9,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,128 +21,29 @@ from tvm import relay
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.errors import BundleError, ModelError
-from tvm_pipeline.files import cache_folder, linked, replacing, write_bytes
-from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
-from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of, plain_target
-from tvm_pipeline.tvm.kernels import Entry, Kernel
+from tvm_pipeline.errors import ModelError
+from tvm_pipeline.files import cache_folder, replacing, write_bytes
+from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
+from tvm_pipeline.tvm.devices.targets import has_own_memory, plain_target
 from tvm_pipeline.tvm.library_cache import kept_or_made
-from tvm_pipeline.tvm.machine_code import load_kernels
-from tvm_pipeline.tvm.overwriting import overwritten
 from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.kernel_walkers import kernels_of_library
-from tvm_pipeline.tvm.relay.output_names import load_output_names, save_output_names
-from tvm_pipeline.tvm.relay.overwriting_record import load_overwriting, save_overwriting
+from tvm_pipeline.tvm.relay.library import TUNING, Library, Tuning, load_library, read_tuning, write_index
+from tvm_pipeline.tvm.relay.output_names import save_output_names
+from tvm_pipeline.tvm.relay.overwriting_record import save_overwriting
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
-from tvm_pipeline.tvm.relay.saved_params import UNMAPPED, read_params, write_params
-from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload, is_winograd
+from tvm_pipeline.tvm.relay.saved_params import write_params
+from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload
 from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
 from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
-from tvm_pipeline.tvm.weights_file import WEIGHTS
 
-TUNING, INDEX = "tuning.json", "kernels.json"  # of a library: its Tuning; the rest, with the length of each file
 FORMAT = 15  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
-
-
-class Tuning(msgspec.Struct, frozen=True):
-    """What can be tuned in a library, and what was.
-
-    Attributes:
-        workloads: of each function that tuning can make faster.
-        choices: of tuning, for workloads of this library.
-    """
-
-    workloads: dict[str, AnyWorkload] = msgspec.field(default_factory=dict)
-    choices: tuple[tuple[AnyWorkload, AnyChoice], ...] = ()
-
-    @property
-    def tuned(self) -> int:
-        """How many distinct kernels run by a choice of tuning."""
-        return len(self.choices)
-
-    @property
-    def winograd(self) -> int:
-        """How many of these are computed by Winograd's algorithm."""
-        return sum(is_winograd(choice) for _, choice in self.choices)
-
-    @property
-    def convolutions(self) -> int:
-        """How many distinct kernels can have one."""
-        return len(set(self.workloads.values()))
-
-
-@dataclass(slots=True)
-class Library:
-    """One model compiled for one target.
-
-    Attributes:
-        graph: the graph executor's JSON, parsed.
-        module: the kernels.
-        params: parameters by their name in the graph; every slice shares these arrays, and nothing writes into them.
-        inputs: the model's inputs, in order.
-        outputs: the names of the model's outputs, in order; none where its file does not tell.
-        heads: the model's outputs as (kernel, output).
-        overwriting: of each function the positions of the arguments that its result may overwrite.
-        entry_of_node: (node, output) of the JSON to (kernel, output), for all but parameters.
-    """
-
-    target: str
-    inputs: tuple[Tensor, ...]
-    graph: dict[str, Any]
-    kernels: list[Kernel]
-    module: tvm.runtime.Module
-    params: dict[str, Any]
-    folder: Path | None = None
-    tuning: Tuning = field(default_factory=Tuning)
-    outputs: tuple[str, ...] = ()
-    overwriting: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    entry_of_node: dict[tuple[int, int], tuple[int, int]] = field(init=False)
-    heads: list[tuple[int, int]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        positions = {tensor.name: index for index, tensor in enumerate(self.inputs)}
-        self.entry_of_node = {
-            (kernel.node, output): (index, output)
-            for index, kernel in enumerate(self.kernels)
-            for output in range(len(kernel.outputs))
-            if kernel.node is not None
-        }
-        for node, described in enumerate(self.graph["nodes"]):
-            if described["op"] == "null" and described["name"] in positions:
-                self.entry_of_node[node, 0] = -1, positions[described["name"]]
-        self.heads = [self.entry_of_node[node, index] for node, index, _ in self.graph["heads"]]
-
-    @property
-    def device_type(self) -> int:
-        return int(self.graph["attrs"]["device_index"][1][0])
-
-    def is_reshape(self, kernel: int) -> bool:
-        """Whether the kernel only shows its input under another shape, and nothing runs."""
-        node = self.kernels[kernel].node
-        return bool(self.graph["nodes"][node]["attrs"]["func_name"] == "__nop")
-
-    def overwrites(self, kernel: int) -> tuple[Entry, ...]:
-        """Return the entries that the kernel reads and whose bytes its result may take."""
-        described = self.graph["nodes"][self.kernels[kernel].node]
-        arguments = [self.entry_of_node.get((node, index)) for node, index, _ in described["inputs"]]
-        return overwritten(self, arguments, self.overwriting.get(described["attrs"]["func_name"], ()))
-
-    def save(self, folder: Path) -> None:
-        """Writes the library into an existing folder."""
-        if self.folder is None:
-            raise BundleError(f"the library for {self.target} was never written to the cache")
-        for file in self.folder.iterdir():
-            if file.name != UNMAPPED:
-                (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
-        if (self.folder / UNMAPPED).exists():
-            write_params(folder, self.params)
-            _write_index(folder, self.target, self.inputs, self.kernels)
 
 
 def build_library(
@@ -206,7 +104,7 @@ def _make_library(
     with replacing(folder) as temporary:
         temporary.mkdir()
         _compile_where_it_is_safe(model, target, host, temporary, progress, choices, apart)
-    tuning = _read_tuning(folder)
+    tuning = read_tuning(folder)
     write_bytes(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
     return folder if is_sorted else _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
 
@@ -381,40 +279,4 @@ def _write(
     save_overwriting(factory, folder)
     save_output_names(mod, folder)
     write_params(folder, factory.params)
-    _write_index(folder, target, inputs, kernels)
-
-
-def _write_index(folder: Path, target: str, inputs: Sequence[Tensor], kernels: Sequence[Kernel]) -> None:
-    """Write what else is in a library, and how long each of its files is: the last of them."""
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.name != INDEX}
-    (folder / INDEX).write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
-
-
-def load_library(folder: Path) -> Library:
-    """Reads what `build_library` wrote.
-
-    Raises:
-        BundleError: it is damaged.
-        PlatformError: it is for a kind of device that TVM cannot run here.
-    """
-    try:
-        target, inputs, kernels, sizes = msgspec.json.decode(
-            (folder / INDEX).read_bytes(), type=tuple[str, tuple[Tensor, ...], list[Kernel], dict[str, int]]
-        )
-        for name, size in sizes.items():  # to run code that was cut short would end the process
-            if (folder / name).stat().st_size != size:
-                raise ValueError(f"{name} is not as long as it was")
-        graph = json.loads((folder / "graph.json").read_text())
-        ready_to_run(kind_of(target))
-        params = read_params(folder)
-        module = load_kernels(folder / "kernels.so", has_own_memory(target))
-        tuning, outputs, overwriting = _read_tuning(folder), load_output_names(folder), load_overwriting(folder)
-    except (OSError, ValueError, TypeError, msgspec.DecodeError, tvm.TVMError) as error:
-        raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
-    return Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs, overwriting)
-
-
-def _read_tuning(folder: Path) -> Tuning:
-    """Read what was tuned in a library; bundles of earlier versions do not tell."""
-    file = folder / TUNING
-    return msgspec.json.decode(file.read_bytes(), type=Tuning) if file.exists() else Tuning()
+    write_index(folder, target, inputs, kernels)

@@ -30,9 +30,9 @@ from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.devices.transfer_times import time_transfers
-from tvm_pipeline.tvm.relay.build import Library, load_library
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
+from tvm_pipeline.tvm.relay.library import Library, load_library
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, AnyWorkload
 from tvm_pipeline.tvm.relay.several_targets import build_libraries
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, as_graph

@@ -20,7 +20,7 @@ from tvm_pipeline.tvm.devices.device_arrays import DeviceParams, part
 from tvm_pipeline.tvm.devices.mirrors import mirrors_on
 from tvm_pipeline.tvm.devices.releasing import release_with
 from tvm_pipeline.tvm.kernels import tensor_bytes
-from tvm_pipeline.tvm.relay.build import Library
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
 from tvm_pipeline.tvm.tvm_errors import reason
 

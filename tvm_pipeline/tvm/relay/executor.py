@@ -18,7 +18,7 @@ import tvm
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import aligned_empty, bytes_as
 from tvm_pipeline.tvm.kernels import tensor_bytes
-from tvm_pipeline.tvm.relay.build import Library
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
 from tvm_pipeline.tvm.relay.stack_placement import PLACE_OF_NODE, placed
 

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.tvm.relay.build import Library, build_library
+from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
 
 WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a child to start

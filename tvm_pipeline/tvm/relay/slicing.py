@@ -15,7 +15,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.memory.arena import ALIGNMENT
 from tvm_pipeline.tvm.alignment import Alignment
 from tvm_pipeline.tvm.kernels import Entry, entry_dtype
-from tvm_pipeline.tvm.relay.build import Library
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.slice_plan import Call, SlicePlan, plan_slice
 
 

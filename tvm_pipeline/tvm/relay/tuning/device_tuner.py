@@ -29,9 +29,10 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.tvm.devices.targets import compiler_target, index_of, kind_of, plain_target
-from tvm_pipeline.tvm.relay.build import Library, as_compiled, build_library
+from tvm_pipeline.tvm.relay.build import as_compiled, build_library
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload, choice_of, task_of
 from tvm_pipeline.tvm.relay.tuning.device_candidates import Bench, DeviceCandidate
 from tvm_pipeline.tvm.relay.tuning.device_records import (

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from tvm_pipeline.backends.ports import input_for_timing
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.tvm.relay.build import Library
 from tvm_pipeline.tvm.relay.compiled import RelayModel, pass_timer
 from tvm_pipeline.tvm.relay.executor import Slice
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.tuning.tasks import W
 
 COMPARISONS = 4

@@ -22,8 +22,9 @@ from tvm.target.x86 import get_simd_32bit_lanes
 
 from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.tvm.relay.build import Library, as_compiled, build_library
+from tvm_pipeline.tvm.relay.build import as_compiled, build_library
 from tvm_pipeline.tvm.relay.importer import import_model
+from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.schedules.choices import (
     Choice,
     Choices,
