@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.onnx_networks import Net, branching
+
 
 def branches(count: int = 3) -> dict:
     """All wide operators before the narrow ones that end them: listed, all the wide tensors are alive at once."""
@@ -111,6 +113,16 @@ def test_a_model_is_compiled_and_a_bundle_has_stages(cli, model, bundle):
     whole, *stages = cli("memory", bundle, "--json").json["parts"]
     assert whole["peak_bytes"] == outcome.json["parts"][0]["peak_bytes"]
     assert sum(stage["operators"] for stage in stages) == whole["operators"]
+
+
+def test_compiled_stages_say_which_concatenations_they_copy(cli, tmp_path):
+    net = Net()
+    path = tmp_path / "branching.onnx"
+    path.write_bytes(net.model("branching", *branching(net)).content)
+    [whole] = cli("memory", path, "--json").json["compiled"]
+    assert whole["stage"] == "stage 0 on cpu0"
+    assert (whole["in_place"], whole["copied"]) == (1, 0)
+    assert whole["arena_bytes"] < whole["apart_bytes"]
 
 
 def test_a_plan_lists_what_its_stages_need(cli, net, tmp_path, monkeypatch):

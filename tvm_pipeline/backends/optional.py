@@ -7,6 +7,7 @@ Besides what is here, and the engines of `engines.py`, a backend may have `descr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel
@@ -28,6 +29,31 @@ class Keeper(Protocol):
             arrays: all arrays that `run` will be given for it. Those of the stages are the same memory.
             copied: whether that memory is to have the tensor as well; false for a stage that reads it.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class StageArena:
+    """The memory of the activations of a compiled stage.
+
+    Attributes:
+        arena_bytes: of the stage as it runs.
+        apart_bytes: if each tensor had bytes of its own, so that a concatenation is a copy.
+        in_place: concatenations whose parts are written where they belong.
+        copied: those that run, and copy at least one of their parts.
+    """
+
+    arena_bytes: int
+    apart_bytes: int
+    in_place: int
+    copied: int
+
+
+@runtime_checkable
+class ArenaTeller(Protocol):
+    """What a CompiledModel has as well if it knows which concatenations of a stage are copies."""
+
+    def stage_arena(self, operators: Sequence[str], device: Device) -> StageArena:
+        """Return the memory of a stage; errors are those of `stage`."""
 
 
 def served_by(backend: Backend) -> Sequence[str]:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.optional import ArenaTeller, StageArena, computed_by
 from tvm_pipeline.cli.options import JsonOption, ShapesOption, ValuesOption, shapes_of, values_of
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.partition import check_partition
 from tvm_pipeline.core.plan import Plan, read_plan
+from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends import Shapes, Values, is_relay
 from tvm_pipeline.memory.arena import exact_layout, lifetimes, plan_arena
@@ -52,7 +56,8 @@ def command(
     """Find the order of operators that needs the least memory, and list what the usual orders need.
 
     Activations are counted, with inputs and outputs alive to the end; `plan` and `show` list parameters. A
-    concatenation is counted as a copy, which most runtimes make, and once more as free: readers read its parts.
+    concatenation is counted as a copy, which most runtimes make, and once more as free: readers read its parts. Of a
+    model or a bundle, what its compiled stages really have is listed, too.
 
     Example: tvm-pipeline memory model.onnx --plot memory.svg
     """
@@ -61,7 +66,7 @@ def command(
     if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
         raise OptionError(f"--plot {plot}: pictures are .png or .svg")
     with spinner() as tell:
-        graph, chosen = _read(source, shapes_of(input_shapes), values_of(input_values), plan, tell)
+        graph, chosen, compiled = _read(source, shapes_of(input_shapes), values_of(input_values), plan, tell)
         _say_empty(graph)
         tell("searching for the order that needs the least memory")
         parts: list[tuple[str, Sequence[str] | None]] = [(graph.name, None)]
@@ -82,10 +87,13 @@ def command(
             row["traffic_bytes"] = traffics
         for row, saving in zip(rows, saved, strict=False):
             row["rewriting"] = _rewriting(saving)
-        print_json({"graph": graph.name, "parts": rows, "plot": str(plot) if plot else None})
+        made = [{"stage": name, **asdict(arena)} for name, arena in compiled]
+        print_json({"graph": graph.name, "parts": rows, "compiled": made, "plot": str(plot) if plot else None})
         return
     show(orders_table([row for both in zip(found, free, strict=True) for row in both if row]), json)
     show(_arena_table(found, arenas), json)
+    if compiled:
+        show(_compiled_table(compiled), json)
     if moved:
         show(_traffic_table(found, moved, on_chip or 0), json)
     if saved:
@@ -99,19 +107,41 @@ def command(
 
 def _read(
     source: str, shapes: Shapes | None, values: Values | None, plan: Path | None, tell: Callable[[str], None]
-) -> tuple[OperatorGraph, Plan | None]:
-    """Return the graph, and the plan whose stages are to be examined."""
-    chosen = read_plan(plan) if plan else None
+) -> tuple[OperatorGraph, Plan | None, list[tuple[str, StageArena]]]:
+    """Return the graph, the plan whose stages are to be examined, and what the compiled stages have."""
+    chosen, arenas = read_plan(plan) if plan else None, list[tuple[str, StageArena]]()
     if source.endswith(".tar"):
         with opened_bundle(Path(source), warn) as bundle:
             graph, chosen = bundle.graph, chosen or bundle.plan
+            check_partition(graph, [stage.operators for stage in chosen.stages])
+            arenas = _stage_arenas(bundle.compiled, bundle.platform, chosen)
     elif source.endswith(".json") and not is_relay(source):
         graph = read_graph(source)
     else:
-        graph = compile_source(source, shapes, None, tell, warn, values=values).compiled.graph
+        made = compile_source(source, shapes, None, tell, warn, values=values)
+        graph = made.compiled.graph
+        arenas = _stage_arenas(made.compiled, made.platform, chosen)
     if chosen is not None:
         check_partition(graph, [stage.operators for stage in chosen.stages])
-    return graph, chosen
+    return graph, chosen, arenas
+
+
+def _stage_arenas(compiled: CompiledModel, platform: Platform, plan: Plan | None) -> list[tuple[str, StageArena]]:
+    """Return what compiled stages have; without a plan the whole model on the first device that computes all of it."""
+    if not isinstance(compiled, ArenaTeller):
+        return []
+    names = [operator.name for operator in compiled.graph.operators]
+    able = [device.name for device in platform.devices if computed_by(compiled, device) == names]
+    stages = [(stage.operators, stage.devices[0]) for stage in plan.stages] if plan else [(names, able[0])] * bool(able)
+    own = set(names)  # a plan may have work around the model, too
+    return [
+        (
+            f"stage {index} on {device}",
+            compiled.stage_arena([n for n in operators if n in own], platform.device(device)),
+        )
+        for index, (operators, device) in enumerate(stages)
+        if own.intersection(operators)
+    ]
 
 
 def _free(part: Comparison, graph: OperatorGraph, operators: Sequence[str] | None) -> Comparison | None:
@@ -200,6 +230,15 @@ def _arena_table(found: list[Comparison], arenas: list[dict[str, int]]) -> TextT
     ]
     columns = ("bytes of the arena", "listed order", "least, greedy", "least, exact", "bound")
     return TextTable("Layout in one arena", columns, tuple(rows))
+
+
+def _compiled_table(compiled: Sequence[tuple[str, StageArena]]) -> TextTable:
+    rows = [
+        (name, f"{arena.arena_bytes:,}", f"{arena.apart_bytes:,}", str(arena.in_place), str(arena.copied))
+        for name, arena in compiled
+    ]
+    columns = ("bytes of the arena", "as it runs", "nothing shared", "concatenations in place", "copied")
+    return TextTable("Compiled stages, whose outputs lie in the caller's buffers", columns, tuple(rows))
 
 
 def _traffic_table(found: list[Comparison], moved: list[dict[str, int]], on_chip: int) -> TextTable:

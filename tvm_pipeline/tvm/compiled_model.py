@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
-from tvm_pipeline.backends.optional import Keeper
+from tvm_pipeline.backends.optional import Keeper, StageArena
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -109,8 +109,8 @@ class TvmModel(ABC, Generic[L]):
     def time_stage(self, operators: Sequence[str], device: Device, repeats: int) -> Seconds:
         """Return seconds of the operators of a stage (repeats x operators), each kernel timed where it runs in it."""
 
-    def plan_slice(self, operators: Sequence[str], device: Device) -> SlicePlan:
-        """Return the operators as a slice of the device's library.
+    def plan_slice(self, operators: Sequence[str], device: Device, *, share: bool = True) -> SlicePlan:
+        """Return the operators as a slice of the device's library; without `share` each tensor has bytes of its own.
 
         Raises:
             PlanError: they are no legal stage, or the device must not compute one of them.
@@ -127,7 +127,9 @@ class TvmModel(ABC, Generic[L]):
         apart = has_own_memory(library.target)  # a device may use a copy of an output, which begins elsewhere each time
         aligned_to = ALIGNMENT if apart else HOST_ALIGNMENT
         in_order = self.order == "memory"
-        return plan_slice(library, alignment, self.graph, operators, in_order, aligned_to, into_outputs=not apart)
+        return plan_slice(
+            library, alignment, self.graph, operators, in_order, aligned_to, share=share, into_outputs=not apart
+        )
 
     def computes(self, device: Device) -> list[str]:
         refused = self.refused.get(compiler_target(device.target), {})
@@ -142,6 +144,10 @@ class TvmModel(ABC, Generic[L]):
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         plan = self.plan_slice(operators, device)
         return plan.unordered_bytes, plan.activation_bytes
+
+    def stage_arena(self, operators: Sequence[str], device: Device) -> StageArena:
+        plan, apart = self.plan_slice(operators, device), self.plan_slice(operators, device, share=False)
+        return StageArena(plan.activation_bytes, apart.activation_bytes, *plan.concatenations)
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), each kernel timed where it runs in the whole model.
