@@ -1,6 +1,6 @@
 """Measure by how much the order of least memory shrinks TFLite's arena and the storage of Relay stages, bit-exactly.
 
-    python benchmarks/memory_real.py           # both parts, some minutes; NASNetMobile needs TensorFlow, once
+    python benchmarks/memory_real.py           # all parts, some minutes; NASNetMobile needs TensorFlow, once
     python benchmarks/memory_real.py --only tflite
     python benchmarks/memory_real.py --short   # the smallest of each, for CI
 
@@ -12,6 +12,10 @@
    NASNet's and RandWire's: smaller, equal. Beside it what TVM's own graph executor plans, without and with the pass
    MemoryOrder.
 
+3. shared: the arena of the whole network as one stage with what slices do by themselves, beside one in which each
+   tensor has bytes of its own, so that every concatenation is a copy: in the listed order and in that of least memory.
+   Outputs must be equal bit for bit. Beside it how many concatenations of how many are in place; the others copy.
+
 Time is that of a frame in the new order over that in the old one: they take turns, the median of the rounds with the
 smallest and the largest. The exit status is 1 if an output differs, or a required saving is missing.
 """
@@ -19,23 +23,24 @@ smallest and the largest. The exit status is 1 if an output differs, or a requir
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from graph_networks import DENSENET, SWIFTNET, profile_network, relay_network
 from int8_models import MOBILENET, int8_model, random_model
+from networks import load
 from planner import s, show
 
 from tvm_pipeline.backends.contract import Port
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.core.graph import Operator, OperatorGraph
+from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
@@ -108,76 +113,6 @@ def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
 # Relay
 
 
-def relay_model(graph: OperatorGraph) -> Model:
-    """Return the graph as a network; its operators' kinds, shapes and parameter bytes give all but the weights."""
-    from tests.support.networks import as_model
-
-    import tvm  # isort: skip
-    from tvm import relay  # isort: skip
-
-    draw, params = np.random.default_rng(0), {}
-    shapes = {tensor.name: tensor.shape for tensor in graph.tensors.values()}
-    made = {tensor.name: relay.var(tensor.name, shape=_nchw(tensor.shape)) for tensor in graph.inputs}
-    for operator in graph.operators:
-        reads = [made[name] for name in operator.inputs]
-        [output] = operator.outputs
-        weights = None
-        if operator.param_bytes:
-            shape = _weights(operator, shapes)
-            name = f"{operator.name}_weights"
-            scale = math.sqrt(2 / math.prod(shape[1:]))
-            params[name] = tvm.nd.array((draw.standard_normal(shape) * scale).astype("float32"))
-            weights = relay.var(name, shape=shape)
-        made[output.name] = _computed(relay, operator, reads, shapes, weights)
-    body = relay.Tuple([made[name] for name in graph.outputs])
-    mod = tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
-    return as_model(graph.name, relay.transform.InferType()(mod), params)
-
-
-def _nchw(shape: Sequence[int]) -> tuple[int, ...]:
-    return (1, shape[2], shape[0], shape[1])
-
-
-def _weights(operator: Operator, shapes: dict[str, tuple[int, ...]]) -> tuple[int, int, int, int]:
-    channels, filters = shapes[operator.inputs[0]][2], operator.outputs[0].shape[2]
-    read = 1 if operator.kind == "depthwise_conv2d" else channels
-    kernel = math.isqrt(operator.param_bytes // (4 * read * filters))
-    return filters, read, kernel, kernel
-
-
-def _computed(
-    relay: Any, operator: Operator, reads: list[Any], shapes: dict[str, tuple[int, ...]], weights: Any
-) -> Any:
-    x, read, made = reads[0], shapes[operator.inputs[0]], operator.outputs[0].shape
-    stride = math.ceil(read[0] / made[0])
-    if weights is not None:
-        filters, per_filter, kernel, _ = (int(extent) for extent in weights.type_annotation.shape)
-        groups = read[2] // per_filter
-        options = {"groups": groups, "strides": (stride, stride), "padding": (kernel // 2, kernel // 2)}
-        x = relay.nn.conv2d(x, weights, channels=filters, kernel_size=(kernel, kernel), **options)
-        return relay.nn.relu(x) if operator.kind.endswith("+relu") else x
-    pooled = {"pool_size": (3, 3), "strides": (stride, stride), "padding": (1, 1)}
-    total = partial(reduce, relay.add)
-    match operator.kind:
-        case "relu":
-            return relay.nn.relu(x)
-        case "add":
-            return total(reads)
-        case "mean" if len(reads) > 1:
-            return relay.multiply(total(reads), relay.const(1 / len(reads)))
-        case "mean":
-            return relay.nn.global_avg_pool2d(x)
-        case "concat":
-            return relay.concatenate(reads, axis=1)
-        case "max_pool":
-            return relay.nn.max_pool2d(x, **pooled)
-        case "avg_pool":
-            return relay.nn.avg_pool2d(x, **pooled)
-        case "slice":
-            return relay.strided_slice(x, [1, 1], list(read[:2]), [1, 1], axes=[2, 3])
-    raise SystemExit(f"operator {operator.name} is of kind {operator.kind}, which memory_real.py cannot build")
-
-
 def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]:
     """Return the row, whether outputs are equal, and whether the arena is smaller."""
     from tvm_pipeline_host.detection import host_target
@@ -186,7 +121,7 @@ def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]
     from tvm_pipeline.core.platform import Device
     from tvm_pipeline.tvm.relay.compiled import RelayModel
 
-    model = relay_model(graph)
+    model = relay_network(graph)
     device = Device("cpu0", "host", (0,), host_target())
     models = [RelayModel.compile(model, [device.target], bind, lambda _: None, order) for order in ("listed", "memory")]
     compiled = models[0]
@@ -224,6 +159,46 @@ def executor_bytes(model: Model, target: str) -> tuple[int, int]:
     return planned_bytes(relay.transform.InferType()(mod)), planned_bytes(ordered)
 
 
+SHARED: dict[str, Callable[[], Model]] = {
+    "SwiftNet": partial(profile_network, SWIFTNET / "swiftnet.json"),
+    **{f"SwiftNet, cell {c.upper()}": partial(profile_network, SWIFTNET / f"swiftnet-cell-{c}.json") for c in "abc"},
+    "DenseNet121": partial(profile_network, DENSENET),
+    "InceptionV3": partial(load, "inception_v3"),
+    "SqueezeNet": partial(load, "squeezenet"),
+}
+
+
+def shared_row(model: Model, rounds: int) -> tuple[list[str], bool, float]:
+    """Return the row, whether outputs are equal, and the gain in the order of least memory."""
+    from tvm_pipeline_host.detection import host_target
+    from tvm_pipeline_host.host import bind
+
+    from tvm_pipeline.core.platform import Device
+    from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+    device = Device("cpu0", "host", (0,), host_target())
+    listed = RelayModel.compile(model, [device.target], bind, lambda _: None)
+    ordered = RelayModel.compile(model, [device.target], bind, lambda _: None, "memory")
+    operators = [operator.name for operator in listed.graph.operators]
+    bind(device)
+    both = (listed, ordered)
+    plans = [(one, one.plan_slice(operators, device, share=share)) for one in both for share in (False, True)]
+    runs, arrays = [], []
+    for compiled, plan in plans:
+        stage = compiled.runnable_plan(plan, device)
+        outputs = [port.buffer() for port in stage.outputs]
+        runs.append(partial(stage.run, [noise(port) for port in stage.inputs], outputs))
+        runs[-1]()
+        arrays.append(outputs)
+    times = [in_turns(runs[0], runs[1], rounds), in_turns(runs[0], runs[3], rounds)]
+    equal = all(np.array_equal(one, other) for made in arrays[1:] for one, other in zip(arrays[0], made, strict=True))
+    apart, together, apart_ordered, together_ordered = (plan.activation_bytes for _, plan in plans)
+    cells = [f"{len(operators)}", f"{apart:,}", f"{together:,}", ratio(apart, together)]
+    cells += [f"{apart_ordered:,}", f"{together_ordered:,}", ratio(apart_ordered, together_ordered)]
+    in_place, copied = plans[1][1].concatenations
+    return [*cells, f"{in_place} of {in_place + copied}", str(equal), *times], equal, apart_ordered / together_ordered
+
+
 RELAY: dict[str, tuple[Callable[[], OperatorGraph], bool]] = {
     "RandWire stage": (partial(networks.randwire, seed=0, channels=32, size=16), True),
     "RandWire stage, seed 1": (partial(networks.randwire, seed=1, channels=32, size=16), True),
@@ -236,15 +211,33 @@ RELAY: dict[str, tuple[Callable[[], OperatorGraph], bool]] = {
 SHORT = {"DARTS cell": (partial(networks.cell, networks.DARTS, 4, 14), True)}
 
 
+def report_shared(short: bool, rounds: int) -> list[str]:
+    """Print what sharing saves; return the networks whose outputs differ."""
+    made = {name: partial(relay_network, make()) for name, (make, _) in RELAY.items()}
+    chosen = {"SwiftNet, cell C": SHARED["SwiftNet, cell C"]} if short else {**made, **SHARED}
+    rows, failed, gains = [], [], []
+    for name, make in chosen.items():
+        row, equal, gain = shared_row(make(), rounds)
+        rows.append([name, *row])
+        failed += [] if equal else [name]
+        gains += [] if row[7].endswith(" of 0") else [gain]
+    columns = ("network", "operators", "listed, apart", "shared", "ratio", "least, apart", "shared", "ratio")
+    columns += ("concatenations in place", "equal", "time, listed", "time, least")
+    show("What sharing bytes saves: the arena of a Relay network as one stage, bytes", columns, rows)
+    if gains:
+        print(f"geometric mean of those with concatenations, least memory: {statistics.geometric_mean(gains):.3f}")
+    return failed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=("tflite", "relay"))
+    parser.add_argument("--only", choices=("tflite", "relay", "shared"))
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--short", action="store_true", help="the smallest of each, for CI")
     arguments = parser.parse_args()
     rounds = 3 if arguments.short else arguments.rounds
     failed = []
-    if arguments.only != "relay":
+    if arguments.only in (None, "tflite"):
         required = {} if arguments.short else {random_model("nasnet_mobile", kind): True for kind in ("int8", "float")}
         others = [MOBILENET] if arguments.short else [MOBILENET, int8_model("inception_v3")]
         rows = []
@@ -257,7 +250,7 @@ def main() -> None:
             (*COLUMNS, "time, XNNPACK"),
             rows,
         )
-    if arguments.only != "tflite":
+    if arguments.only in (None, "relay"):
         rows = []
         for name, (make, must_shrink) in (SHORT if arguments.short else RELAY).items():
             row, equal, smaller = relay_row(replace(make(), name=name.replace(" ", "_")), rounds)
@@ -265,6 +258,8 @@ def main() -> None:
             failed += [name] if not equal or (must_shrink and not smaller) else []
         planner = ("TVM's plan", "MemoryOrder", "ratio")
         show("A Relay network as one stage: its arena, bytes", (*COLUMNS, *planner), rows)
+    if arguments.only in (None, "shared"):
+        failed += report_shared(arguments.short, rounds)
     if failed:
         sys.exit(f"not as it must be: {', '.join(failed)}")
 

@@ -195,7 +195,7 @@ def report_relay(short: bool) -> list[str]:
 
 def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, int]], float]:
     """Return bytes as written, ordered, rewritten, and both, as three allocators see them; and how outputs differ."""
-    from memory_real import relay_model
+    from graph_networks import relay_network
     from tvm_pipeline_host.detection import host_target
 
     from tvm_pipeline.tvm.relay.importer import import_model
@@ -205,7 +205,7 @@ def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, in
     import tvm  # isort: skip
     from tvm import relay  # isort: skip
 
-    mod, params = import_model(relay_model(graph))
+    mod, params = import_model(relay_network(graph))
     mod["main"] = relay.build_module.bind_params_by_name(mod["main"], params)
     fuse = tvm.transform.Sequential([relay.transform.FuseOps(2), relay.transform.InferType()])
     device = Device("cpu0", "host", (0,), host_target())
@@ -326,9 +326,9 @@ def time_over(one: CompiledModel, other: CompiledModel, device: Device, rounds: 
 
 
 def relay_files(graph: OperatorGraph, folder: Path) -> Path:
-    from memory_real import relay_model
+    from graph_networks import relay_network
 
-    return saved(relay_model(graph), folder / f"{graph.name}.json")
+    return saved(relay_network(graph), folder / f"{graph.name}.json")
 
 
 def saved(model: Model, path: Path) -> Path:

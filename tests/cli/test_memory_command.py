@@ -122,7 +122,7 @@ def test_compiled_stages_say_which_concatenations_they_copy(cli, tmp_path):
     [whole] = cli("memory", path, "--json").json["compiled"]
     assert whole["stage"] == "stage 0 on cpu0"
     assert (whole["in_place"], whole["copied"]) == (1, 0)
-    assert whole["arena_bytes"] < whole["apart_bytes"]
+    assert 0 < whole["arena_bytes"] <= whole["apart_bytes"]
 
 
 def test_a_plan_lists_what_its_stages_need(cli, net, tmp_path, monkeypatch):
