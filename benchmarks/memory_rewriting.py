@@ -43,11 +43,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from planner import show
+from planner import ROOT, show
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.memory import memory_graph, minimum_peak, peak_bytes
@@ -276,6 +277,8 @@ def report_product(short: bool) -> list[str]:
         files.append(("three pools in int8, Relay", int8_files(folder), relay))
         if not short:
             files += [("squeezenet, Relay", "squeezenet", relay), ("densenet-121, Relay", "densenet-121", relay)]
+            cells = [read_graph(path) for path in sorted((ROOT / "profiles/swiftnet").glob("*.json"))]
+            files += [(f"{cell.name} in float, Relay", relay_files(cell, folder), relay) for cell in cells]
         for label, file, desk in files:
             row, is_good = product_row(label, file, desk, 5 if short else 30)
             rows.append(row)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 PROFILES = Path(__file__).parents[2] / "profiles"
-TABLES = sorted((PROFILES / "published").glob("*.json"))
+# The other file has the figures of a paper, whose values are no times of a network.
+TABLES = [path for path in sorted((PROFILES / "published").glob("*.json")) if path.stem != "sec2022-figures"]
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: path.stem)

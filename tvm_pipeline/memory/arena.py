@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import itemgetter
@@ -120,21 +120,32 @@ def most_alive(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
 
 
 def plan_arena(tensors: Sequence[Lifetime], alignment: int = ALIGNMENT) -> tuple[list[int], int]:
-    """Return the offset of each tensor, a multiple of `alignment`, and the bytes of the arena, greedily by size.
+    """Return the offset of each tensor, a multiple of `alignment`, and the bytes of the arena, greedily.
 
     The largest tensor comes first. Each tensor gets the lowest offset that is free of tensors alive at the same time
     (Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). Tensors of equal size are
-    taken once from the first step on and once from the last step back, and the smaller arena is the answer. Therefore
-    a chain whose tensors only shrink, or only grow, takes no more than is alive at the same time.
+    taken once from the first step on and once from the last step back. Therefore a chain whose tensors only shrink, or
+    only grow, takes no more than is alive at the same time. If that is more than the bytes alive, the tensors are taken
+    as they come, and by bytes times steps, too; the smallest arena is the answer.
     """
-    sizes, blocks = _sizes(tensors, alignment), _blocks(tensors)
+    sizes, blocks, alive = _sizes(tensors, alignment), _blocks(tensors), most_alive(tensors, alignment)
     extents = [max(tensors[i].begin + sizes[i] for i in block) - tensors[block[0]].begin for block in blocks]
     firsts = [min(tensors[i].first for i in block) for block in blocks]
     lasts = [max(tensors[i].last for i in block) for block in blocks]
-    forward = sorted(range(len(blocks)), key=lambda i: (-extents[i], firsts[i]))
-    backward = sorted(range(len(blocks)), key=lambda i: (-extents[i], -lasts[i]))
-    arenas = [_place(tensors, sizes, [blocks[i] for i in order]) for order in (forward, backward)]
-    return min(arenas, key=lambda arena: arena[1])
+    keys: tuple[Callable[[int], tuple[int, int]], ...] = (
+        lambda i: (-extents[i], firsts[i]),
+        lambda i: (-extents[i], -lasts[i]),
+        lambda i: (firsts[i], -extents[i]),
+        lambda i: (-sum(sizes[j] * (tensors[j].last - tensors[j].first + 1) for j in blocks[i]), firsts[i]),
+    )
+    best: tuple[list[int], int] | None = None
+    for key in keys:
+        arena = _place(tensors, sizes, [blocks[i] for i in sorted(range(len(blocks)), key=key)])
+        best = arena if best is None or arena[1] < best[1] else best
+        if best[1] == alive:
+            break
+    assert best is not None
+    return best
 
 
 def _blocks(tensors: Sequence[Lifetime]) -> list[list[int]]:

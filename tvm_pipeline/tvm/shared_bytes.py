@@ -106,10 +106,6 @@ class SharedBytes:
         block, _ = self._place[entry]
         return next((member for member in self._members[block] if member in self._outputs), None)
 
-    def is_done(self, kernel: int) -> bool:
-        """Return whether a kernel need not run, since all that it makes lies there already."""
-        return kernel in self._made_of and not self.makes(kernel)
-
     def makes(self, kernel: int) -> list[Entry]:
         """Return what a kernel alone writes: its outputs, or the parts that a concatenation copies."""
         if kernel in self._made_of:
@@ -146,9 +142,11 @@ class SharedBytes:
         """
         made, components = (kernel, 0), self._made_of.setdefault(kernel, [])
         parts = [Part(self._origin(entry), begin) for entry, begin in parts_of(self._library, kernel)]
+        if any(begin % self._alignment_bytes for _, begin in parts):
+            return []
         for number, (entry, begin) in enumerate(parts, start=1):
             is_free = all_move or len(self._members.get(self._place.get(entry, (entry, 0))[0], ())) == 1
-            if is_free and begin % self._alignment_bytes == 0 and self._move(entry, made, begin):
+            if is_free and self._move(entry, made, begin):
                 components.append(entry)
                 continue
             copy = kernel, number
@@ -235,4 +233,4 @@ class SharedBytes:
 
     def size(self, entry: Entry) -> int:
         """Return the bytes of an entry."""
-        return self._copied.get(entry) or entry_bytes(self._library, entry)
+        return self._copied[entry] if entry in self._copied else entry_bytes(self._library, entry)

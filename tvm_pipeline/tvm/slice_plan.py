@@ -117,11 +117,13 @@ def plan_slice(
     joins = [kernel for kernel in chosen.made if parts_of(library, kernel)] if share else []
     alone = () if into_outputs else exports.written
 
-    def planned(joins: Sequence[int], lay_out: LayOut, order: Sequence[int] | None = None) -> SlicePlan:
+    def planned(
+        joins: Sequence[int], lay_out: LayOut, order: Sequence[int] | None = None, overwrite: bool = share
+    ) -> SlicePlan:
         shared = _joined(chosen, exports, joins, alone, alignment_bytes)
         if order is None:
             order = _least_memory_order(chosen, exports, shared)
-        return _planned(chosen, exports, operators, shared, order, lay_out, overwrite=share)
+        return _planned(chosen, exports, operators, shared, order, lay_out, overwrite=overwrite)
 
     plain = planned(joins, partial(plan_arena, alignment=alignment_bytes), sorted(chosen.kernels))
     if not memory_ordered:
@@ -130,8 +132,8 @@ def plan_slice(
     exact = partial(_least_arena, alignment=alignment_bytes)
     needed = fewest(joins, lambda some: planned(some, alive).activation_bytes)
     # Tensors at fixed distances leave gaps: the arena may be smaller where fewer of them are.
-    ways = dict.fromkeys(map(tuple, (joins, needed, ())))
-    best = min((plain, *(planned(way, exact) for way in ways)), key=_arena_bytes)
+    ways = dict.fromkeys(((tuple(joins), share), (tuple(needed), share), ((), share), ((), False)))
+    best = min((plain, *(planned(way, exact, overwrite=overwrite) for way, overwrite in ways)), key=_arena_bytes)
     return replace(best, unordered_bytes=plain.activation_bytes)
 
 
