@@ -66,7 +66,8 @@ KERNELS = [  # the operators of each kernel, and which of the tensors that it re
     ("conv2d add", [1]),
     ("", []),
     ("softmax", []),
-    ("add relu concatenate", []),
+    ("add relu", [1]),  # of tensors in two layouts
+    ("concatenate", []),  # which a slice writes in place
     ("mean", []),
     ("", []),  # a view
     ("multiply exp", [0]),
