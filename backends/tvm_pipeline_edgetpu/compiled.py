@@ -15,6 +15,7 @@ import msgspec
 
 from tvm_pipeline.backends.contract import Order, Progress, Seconds, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
+from tvm_pipeline.backends.optional import StageArena
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -22,7 +23,7 @@ from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler
 from tvm_pipeline_edgetpu.interpreter import CPU, ENGINE, InterpreterStage
 from tvm_pipeline_edgetpu.model import parse_for_kernels
-from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
+from tvm_pipeline_edgetpu.ordering import arena_bytes, concatenations, memory_ordered
 from tvm_pipeline_edgetpu.slicer import Slice, TfliteSlicer
 from tvm_pipeline_edgetpu.support import unsupported
 
@@ -84,6 +85,11 @@ class EdgeTpuModel:
         """
         part = self._slicer.slice(operators)
         return arena_bytes(part.content), arena_bytes(self._content(part))
+
+    def stage_arena(self, operators: Sequence[str], device: Device) -> StageArena:
+        """Return what TFLite has for the stage; what it would be without shared bytes TFLite does not tell."""
+        content = self._content(self._slicer.slice(operators))
+        return StageArena(arena_bytes(content), None, *concatenations(content))
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), each as a stage of its own."""

@@ -114,6 +114,23 @@ def arena_bytes(content: bytes) -> int:
     return _arena(schema.ModelT.InitFromPackedBuf(content, 0).subgraphs[0], _spans(content))
 
 
+def concatenations(content: bytes) -> tuple[int, int]:
+    """Return how many concatenations of a file TFLite has in place, all inputs inside the output, and how many copy.
+
+    Raises:
+        ModelError: TFLite cannot allocate the tensors of the file.
+    """
+    parsed, spans = schema.ModelT.InitFromPackedBuf(content, 0), _spans(content)
+    counts = [0, 0]
+    for operator in parsed.subgraphs[0].operators:
+        code = parsed.operatorCodes[operator.opcodeIndex].builtinCode
+        if code == schema.BuiltinOperator.CONCATENATION:
+            start, size = spans[indices(operator.outputs)[0]]
+            reads = [spans[index] for index in indices(operator.inputs)]
+            counts[not all(start <= first and first + length <= start + size for first, length in reads)] += 1
+    return counts[0], counts[1]
+
+
 def _arena(subgraph: Any, spans: list[tuple[int, int]]) -> int:
     """Return the bytes of the blocks of memory that contain computed tensors."""
     computed = _computed(subgraph)

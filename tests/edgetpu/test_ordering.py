@@ -101,6 +101,16 @@ def test_a_stage_runs_in_the_order_and_a_saved_model_keeps_it(tmp_path: Path) ->
     assert (output == run(towers(), feeds, xnnpack=True)[runner.outputs[0].name]).all()
 
 
+def test_tflite_copies_concatenations() -> None:
+    """If this fails, TFLite has learnt to do without, and the page on memory says otherwise."""
+    model = EdgeTpuModel(Model("net", "tflite", towers()))
+    arena = model.stage_arena([operator.name for operator in model.graph.operators], CPU)
+    kinds = [operator.kind for operator in model.graph.operators]
+    assert (arena.in_place, arena.copied) == (0, kinds.count("concatenation"))
+    assert arena.copied
+    assert arena.arena_bytes == arena_bytes(towers())
+
+
 def test_the_command_lists_both_orders_and_the_bundle_runs(tmp_path: Path, capfd, monkeypatch) -> None:
     (tmp_path / "net.tflite").write_bytes(towers())
     (tmp_path / "desk.toml").write_text(

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.guards.sources import BACKENDS, CORE, files, imported, imports_of, module, name
+from tests.guards.sources import BACKENDS, CORE, ROOT, files, imported, imports_of, module, name
 
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
@@ -153,3 +153,10 @@ def test_the_guards_read_the_source() -> None:
     """The folders are where the guards look for them."""
     assert len(files(CORE)) > 100
     assert len(files(BACKENDS)) > 10
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    """The list of packages in pyproject.toml has every folder with an `__init__.py`."""
+    listed = (ROOT / "pyproject.toml").read_text()
+    packages = [path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in CORE.rglob("__init__.py")]
+    assert [package for package in packages if f'    "{package}",\n' not in listed] == []

@@ -37,13 +37,13 @@ class StageArena:
 
     Attributes:
         arena_bytes: of the stage as it runs.
-        apart_bytes: if each tensor had bytes of its own, so that a concatenation is a copy.
+        apart_bytes: if each tensor had bytes of its own, so that a concatenation is a copy; None where nobody tells.
         in_place: concatenations whose parts are written where they belong.
         copied: those that run, and copy at least one of their parts.
     """
 
     arena_bytes: int
-    apart_bytes: int
+    apart_bytes: int | None
     in_place: int
     copied: int
 

@@ -234,7 +234,13 @@ def _arena_table(found: list[Comparison], arenas: list[dict[str, int]]) -> TextT
 
 def _compiled_table(compiled: Sequence[tuple[str, StageArena]]) -> TextTable:
     rows = [
-        (name, f"{arena.arena_bytes:,}", f"{arena.apart_bytes:,}", str(arena.in_place), str(arena.copied))
+        (
+            name,
+            f"{arena.arena_bytes:,}",
+            "-" if arena.apart_bytes is None else f"{arena.apart_bytes:,}",
+            str(arena.in_place),
+            str(arena.copied),
+        )
         for name, arena in compiled
     ]
     columns = ("bytes of the arena", "as it runs", "nothing shared", "concatenations in place", "copied")
