@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.onnx_networks import Net, branching
+from tests.support.onnx_networks import Net
 
 
 def branches(count: int = 3) -> dict:
@@ -117,8 +117,10 @@ def test_a_model_is_compiled_and_a_bundle_has_stages(cli, model, bundle):
 
 def test_compiled_stages_say_which_concatenations_they_copy(cli, tmp_path):
     net = Net()
-    path = tmp_path / "branching.onnx"
-    path.write_bytes(net.model("branching", *branching(net)).content)
+    x = net.conv(net.input("data", 1, 16, 8, 8), 16, 16)
+    joined = net.op("Concat", net.conv(x, 16, 16), net.conv(x, 16, 32, 1), axis=1)
+    path = tmp_path / "joined.onnx"
+    path.write_bytes(net.model("joined", net.conv(joined, 48, 16)).content)
     [whole] = cli("memory", path, "--json").json["compiled"]
     assert whole["stage"] == "stage 0 on cpu0"
     assert (whole["in_place"], whole["copied"]) == (1, 0)
