@@ -8,10 +8,11 @@ concatenated can be written where it belongs (`tvm/shared_bytes.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import tvm
 from tvm import relay
+
+from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions, rebuilt
 
 _CONCATENATE = relay.op.get("concatenate")
 
@@ -29,24 +30,22 @@ def ConcatenationsApart() -> tvm.transform.Pass:  # noqa: N802  a pass is named 
     @tvm.transform.module_pass(opt_level=0, name="ConcatenationsApart")
     def keep_apart(mod: tvm.IRModule, _: tvm.transform.PassContext) -> tvm.IRModule:
         typed = relay.transform.InferType()(mod)  # a copy, since a caller's module may have no types yet
-        body = typed["main"].body
-        typed["main"] = _Apart(body.fields if isinstance(body, relay.Tuple) else [body]).visit(typed["main"])
+        main = typed["main"]
+        outputs = list(main.body.fields) if isinstance(main.body, relay.Tuple) else [main.body]
+        new: dict[relay.Expr, relay.Expr] = {}
+        for expr in outer_expressions(main.body):
+            made = rebuilt(expr, new)
+            is_inside = isinstance(expr, relay.Call) and expr.op == _CONCATENATE and expr not in outputs
+            new[expr] = _apart(made) if is_inside and _is_of_whole_bytes(expr) else made
+        typed["main"] = relay.Function(main.params, new[main.body], None, main.type_params, main.attrs)
         return relay.transform.InferType()(typed)
 
     return keep_apart
 
 
-class _Apart(relay.ExprMutator):
-    def __init__(self, outputs: Sequence[relay.Expr]) -> None:
-        super().__init__()
-        self._outputs = list(outputs)
-
-    def visit_call(self, call: relay.Call) -> relay.Expr:
-        made = super().visit_call(call)
-        if call.op != _CONCATENATE or call in self._outputs or not _is_of_whole_bytes(call):
-            return made
-        fields = [field if isinstance(field, (relay.Var, relay.Constant)) else _stop(field) for field in made.args[0]]
-        return _stop(relay.Call(made.op, [relay.Tuple(fields)], made.attrs, made.type_args, made.span))
+def _apart(call: relay.Call) -> relay.Expr:
+    fields = [field if isinstance(field, (relay.Var, relay.Constant)) else _stop(field) for field in call.args[0]]
+    return _stop(relay.Call(call.op, [relay.Tuple(fields)], call.attrs, call.type_args, call.span))
 
 
 def _stop(expr: relay.Expr) -> relay.Expr:
@@ -54,6 +53,8 @@ def _stop(expr: relay.Expr) -> relay.Expr:
 
 
 def _is_of_whole_bytes(call: relay.Call) -> bool:
+    if not isinstance(call.args[0], relay.Tuple):  # all fields of another operator, as a split gives them
+        return False
     shape = call.checked_type.shape
     axis = int(call.attrs.axis) % len(shape)
     return all(isinstance(extent, tvm.tir.IntImm) for extent in shape) and math.prod(map(int, shape[:axis])) == 1

@@ -226,6 +226,21 @@ def kernels_of_module(
     return kernels, calls, known[main.body]
 
 
+def rebuilt(expr: relay.Expr, new: Mapping[relay.Expr, relay.Expr]) -> relay.Expr:
+    """Return an expression with its arguments as `new` has them; the expression itself where none is another."""
+    if isinstance(expr, relay.Tuple):
+        fields = [new[field] for field in expr.fields]
+        return expr if all(map(relay.Expr.same_as, fields, expr.fields)) else relay.Tuple(fields, expr.span)
+    if isinstance(expr, relay.TupleGetItem):
+        value = new[expr.tuple_value]
+        return expr if value.same_as(expr.tuple_value) else relay.TupleGetItem(value, expr.index, expr.span)
+    if not isinstance(expr, relay.Call):
+        return expr
+    arguments = [new[argument] for argument in expr.args]
+    unchanged = all(map(relay.Expr.same_as, arguments, expr.args))
+    return expr if unchanged else relay.Call(expr.op, arguments, expr.attrs, expr.type_args, expr.span)
+
+
 def outer_expressions(body: relay.Expr) -> list[relay.Expr]:
     """Return the expressions of a dataflow graph, inputs before users, without entering functions; no recursion."""
     done: set[relay.Expr] = set()

@@ -19,7 +19,7 @@ import numpy as np
 import tvm
 from tvm import relay
 
-from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions
+from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions, rebuilt
 from tvm_pipeline.tvm.tiles import padded_channels
 
 _POOLS = frozenset(("nn.global_avg_pool2d", "nn.global_max_pool2d", "nn.avg_pool2d", "nn.max_pool2d"))
@@ -48,20 +48,10 @@ class _Padding:
 
     def rewritten(self, expr: relay.Expr, new: Mapping[relay.Expr, relay.Expr]) -> relay.Expr:
         """Return an expression whose arguments are replaced as `new` has them."""
-        if isinstance(expr, relay.Tuple):
-            fields = [new[field] for field in expr.fields]
-            return expr if fields == list(expr.fields) else relay.Tuple(fields)
-        if isinstance(expr, relay.TupleGetItem):
-            value = new[expr.tuple_value]
-            return expr if value.same_as(expr.tuple_value) else relay.TupleGetItem(value, expr.index)
-        if not isinstance(expr, relay.Call):
-            return expr
-        arguments = [new[argument] for argument in expr.args]
-        padded = self._call(expr, arguments)
-        if padded is not None:
-            return padded
-        unchanged = all(map(relay.Expr.same_as, arguments, expr.args))
-        return expr if unchanged else relay.Call(expr.op, arguments, expr.attrs, expr.type_args, expr.span)
+        padded = None
+        if isinstance(expr, relay.Call):
+            padded = self._call(expr, [new[argument] for argument in expr.args])
+        return rebuilt(expr, new) if padded is None else padded
 
     def _call(self, call: relay.Call, arguments: Sequence[relay.Expr]) -> relay.Expr | None:
         """Return the call as a padded one with a slice behind; None where that is not possible."""
