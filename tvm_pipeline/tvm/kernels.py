@@ -126,6 +126,13 @@ def entry_dtype(library: KernelLibrary, entry: Entry) -> str:
     return library.inputs[index].dtype if kernel < 0 else library.kernels[kernel].outputs[index].dtype
 
 
+def origin(library: KernelLibrary, entry: Entry) -> Entry:
+    """Return the entry whose bytes `entry` shows under a shape of its own."""
+    while entry[0] >= 0 and library.is_reshape(entry[0]):
+        entry = library.kernels[entry[0]].reads[0]
+    return entry
+
+
 def entry_bytes(library: KernelLibrary, entry: Entry) -> int:
     """Return the bytes of an entry."""
     return tensor_bytes(entry_shape(library, entry), entry_dtype(library, entry))

@@ -13,7 +13,7 @@ arguments do not overlap, so it may move a load over a store. It may not move a 
 it, and every other store leaves the element alone. A vector is stored in parts where the machine has shorter ones; so
 nothing between load and store may cross its lanes.
 
-Indices are compared, and stores counted, as numbers (`tir_numbers.py`). What is not understood is refused. Both files
+Indices are compared, and stores counted, as numbers (`tir_numbers.py`). What is not understood is refused. The two
 `build.py` keep what `overwritable` finds; `overwritten` maps the arguments of a function to what a kernel reads.
 """
 
@@ -23,15 +23,12 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.tvm.kernels import Entry
+from tvm_pipeline.tvm.kernels import Entry, KernelLibrary, origin
 from tvm_pipeline.tvm.tir_numbers import BINARY, VARIABLES, Iterations, Numbers, UnknownError, lanes_of, name_of
-
-if TYPE_CHECKING:
-    from tvm_pipeline.tvm.kernels import KernelLibrary
 
 AT_ONCE = 1 << 20  # elements of a result that are counted at once: more take memory
 
@@ -83,15 +80,9 @@ def overwritten(
 
     An entry that is given twice, or also under another shape, must be allowed wherever it is given.
     """
-
-    def origin(entry: Entry) -> Entry:
-        while entry[0] >= 0 and library.is_reshape(entry[0]):
-            entry = library.kernels[entry[0]].reads[0]
-        return entry
-
     given = [(index, entry) for index, entry in enumerate(arguments) if entry is not None]
-    kept = {origin(entry) for index, entry in given if index not in positions}
-    return tuple(dict.fromkeys(entry for _, entry in given if origin(entry) not in kept))
+    kept = {origin(library, entry) for index, entry in given if index not in positions}
+    return tuple(dict.fromkeys(entry for _, entry in given if origin(library, entry) not in kept))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

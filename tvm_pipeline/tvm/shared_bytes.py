@@ -14,10 +14,10 @@ Next: `slice_plan.py`, which lays the blocks out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from tvm_pipeline.tvm.kernels import Entry, KernelLibrary, entry_bytes, entry_dtype, entry_shape, tensor_bytes
+from tvm_pipeline.tvm.kernels import Entry, KernelLibrary, entry_bytes, entry_dtype, entry_shape, origin, tensor_bytes
 
 
 class Part(NamedTuple):
@@ -65,7 +65,6 @@ class SharedBytes:
 
     Args:
         kernels: those of the slice that are no views.
-        origin: gives the entry whose bytes an entry shows.
         outputs: entries that are written into buffers of the caller. A block holds at most one, and nothing outside it.
         alone: entries that share no bytes.
         kept: entries whose bytes are needed to the end.
@@ -79,14 +78,13 @@ class SharedBytes:
         self,
         library: KernelLibrary,
         kernels: Iterable[int],
-        origin: Callable[[Entry], Entry],
         outputs: Collection[Entry] = (),
         alone: Collection[Entry] = (),
         kept: Collection[Entry] = (),
         alignment_bytes: int = 1,
     ) -> None:
         self.overwritten: dict[Entry, Entry] = {}
-        self._library, self._origin, self._alignment_bytes = library, origin, alignment_bytes
+        self._library, self._alignment_bytes = library, alignment_bytes
         self._outputs, self._alone, self._kept = set(outputs), set(alone), set(kept)
         self._made_of: dict[int, list[Entry]] = {}  # for each concatenation that is joined what it consists of
         self._copied: dict[Entry, int] = {}  # bytes of each part of them that is a copy; its field is 1 or more
@@ -114,7 +112,7 @@ class SharedBytes:
 
     def written(self, entry: Entry) -> list[Entry]:
         """Return which of what kernels of the slice make the bytes of an entry are."""
-        found, waiting = [], [self._origin(entry)]
+        found, waiting = [], [origin(self._library, entry)]
         while waiting:
             entry = waiting.pop()
             if entry[0] in self._made_of and entry not in self._copied:
@@ -141,7 +139,7 @@ class SharedBytes:
         Without `all_move` a tensor that has its place in another concatenation is copied.
         """
         made, components = (kernel, 0), self._made_of.setdefault(kernel, [])
-        parts = [Part(self._origin(entry), begin) for entry, begin in parts_of(self._library, kernel)]
+        parts = [Part(origin(self._library, entry), begin) for entry, begin in parts_of(self._library, kernel)]
         if any(begin % self._alignment_bytes for _, begin in parts):
             return []
         for number, (entry, begin) in enumerate(parts, start=1):
@@ -181,7 +179,7 @@ class SharedBytes:
         allowed, reads = set(self._library.overwrites(kernel)), self._library.kernels[kernel].reads
         return [
             entry
-            for entry in dict.fromkeys(map(self._origin, sorted(allowed)))
+            for entry in dict.fromkeys(origin(self._library, read) for read in sorted(allowed))
             if entry in self._place
             and entry[0] not in self._made_of
             and kernel not in self._made_of

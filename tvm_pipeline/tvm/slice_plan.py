@@ -27,7 +27,7 @@ from tvm_pipeline.memory.arena import ALIGNMENT, Lifetime, exact_layout, most_al
 from tvm_pipeline.memory.rewriting import fewest
 from tvm_pipeline.tvm.alignment import Alignment
 from tvm_pipeline.tvm.kernel_order import TIME_LIMIT_S, kernel_order
-from tvm_pipeline.tvm.kernels import Entry, KernelLibrary, entry_bytes, entry_dtype, entry_shape
+from tvm_pipeline.tvm.kernels import Entry, KernelLibrary, entry_bytes, entry_dtype, entry_shape, origin
 from tvm_pipeline.tvm.shared_bytes import SharedBytes, parts_of
 
 Shape = tuple[int, ...]
@@ -166,7 +166,7 @@ class _Selection:
                 for each in behind:
                     self.need(each)
                 return
-        shown = self.origin(entry), entry_shape(self.library, entry), _layout(self.library, entry)
+        shown = origin(self.library, entry), entry_shape(self.library, entry), _layout(self.library, entry)
         self.read_from[entry] = self.imports.setdefault(shown, len(self.imports))
 
     def inside(self, entry: Entry) -> bool:
@@ -178,12 +178,6 @@ class _Selection:
             return False
         return not self.library.is_reshape(kernel) or self.inside(self.library.kernels[kernel].reads[0])
 
-    def origin(self, entry: Entry) -> Entry:
-        """Return the entry whose bytes `entry` shows under a shape of its own."""
-        while entry[0] >= 0 and self.library.is_reshape(entry[0]):
-            entry = self.library.kernels[entry[0]].reads[0]
-        return entry
-
     @property
     def made(self) -> list[int]:
         """The kernels of the slice that are no views."""
@@ -191,7 +185,7 @@ class _Selection:
 
     def views(self) -> dict[Entry, Entry]:
         """Return for each entry that a view of the slice shows the entry whose bytes these are."""
-        return {(k, 0): self.origin((k, 0)) for k in sorted(self.kernels) if self.library.is_reshape(k)}
+        return {(k, 0): origin(self.library, (k, 0)) for k in sorted(self.kernels) if self.library.is_reshape(k)}
 
 
 def _least_arena(tensors: Sequence[Lifetime], alignment: int) -> tuple[Sequence[int], int]:
@@ -213,10 +207,10 @@ class _Exports:
         self.entries = _read_outside(chosen, graph, operators)
         for entry in self.entries.values():
             chosen.need(entry)
-        self.origins = tuple(map(chosen.origin, self.entries.values()))
+        self.origins = tuple(origin(chosen.library, entry) for entry in self.entries.values())
         shown = set(chosen.views().values())
-        self.copied = {index: origin for index, origin in enumerate(self.origins) if origin in shown}
-        self.written = {origin: index for index, origin in enumerate(self.origins) if origin not in shown}
+        self.copied = {index: entry for index, entry in enumerate(self.origins) if entry in shown}
+        self.written = {entry: index for index, entry in enumerate(self.origins) if entry not in shown}
 
 
 def _read_outside(chosen: _Selection, graph: OperatorGraph, operators: set[str]) -> dict[str, Entry]:
@@ -246,7 +240,7 @@ def _joined(
 ) -> SharedBytes:
     """Return what a slice makes, with these concatenations in place where they can be, the largest first."""
     library, kept = chosen.library, exports.copied.values()
-    shared = SharedBytes(library, chosen.made, chosen.origin, exports.written, alone, kept, alignment_bytes)
+    shared = SharedBytes(library, chosen.made, exports.written, alone, kept, alignment_bytes)
     for kernel in sorted(joins, key=lambda kernel: -entry_bytes(library, (kernel, 0))):
         shared.join(kernel)
     return shared
@@ -321,8 +315,8 @@ def _lifetimes(
             last.update(dict.fromkeys(shared.written(read), step))
         for entry in shared.makes(kernel):
             first[entry] = last[entry] = step
-    for origin in exports.copied.values():
-        last.update(dict.fromkeys(shared.written(origin), len(running)))
+    for entry in exports.copied.values():
+        last.update(dict.fromkeys(shared.written(entry), len(running)))
     for entry, other in shared.overwritten.items():
         last[entry] = first[other] - 1
     return {

@@ -65,6 +65,7 @@ class Slice:
         self._set_output = self.executor["set_output_zero_copy"]
         self._set: dict[tuple[bool, int], Array] = {}
         self._wrap = HostArrays()
+        self._within = [[w for w in part.within if w.output == index] for index in range(len(part.outputs))]
 
     def _storage_of(self, _module: Any, entry: int, _template: Any, _device: Any) -> Any:
         """Return the storage of an entry: the executor calls this once for each storage id while it is created."""
@@ -91,7 +92,7 @@ class Slice:
 
     def _point_into(self, index: int, array: Array) -> None:
         """Tell the executor that an output, and what else lies in it, is in this array."""
-        lie_there = [within for within in self.graph.within if within.output == index]
+        lie_there = self._within[index]
         tensors = self._wrap(array, lambda whole: [bytes_as(whole, w.begin, w.shape, w.dtype) for w in lie_there])
         for within, tensor in zip(lie_there, tensors, strict=True):
             point = self._set_input if isinstance(within.called, str) else self._set_output
