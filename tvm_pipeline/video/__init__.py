@@ -6,7 +6,9 @@ sources.py        Source: an open source of frames, and Frame
 kinds.py          the table of the kinds of sources: file, camera, address and so on
 decoding.py       compressed video becomes pictures; what happens to damaged video
 hardware.py       which devices decode video here, in place of software
-live_source.py    LiveSource: a source that stalls, comes back and may be late; several of them at once
+live_source.py    LiveSource: a source that stalls, comes back and may be late
+source_reader.py  the thread that reads one connection of it
+live_sets.py      several of them at once, and a set of them that changes
 policies.py       which frames of a live source are dropped, and how it is opened again
 preprocessing.py  a frame becomes the tensor of a model, and coordinates lead back to the frame
 analysis.py       a source through a running pipeline
@@ -34,7 +36,8 @@ from tvm_pipeline.video.detections import detections
 from tvm_pipeline.video.host_profile import host_devices, profile_host
 from tvm_pipeline.video.interpret import Interpretation, interpret
 from tvm_pipeline.video.kinds import KINDS, Kind, Opening, open_source, source_kind
-from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics, merge
+from tvm_pipeline.video.live_sets import LiveSet, merge
+from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
 from tvm_pipeline.video.presets import PRESETS
@@ -58,6 +61,7 @@ __all__ = [
     "JsonLines",
     "Kind",
     "LiveFrame",
+    "LiveSet",
     "LiveSource",
     "LiveStatistics",
     "Mask",

@@ -7,19 +7,18 @@
 A LiveSource has two threads. The reader opens the source and puts its frames into a queue, which the policy keeps
 short. The keeper waits until the reader ends, or has given no frame for too long. A driver that hangs cannot be
 interrupted, so the keeper leaves such a reader behind and starts a new one. All times are monotonic.
-Read next: policies.py (which frames are dropped), kinds.py (how a source is opened), analysis.py (how frames go through
-a pipeline).
+Read next: source_reader.py, live_sets.py (several sources), policies.py (which frames are dropped), kinds.py (how a
+source is opened), analysis.py (how frames go through a pipeline).
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import math
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,10 +26,12 @@ import numpy as np
 from av.error import FFmpegError
 
 from tvm_pipeline.core.statistics import WINDOW
-from tvm_pipeline.errors import OptionError, RunError, VideoError
+from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.video.decoding import without_password
 from tvm_pipeline.video.kinds import open_source
+from tvm_pipeline.video.live_sets import merge
 from tvm_pipeline.video.policies import BLOCK, RECONNECT, Policy, Reconnect
+from tvm_pipeline.video.source_reader import SourceReader
 from tvm_pipeline.video.sources import Frame, Source
 
 MOST_WAITING = 8  # frames in a queue: some 50 MB of full HD
@@ -38,9 +39,13 @@ MOST_HANGING = 3  # readers left behind that still hang; over weeks there would 
 SILENT = 0.8  # of a stall: an address is given up earlier, so that its last data are still decoded
 OPENING = 3  # stalls: to connect, to learn what is sent, and the first frame
 CLOSE_S = 1.0  # how long closing waits for a thread
+ROUNDING_S = 1e-6  # of the times of frames
 
 _log = logging.getLogger(__name__)
 _BREAKS = (VideoError, FFmpegError, OSError)  # anything else would fail again in the same way
+
+# Hears that a source was `opened`, after how many seconds, or `failed`: it did not open or broke, and why.
+Hear = Callable[[str, str, float], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,10 +56,12 @@ class LiveFrame(Frame):
         captured_s: the monotonic time at which it was decoded: no program can see for how long a camera or a network
             held it back before.
         read_s: seconds for which the reader's thread computed to get it.
+        tag: of its source.
     """
 
     captured_s: float
     read_s: float = 0.0
+    tag: str = ""
 
     @property
     def age_s(self) -> float:
@@ -67,7 +74,7 @@ class LiveStatistics:
     """The counts of a source's frames: read = delivered + waiting + all that were dropped.
 
     Attributes:
-        dropped: by reason. `every`, `latest` and `max-age` are the policy's; `full`: with a max-age, the queue
+        dropped: by reason. `every`, `latest`, `max-age` and `fps` are the policy's; `full`: with a max-age, the queue
             was full; `closed`: the frame waited when the source was closed, or came after it was given up.
         fps, age_p50_s, age_p99_s: rate of the frames delivered lately, and their age then; None before two frames.
         reconnects: how often it was opened again, successfully or not.
@@ -98,9 +105,15 @@ class LiveSource:
         reconnect: the back-off, None to open it only once.
         stall_s: the longest wait for a frame; opening may take three times as long.
         first_index: the index of the first frame, where an earlier run gave those before it.
+        tag: a text that its frames carry.
+        paced: read a source that does not film by itself at its own times by the clock, as if it did.
+        patient: return before the source is open, and open one that does not open again and again, as one that broke.
+        hear: hears when it was opened and why it fails, which is logged otherwise; it is called from other threads.
 
     Attributes:
         name, fps: as in Source, of the first connection.
+        opened: whether it is open now.
+        problem: why it is not open, where it failed; empty else.
         failure: why it ended; None while it runs, and if it ended well.
 
     Raises:
@@ -117,13 +130,21 @@ class LiveSource:
         reconnect: Reconnect | None = RECONNECT,
         stall_s: float = 10.0,
         first_index: int = 0,
+        tag: str = "",
+        paced: bool = False,
+        patient: bool = False,
+        hear: Hear | None = None,
     ) -> None:
         self.name = without_password(spec)
         if not 0 < stall_s < float("inf"):
             raise OptionError(f"stall_s is {stall_s} for source {self.name}; give seconds above 0")
+        self.tag = tag
+        self.fps: float | None = None
         self.failure: Exception | None = None
+        self.problem, self.opened = "", False
         self._policy, self._reconnect, self._stall_s = policy, reconnect, stall_s
-        self._first_index = first_index
+        self._first_index = self.next_index = first_index
+        self._paced, self._hear = paced, hear
         self._open_spec = partial(open or partial(open_source, timeout_s=SILENT * stall_s), spec)
         self._changed = threading.Condition()  # over what follows, where more than one thread writes it
         self._waiting: deque[LiveFrame] = deque()
@@ -132,30 +153,29 @@ class LiveSource:
         self._deliveries: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # when, and the age then
         self._started_s: float | None = None
         self._time_s = self._offset_s = 0.0
-        self._finished = False
+        self._due_s = -math.inf  # the source's time from which the policy's `fps` lets a frame pass
+        self._live = self._was_opened = self._finished = False
         self._listener: Callable[[], None] = lambda: None
         self._cores: tuple[int, ...] = ()
         self._closing = threading.Event()
-        self._hanging: list[_Reader] = []
-        self._reader = reader = _Reader(self.name, self._open, self._receive)
+        self._hanging: list[SourceReader] = []
+        self._reader = reader = SourceReader(self.name, self._open, self._note_open, self._receive)
         reader.start()
-        if not reader.opened.wait(OPENING * stall_s):
-            raise self._given_up(reader)
-        if reader.source is None and reader.failure is not None:
-            raise reader.failure
-        self.fps = reader.source.fps if reader.source else None
-        self._live = reader.source is not None and reader.source.live
+        if not patient:
+            if not reader.ready.wait(OPENING * stall_s):
+                raise self._given_up(reader)
+            if reader.source is None and reader.failure is not None:
+                raise reader.failure
         self._keeper = threading.Thread(target=self._keep, name=f"keeper of {self.name}", daemon=True)
         self._keeper.start()
 
     def __iter__(self) -> Iterator[LiveFrame]:
         return merge([self])
 
-    def statistics(self) -> LiveStatistics:
-        """Return the counts of frames until now."""
+    def counts(self) -> LiveStatistics:
+        """Return the counts of frames until now, without rate and ages."""
         with self._changed:
-            deliveries = list(self._deliveries)
-            counted = LiveStatistics(
+            return LiveStatistics(
                 read=self._read,
                 delivered=self._delivered,
                 waiting=len(self._waiting),
@@ -163,6 +183,12 @@ class LiveSource:
                 reconnects=self._reconnects,
                 damaged=self._damaged + (self._reader.source.damaged if self._reader.source else 0),
             )
+
+    def statistics(self) -> LiveStatistics:
+        """Return the counts of frames until now, with their rate and ages."""
+        with self._changed:
+            deliveries = list(self._deliveries)
+            counted = self.counts()
         if len(deliveries) < 2 or deliveries[0][0] == deliveries[-1][0]:
             return counted
         when, ages = np.array(deliveries).T
@@ -204,6 +230,7 @@ class LiveSource:
                 return None
             frame = self._waiting.popleft()
             self._delivered += 1
+            self.next_index = frame.index + 1
             self._deliveries.append((time.monotonic(), frame.age_s))
             self._changed.notify_all()
             return frame
@@ -218,6 +245,11 @@ class LiveSource:
         """Call `listener`, from another thread, whenever a frame came or the source ended."""
         self._listener = listener
 
+    def set_policy(self, policy: Policy) -> None:
+        """Drop frames by another policy from now on."""
+        with self._changed:
+            self._policy, self._due_s = policy, -math.inf
+
     def place(self, cores: Sequence[int]) -> None:
         """Let the threads that read run on these cores alone, from now on."""
         with self._changed:
@@ -226,33 +258,67 @@ class LiveSource:
 
     # The reader's side
 
-    def _receive(self, reader: _Reader, frame: Frame, read_s: float) -> bool:
-        """Queue a frame as the policy says; return False if the reader has been given up."""
-        captured_s = time.monotonic()
-        policy = self._policy
-        capacity = 1 if policy.latest else MOST_WAITING
+    def _note_open(self, reader: SourceReader) -> None:
         with self._changed:
-            kept = self._read % policy.every == 0
-            if kept and not policy.latest and policy.max_age_s is None:
+            if reader.abandoned or reader.source is None:
+                return
+            if not self._was_opened:
+                self.fps, self._live = reader.source.fps, reader.source.live
+            self._was_opened = self.opened = True
+            self.problem = ""
+        if self._hear:
+            self._hear("opened", "", time.monotonic() - reader.began_s)
+
+    def _receive(self, reader: SourceReader, frame: Frame, read_s: float) -> bool:
+        """Queue a frame as the policy says; return False if the reader has been given up."""
+        by_clock = self._live or self._paced
+        if by_clock and not self._live:
+            self._wait_until_due(reader, frame.time_s)
+        captured_s = time.monotonic()
+        with self._changed:
+            policy = self._policy
+            newest = policy.latest or (policy.fps is not None and by_clock)
+            capacity = 1 if newest else MOST_WAITING
+            started_s = captured_s if self._started_s is None else self._started_s
+            # A new connection's clock starts at 0.
+            offset_s = self._offset_s if frame.index else max(captured_s - started_s, self._time_s)
+            time_s = offset_s + frame.time_s
+            thinned = self._thinned(policy, time_s)
+            if not thinned and not newest and policy.max_age_s is None:
                 self._changed.wait_for(lambda: reader.abandoned or len(self._waiting) < capacity)
             index, self._read = self._first_index + self._read, self._read + 1
             if reader.abandoned:
                 self._dropped["closed"] += 1
                 return False
-            self._started_s = captured_s if self._started_s is None else self._started_s
-            if frame.index == 0:  # a new connection, whose clock starts at 0
-                self._offset_s = max(captured_s - self._started_s, self._time_s)
-            self._time_s = self._offset_s + frame.time_s
-            if not kept:
-                self._dropped["every"] += 1
+            self._started_s, self._offset_s, self._time_s = started_s, offset_s, time_s
+            if thinned:
+                self._dropped[thinned] += 1
                 return True
             self._drop_old()
             if len(self._waiting) >= capacity:
                 self._waiting.popleft()
-                self._dropped["latest" if policy.latest else "full"] += 1
-            self._waiting.append(LiveFrame(index, self._time_s, frame.image, self.name, captured_s, read_s))
+                self._dropped["latest" if newest else "full"] += 1
+            self._waiting.append(LiveFrame(index, time_s, frame.image, self.name, captured_s, read_s, self.tag))
         self._listener()
         return True
+
+    def _wait_until_due(self, reader: SourceReader, time_s: float) -> None:
+        """Wait until the clock has come to a time of the source."""
+        if reader.clock_s is None:
+            reader.clock_s = time.monotonic() - time_s
+        self._closing.wait(max(0.0, reader.clock_s + time_s - time.monotonic()))
+
+    def _thinned(self, policy: Policy, time_s: float) -> str:
+        """Return why the policy lets the frame of this time go before it waits; empty where it keeps it."""
+        if self._read % policy.every:
+            return "every"
+        if policy.fps is not None:
+            if time_s < self._due_s - ROUNDING_S:
+                return "fps"
+            # Frames that come late do not slow the ones after them down, and those after a gap do not make up for it.
+            period_s = 1 / policy.fps
+            self._due_s = (time_s if time_s - self._due_s >= period_s else self._due_s) + period_s
+        return ""
 
     def _drop_old(self) -> None:
         if self._policy.max_age_s is not None:
@@ -273,11 +339,12 @@ class LiveSource:
 
     def _keep(self) -> None:
         """Keep a reader at work until the source has ended, does not come back, or is closed."""
-        waits: Iterator[float] = iter(())
+        waits: Iterator[float] = self._reconnect.waits() if self._reconnect else iter(())
         while True:
             failure = self._watch(self._reader)
             breaks = failure is None or isinstance(failure, _BREAKS)
-            if self._closing.is_set() or not self._live or self._reconnect is None or not breaks:
+            returns = self._live or not self._was_opened
+            if self._closing.is_set() or not returns or self._reconnect is None or not breaks:
                 break
             if self._reader.frames:
                 waits = self._reconnect.waits()
@@ -288,15 +355,24 @@ class LiveSource:
                     f"the last: {failure or 'it ended at once'}"
                 )
                 break
-            _log.warning("%s; opening it again in %g s", failure or f"{self.name} ended", wait_s)
+            self._tell_break(str(failure or f"{self.name} ended"), wait_s)
             if self._closing.wait(wait_s) or not self._reopen():
                 break
         with self._changed:
             self.failure = None if self._closing.is_set() else failure
+            self.opened, self.problem = False, str(self.failure or "")
             self._finished = True
         self._listener()
 
-    def _watch(self, reader: _Reader) -> Exception | None:
+    def _tell_break(self, problem: str, wait_s: float) -> None:
+        with self._changed:
+            self.opened, self.problem = False, problem
+        if self._hear:
+            self._hear("failed", problem, 0.0)
+        else:
+            _log.warning("%s; opening it again in %g s", problem, wait_s)
+
+    def _watch(self, reader: SourceReader) -> Exception | None:
         """Wait until the reader is over or has given no frame for too long; return the reason, None for a plain end."""
         while not reader.over.is_set():
             owing_since_s = reader.owing_since_s
@@ -306,10 +382,10 @@ class LiveSource:
             reader.over.wait(left_s)
         return reader.failure
 
-    def _limit_s(self, reader: _Reader) -> float:
-        return self._stall_s * (1 if reader.opened.is_set() else OPENING)
+    def _limit_s(self, reader: SourceReader) -> float:
+        return self._stall_s * (1 if reader.ready.is_set() else OPENING)
 
-    def _given_up(self, reader: _Reader) -> VideoError:
+    def _given_up(self, reader: SourceReader) -> VideoError:
         with self._changed:
             reader.abandoned = True
         self._hanging = [one for one in self._hanging if one.is_alive()] + [reader]
@@ -324,86 +400,7 @@ class LiveSource:
                 return False
             self._damaged += self._reader.source.damaged if self._reader.source else 0
             self._reconnects += 1
-            self._reader = _Reader(self.name, self._open, self._receive)
+            self._reader = SourceReader(self.name, self._open, self._note_open, self._receive)
             self._reader.start()
             self._reader.place(self._cores)
         return True
-
-
-class _Reader(threading.Thread):
-    """One connection, from opening to closing; the only thread that touches its Source."""
-
-    def __init__(self, name: str, open: Callable[[], Source], receive: Callable[[_Reader, Frame, float], bool]) -> None:
-        super().__init__(name=f"reader of {name}", daemon=True)  # a hanging driver must not hold up the exit
-        self.source: Source | None = None
-        self.failure: Exception | None = None
-        self.frames = 0
-        self.owing_since_s: float | None = time.monotonic()  # None while a frame waits for a place in the queue
-        self.opened = threading.Event()  # or failed to
-        self.over = threading.Event()  # it has ended, or is not waited for any more
-        self.abandoned = False
-        self._open, self._receive = open, receive
-
-    def place(self, cores: Sequence[int]) -> None:
-        """Run on these cores alone; on any where there are none."""
-        if cores and self.native_id is not None:
-            with suppress(ProcessLookupError):  # it has ended
-                os.sched_setaffinity(self.native_id, cores)
-
-    def run(self) -> None:
-        try:
-            with self._open() as self.source:
-                self.opened.set()
-                computed_s = time.thread_time()
-                for frame in self.source:
-                    self.frames += 1
-                    self.owing_since_s = None
-                    if not self._receive(self, frame, time.thread_time() - computed_s):
-                        break
-                    self.owing_since_s = time.monotonic()
-                    computed_s = time.thread_time()
-        except Exception as error:  # the keeper decides what it means
-            self.failure = error
-        except BaseException as error:  # would end this thread alone
-            self.failure = RunError(
-                f"{self.name} was ended by {type(error).__name__}: {error}; mend the kind of source"
-            )
-        finally:
-            self.opened.set()
-            self.over.set()
-
-
-def merge(sources: Sequence[LiveSource]) -> Iterator[LiveFrame]:
-    """Yield frames of several sources as they come: of those with a frame waiting, the one served longest ago is next.
-
-    The order within a source holds. A source that breaks for good is logged, keeps the reason in its `failure`, and
-    the others go on.
-
-    Raises:
-        VideoError: every source broke; the frames before that have been yielded.
-    """
-    news = threading.Event()
-    for source in sources:
-        source.listen(news.set)
-    turn = list(sources)
-    while turn:
-        news.clear()  # before looking, so that a frame that comes meanwhile is not missed
-        for source in tuple(turn):
-            frame = source.take()
-            if frame is not None:
-                turn.remove(source)
-                turn.append(source)
-                yield frame
-                break
-            if source.ended:
-                turn.remove(source)
-                if source.failure and len(sources) > 1:
-                    _log.warning("%s; the other sources go on", source.failure)
-        else:
-            if turn:
-                news.wait()
-    failures = [source.failure for source in sources if source.failure]
-    if len(failures) == len(sources) == 1:
-        raise failures[0]
-    if failures and len(failures) == len(sources):
-        raise VideoError(f"every source broke: {'; '.join(map(str, failures))}") from failures[0]

@@ -19,6 +19,7 @@ class Policy:
     every: int = 1
     latest: bool = False
     max_age_s: float | None = None
+    fps: float | None = None
 
 
 def parse_policy(text: str) -> Policy:
@@ -29,14 +30,18 @@ def parse_policy(text: str) -> Policy:
     - `latest`: only the newest frame waits.
     - `every=N`: the first frame of every N. Alone it makes the source wait, as `block` does.
     - `max-age=S`: no frame older than S seconds is delivered.
+    - `fps=N`: at most N frames a second, by the times of the source. Where frames come by the clock only the newest
+      waits, as with `latest`; a file that is read as fast as its frames are taken is thinned, and waits.
 
     Raises:
         OptionError: the text is none of these, a number is not above 0, or two parts contradict each other.
     """
-    takes = "it takes block, latest, every=N, max-age=SECONDS (above 0), or several with commas, as every=2,latest"
+    takes = (
+        "it takes block, latest, every=N, max-age=SECONDS, fps=N (above 0), or several with commas, as every=2,latest"
+    )
     given: dict[str, str] = {}
     for part in text.split(","):
-        form = re.fullmatch(r"(block|latest)|(every)=(\d{1,18})|(max-age)=(\d{1,18}\.?\d*|\.\d+)", part.strip())
+        form = re.fullmatch(r"(block|latest)|(every)=(\d{1,18})|(max-age|fps)=(\d{1,18}\.?\d*|\.\d+)", part.strip())
         if not form or (form[2] and int(form[3]) == 0) or (form[4] and float(form[5]) == 0):
             raise OptionError(
                 f"`policy` {text}: cannot use {part.strip() or 'nothing'!r}; {takes}", option="policy", value=text
@@ -45,14 +50,14 @@ def parse_policy(text: str) -> Policy:
         if key in given:
             raise OptionError(f"`policy` {text}: {key} is given twice; keep one", option="policy", value=text)
         given[key] = form[3] or form[5] or ""
-    if "block" in given and (clash := [key for key in ("latest", "max-age") if key in given]):
+    if "block" in given and (clash := [key for key in ("latest", "max-age", "fps") if key in given]):
         raise OptionError(
             f"`policy` {text}: block keeps every frame, {clash[0]} lets some go; choose one",
             option="policy",
             value=text,
         )
-    max_age_s = float(given["max-age"]) if "max-age" in given else None
-    return Policy(int(given.get("every", 1)), "latest" in given, max_age_s)
+    max_age_s, fps = (float(given[key]) if key in given else None for key in ("max-age", "fps"))
+    return Policy(int(given.get("every", 1)), "latest" in given, max_age_s, fps)
 
 
 @dataclass(frozen=True, slots=True)

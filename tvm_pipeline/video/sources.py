@@ -39,6 +39,11 @@ class Frame:
         """Seconds since it was decoded; None for a source that is not read ahead, where no frame waits."""
         return None
 
+    @property
+    def tag(self) -> str:
+        """The text that its source was given by whoever opened it; empty for a source that is not read ahead."""
+        return ""
+
 
 class Source:
     """An open source: iterate over it once, close it or use it in a `with` block.
