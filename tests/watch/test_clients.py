@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.watch.watched import watching
-from tvm_pipeline.watch import WatchServer, server
+from tvm_pipeline.watch import WatchServer, site
 
 SEEDS = range(60)
 
@@ -100,7 +100,7 @@ def test_junk_is_answered_or_hung_up_on_and_others_are_served(made):
 
 
 def test_a_request_has_a_time_limit_however_small_its_pieces_are(made, monkeypatch):
-    monkeypatch.setattr(server, "REQUEST_S", 0.6)
+    monkeypatch.setattr(site, "REQUEST_S", 0.6)
     with WatchServer(made) as watch, connected(watch) as slow:
         slow.sendall(b"GET /health HTTP/1.0\r\nX: ")
         for _ in range(100):  # each piece comes well before a timeout of one reading
@@ -115,9 +115,9 @@ def test_a_request_has_a_time_limit_however_small_its_pieces_are(made, monkeypat
 
 def test_slow_clients_keep_no_other_out(made, monkeypatch):
     """As many as there may be, and no time limit comes to the help of the others."""
-    monkeypatch.setattr(server, "OLD_S", 0.1)
+    monkeypatch.setattr(site, "OLD_S", 0.1)
     with WatchServer(made) as watch:
-        slow = [connected(watch) for _ in range(server.MOST_CONNECTIONS + 8)]
+        slow = [connected(watch) for _ in range(site.MOST_CONNECTIONS + 8)]
         for connection in slow:
             connection.sendall(b"GET /health HTTP/1.0\r\n")
         time.sleep(0.3)

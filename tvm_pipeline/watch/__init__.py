@@ -9,7 +9,8 @@ snapshot.py    Snapshot, the state of a pipeline at one moment; Watched, what a 
 live_watch.py  LiveWatch: a LivePipeline as Watched
 metrics.py     a snapshot as Prometheus metrics
 trace.py       the work of each device as a Chrome trace, for ui.perfetto.dev
-server.py      WatchServer: who may make requests, and how they are answered
+site.py        Site: who may make requests over HTTP, and within which limits
+server.py      WatchServer: what is answered
 cut.py         the cut drawn on the operator graph
 picture.py     Preview: the latest frame as JPEG
 page.html      the page that shows all of this

@@ -29,6 +29,7 @@ class LiveWatch:
     Args:
         sources: returns the present `Snapshot.sources`.
         metering: returns what measures joules; None where nothing does.
+        awaited_s: returns the clock time (`time.perf_counter`) before which no frame was to be expected.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class LiveWatch:
         pipeline: LivePipeline,
         sources: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
         metering: Callable[[], RunEnergy | None] = lambda: None,
+        awaited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._pipeline, self._sources, self._metering = pipeline, sources, metering
+        self._pipeline, self._sources, self._metering, self._awaited_s = pipeline, sources, metering, awaited_s
         self._made_s = time.perf_counter()
         self.graph = pipeline.given.graph
         self.statistics: Callable[[], RunStatistics] = pipeline.statistics
@@ -51,7 +53,7 @@ class LiveWatch:
             live.version,
             problem.objective,
             live.frames,
-            time.perf_counter() - max(live.last_result_s, self._made_s),
+            time.perf_counter() - max(live.last_result_s, self._made_s, self._awaited_s()),
             latencies_s=live.latencies_s(),
             queue_depths=live.waiting(),
             in_flight=live.in_flight,

@@ -27,11 +27,12 @@ class Snapshot:
         plan_version: grows by one with every switch.
         objective: what is planned for now, which may differ from `plan.objective`.
         frames: how many came out.
-        since_last_frame_s: since a frame came out, or since the start if none has.
+        since_last_frame_s: since a frame came out, or since one was to be expected if none has.
         latencies_s: of the last frames that came out, the newest last; as many as the run's window holds.
         queue_depths: frames that wait in front of each stage.
         in_flight: frames inside.
-        sources: live source -> the counts of its frames, under the names of `video.LiveStatistics`.
+        sources: live source, by its tag or its name -> the counts of its frames, under the names of
+            `video.LiveStatistics`; `source` is its name.
         factors: device -> how many times slower it is now than its profile says.
         stand_ins: device -> what stands in for it.
         events: the latest decisions and failures, the oldest first. Every one has `time_s` (since the start), `kind`
