@@ -28,7 +28,8 @@ from tvm_pipeline import Pipeline
 from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlanError, PlatformError
-from tvm_pipeline.service import engine_fallback, workflow
+from tvm_pipeline.service import engine_fallback
+from tvm_pipeline.service import machine as machine_of
 from tvm_pipeline.service.workflow import Compiled, compile_source
 from tvm_pipeline.tvm.installed_ir import installed_ir
 
@@ -43,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = tuple(
         Device(f"cpu{index}", "host", (core,), host.detect()[0].target) for index, core in enumerate(CORES[:2])
     )
-    monkeypatch.setattr(workflow, "this_machine", lambda *_: Platform("desk", devices))
+    monkeypatch.setattr(machine_of, "this_machine", lambda *_: Platform("desk", devices))
 
 
 def compiled(path: Path) -> tuple[Compiled, list[str]]:
@@ -95,7 +96,7 @@ def test_where_tvm_beside_it_does_not_pay_the_engine_runs_all(
         monkeypatch.setattr(engine_fallback, "MOST_OPERATORS", 3)
     else:
         one = Platform("desk", (Device("cpu0", "host", tuple(CORES[:1]), host.detect()[0].target),))
-        monkeypatch.setattr(workflow, "this_machine", lambda *_: one)
+        monkeypatch.setattr(machine_of, "this_machine", lambda *_: one)
     made, [told] = compiled(write_determinants(tmp_path / "net.onnx"))
     with closing(made.compiled):
         assert {device.backend for device in made.platform.devices} == {"onnxruntime"}

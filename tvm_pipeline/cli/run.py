@@ -54,6 +54,23 @@ def command(
         list[str] | None,
         typer.Option(help="File, folder of pictures, http/rtsp URL, camera:0, synthetic:640x480; several take turns."),
     ] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option(help="A text for each source, which its lines carry as `tag`; as many as there are sources."),
+    ] = None,
+    wait: Annotated[
+        bool,
+        typer.Option(
+            "--wait",
+            help="With --config: load the model, run one frame of noise, and wait for sources. They come and go with "
+            "`source`, `tag` and `policy` of the file on SIGHUP, while those that stay lose no frame; a source that "
+            "breaks or ends does not end the run.",
+        ),
+    ] = False,
+    status: Annotated[
+        Path | None,
+        typer.Option(help="With --wait: a JSON file with the sources and their counts, replaced when they change."),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -103,7 +120,7 @@ def command(
         list[str] | None,
         typer.Option(
             help="Read the sources ahead, open them again where they break, and drop frames by this rule: "
-            "block, latest, every=N, max-age=SECONDS, or several with commas; one, or one for each source. "
+            "block, latest, every=N, max-age=SECONDS, fps=N, or several with commas; one, or one for each source. "
             "Without it, cameras and rtsp, rtmp and udp streams have latest, all others block."
         ),
     ] = None,
@@ -211,6 +228,9 @@ def command(
     settings = Settings(
         bundle=bundle or [],
         source=source or [],
+        tag=tag or [],
+        wait=wait,
+        status=status,
         output=output,
         results=results,
         segment=segment,

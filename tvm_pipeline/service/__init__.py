@@ -8,6 +8,7 @@ predicted.py        profiles of devices that are not plugged in, predicted from 
 calibrating.py      models of a platform's devices, refitted to stages measured on those that are here
 modelled.py         devices that plan from calibrated models, and are not measured
 doubts.py           why figures may not be those of this machine
+machine.py          the machine whose devices a model is compiled for: this one, or a board
 compiling.py        a model compiled for a platform, with what is tried and left out
 rewriting_trial.py  operators in parts, accepted where memory falls and outputs stay the same
 engine_fallback.py  what TVM refuses, on an engine that takes it
@@ -18,9 +19,14 @@ option_names.py     their names on the command line and in files
 file.py             the options of a run, from a TOML file
 running.py          Service: a run, from the bundles to the last record
 model_bundle.py     the bundle of a model file, compiled into the cache
-running_model.py    one model of a run: its pipeline, its sources, its watcher
+running_model.py    one model of a run: its pipeline, its sources, its results
+watched_model.py    its watcher over HTTP
+timed_decoder.py    a decoder that tells how long it has been at its frame
+waiting_model.py    the plan of a model that waits for sources, and the noise that warms it
 host_planning.py    the plan of a model with the host work around it
 inputs.py           the sources of a run
+changing_inputs.py  sources that come and go while a run waits for them
+status_file.py      what other processes read of such a run
 progress.py         how far each source has come, which outlives a process
 listener.py         the object that hears of a run while it runs
 power_meter.py      the sensor of power that a command measures with

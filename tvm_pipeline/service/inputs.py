@@ -1,6 +1,7 @@
 """The sources of a run: which of them are read ahead, where each begins, and which frames are done.
 
-Read next: progress.py (the counts of frames that outlive a run), video/live_source.py (reading ahead).
+Read next: changing_inputs.py (sources that come and go), progress.py (the counts of frames that outlive a run),
+video/live_source.py (reading ahead).
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -18,6 +18,7 @@ from tvm_pipeline.service.video_extra import (
     Frame,
     LiveSource,
     LiveStatistics,
+    Policy,
     Source,
     merge,
     open_source,
@@ -40,6 +41,8 @@ class ModelSources:
         live: those that are read ahead.
         counts: for each source, the frame to go on at and how many results came out.
         every: for each source, only each frame that this number divides is taken.
+
+    The keys of sources are their tags, or their names where they have none.
     """
 
     name: str
@@ -52,11 +55,16 @@ class ModelSources:
 
     def statistics(self) -> dict[str, LiveStatistics]:
         """Return what became of the frames of each source that is read ahead."""
-        return {source.name: source.statistics() for source in self.live}
+        return {source.tag or source.name: source.statistics() for source in self.live}
 
     def summary(self) -> dict[str, dict[str, Any]]:
-        """Return `statistics` as plain data."""
-        return {name: asdict(statistics) for name, statistics in self.statistics().items()}
+        """Return `statistics` as plain data, with the name of each source."""
+        return {s.tag or s.name: {"source": s.name, **asdict(s.statistics())} for s in self.live}
+
+    @property
+    def awaited_s(self) -> float:
+        """Return the clock time (`time.perf_counter`) before which no frame was to be expected; 0 for any."""
+        return 0.0
 
     def close(self) -> None:
         """End those that are read ahead, which might wait long for a frame."""
@@ -82,6 +90,7 @@ def is_live(spec: str) -> bool:
 @contextmanager
 def opened_sources(
     specs: Sequence[str],
+    tags: Sequence[str],
     policies: Sequence[str | None],
     stall_s: float,
     limit: int | None,
@@ -90,17 +99,19 @@ def opened_sources(
 ) -> Iterator[ModelSources]:
     """Open the sources of one model, each where it is to go on.
 
-    A source is read ahead where it has a policy, is live or is one of several; else it is read as frames are needed.
+    A source is read ahead where it has a policy or a tag, is live or is one of several; else it is read as frames are
+    needed.
 
     Args:
         specs: what `video.open_source` takes.
+        tags: a text for each source, empty for none.
         policies: for each source, what `video.parse_policy` takes, or None.
         stall_s: seconds without a frame after which a source that is read ahead counts as broken.
         limit: how many results are wanted, over all runs.
-        counts_of: gives the counts of a source of which each so many-th frame is taken.
+        counts_of: gives the counts of a source, by its tag or name, of which each so many-th frame is taken.
         hardware: what decodes video, as `video.open_source` takes it.
     """
-    if len(specs) == 1 and policies[0] is None and not is_live(specs[0]):
+    if len(specs) == 1 and policies[0] is None and not tags[0] and not is_live(specs[0]):
         with open_source(specs[0], hardware=hardware) as only:
             counts = counts_of(only.name, 1)
             _skip(only, int(counts[0]))
@@ -111,15 +122,11 @@ def opened_sources(
     counted: dict[str, Counts] = {}
     every: dict[str, int] = {}
     with ExitStack() as stack:
-        for spec, text in zip(specs, policies, strict=True):
-            policy = parse_policy(text or ("latest" if is_live(spec) else "block"))
-            name = without_password(spec)
-            counted[name], every[name] = counts_of(name, policy.every), policy.every
-            skipped = int(counted[name][0])
-            patience_s = stall_s if is_live(spec) else stall_s + skipped / DECODING_FPS
-            opening = partial(_opened_at, skipped, 0.8 * stall_s, hardware)
-            source = LiveSource(spec, policy, open=opening, stall_s=patience_s, first_index=skipped)
-            live.append(stack.enter_context(source))
+        for spec, tag, text in zip(specs, tags, policies, strict=True):
+            policy = source_policy(spec, text)
+            key = tag or without_password(spec)
+            counted[key], every[key] = counts_of(key, policy.every), policy.every
+            live.append(stack.enter_context(read_ahead(spec, tag, policy, int(counted[key][0]), stall_s, hardware)))
         yield ModelSources(
             ", ".join(source.name for source in live),
             live[0].fps,
@@ -131,14 +138,42 @@ def opened_sources(
         )
 
 
+def source_policy(spec: str, text: str | None) -> Policy:
+    """Return the policy of a source that is read ahead, as it is given or is usual."""
+    return parse_policy(text or ("latest" if is_live(spec) else "block"))
+
+
+def read_ahead(
+    spec: str,
+    tag: str,
+    policy: Policy,
+    first: int,
+    stall_s: float,
+    hardware: str,
+    *,
+    before: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> LiveSource:
+    """Return a source that is read ahead from its frame `first` on; a live one begins anew and counts from there.
+
+    Args:
+        stall_s: seconds without a frame after which it counts as broken.
+        before: is called in the thread that opens it, before it is opened.
+        options: of `LiveSource`.
+    """
+
+    def opened(_: str) -> Source:
+        before()
+        source = open_source(spec, timeout_s=0.8 * stall_s, hardware=hardware)
+        _skip(source, first)
+        return source
+
+    patience_s = stall_s if is_live(spec) else stall_s + first / DECODING_FPS
+    return LiveSource(spec, policy, open=opened, stall_s=patience_s, first_index=first, tag=tag, **options)
+
+
 def _left(limit: int | None, counts: Iterable[Counts]) -> int | None:
     return None if limit is None else max(0, limit - sum(int(count[1]) for count in counts))
-
-
-def _opened_at(frames: int, timeout_s: float, hardware: str, spec: str) -> Source:
-    source = open_source(spec, timeout_s=timeout_s, hardware=hardware)
-    _skip(source, frames)
-    return source
 
 
 def _skip(source: Source, frames: int) -> None:

@@ -34,14 +34,22 @@ class FrameCounts:
         self._counts: dict[tuple[str, str], Counts] = {}
 
     def of(self, model: str, source: str, every: int = 1) -> Counts:
-        """Return [next frame, results], to be written to; only each frame that `every` divides gives a result."""
+        """Return [next frame, results], to be written to; only each frame that `every` divides gives a result.
+
+        `source` is the tag of a source, or its name where it has none.
+        """
         key = model, source
         if key not in self._counts:
             self._counts[key] = np.zeros(2, np.int64) if self._folder is None else self._mapped(self._folder, key)
         counts, last = self._counts[key], self.last
-        if (last.get("model", ""), last.get("source")) == key and last["frame"] >= counts[0]:
+        if (last.get("model", ""), last.get("tag") or last.get("source")) == key and last["frame"] >= counts[0]:
             counts[:] = last["frame"] + every, counts[1] + 1
         return counts
+
+    def forget(self, model: str, source: str) -> None:
+        """Close the file of the counts, where they outlive the process; `of` opens it again."""
+        if self._folder is not None:
+            self._counts.pop((model, source), None)
 
     def recall(self, results: Path, segmented: bool = False) -> None:
         """Trust the results: a process may have died after it wrote a line and before it counted the frame.

@@ -106,7 +106,7 @@ class ResultFiles:
             label: of its model, empty where the run has one.
             written: is called when both are written; where lines go to a broker, later and in another thread.
         """
-        self.begin_frame(label, line.source, line.time_s)
+        self.begin_frame(label, line.counted_as, line.time_s)
         if self.lines:
             self.lines.write(line)
         if self.video:

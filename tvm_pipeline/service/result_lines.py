@@ -38,6 +38,7 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
         source: the name of the source, with passwords hidden.
         annotations: what the decoder found; empty where it found nothing, or there is no decoder.
         model: the label of the model, where the run has several.
+        tag: the text that the source was given in the settings, where it was given one.
         age_s: seconds since the frame was decoded, where the source is read ahead.
         stand_ins: the devices that something else stands in for, where there are any.
         outputs: each output of the model, where there is no decoder.
@@ -49,9 +50,15 @@ class ResultLine(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     annotations: Sequence[Annotation]
     model: str | msgspec.UnsetType = msgspec.UNSET
+    tag: str | msgspec.UnsetType = msgspec.UNSET
     age_s: float | msgspec.UnsetType = msgspec.UNSET
     stand_ins: Sequence[str] | msgspec.UnsetType = msgspec.UNSET
     outputs: Mapping[str, OutputSummary] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def counted_as(self) -> str:
+        """Return what tells its source from the others of the run: the tag, or the name where it has none."""
+        return self.tag or self.source
 
 
 def result_line(
@@ -72,6 +79,7 @@ def result_line(
         source=frame.source,
         annotations=seen.annotations,
         model=model or msgspec.UNSET,
+        tag=frame.tag or msgspec.UNSET,
         age_s=msgspec.UNSET if (age_s := frame.age_s) is None else age_s,
         stand_ins=list(stand_ins) if stand_ins else msgspec.UNSET,
         outputs=msgspec.UNSET

@@ -13,11 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.boards.mode_switch import put_back_left
+from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.errors import OptionError, PipelineError, VideoError
+from tvm_pipeline.service.changing_inputs import ChangingInputs
 from tvm_pipeline.service.control import ControlFile, controlled
 from tvm_pipeline.service.file import SettingsReader
 from tvm_pipeline.service.listener import Listener
@@ -27,9 +30,11 @@ from tvm_pipeline.service.records import ModelReport
 from tvm_pipeline.service.running_model import RunningModel, Write, opened_models
 from tvm_pipeline.service.settings import Settings
 from tvm_pipeline.service.signals import ENDS, Interrupts, Requests, ending, handling
+from tvm_pipeline.service.status_file import StatusFile
 
 TICK_S = 0.1  # between two looks at the signals
 LOOK_S = 0.5  # between two looks at the control file, and two of the listener
+TOLD_FIGURES = "throughput_fps", "latency_p50_s", "latency_p99_s"  # of the pipeline, in the file of `status`
 
 
 class Service:
@@ -65,16 +70,26 @@ class Service:
         root: Path = Path("/"),
     ) -> None:
         self._settings, self._root = settings.check(), root
+        if settings.wait and reader is None:
+            raise OptionError(
+                "`wait` needs `config`: sources come and go with the file of the settings, on SIGHUP", option="wait"
+            )
         self._reader, self._parent = reader, parent
         self._counts = counts or FrameCounts()
         self._listener = listener or Listener()
         self._keeps_results = reader is not None or parent is not None
         self._requests = Requests()
         self._drains = False  # the frames inside are to come out
+        self._running = self._settings  # what the run has now
+        self._began_s = time.time()
 
     def stop(self) -> None:
         """End the run after the frames inside have come out. Call it from another thread."""
         self._requests.stop = True
+
+    def reread(self) -> None:
+        """Read the settings again, as on SIGHUP. Call it from another thread; there must be a reader."""
+        self._requests.reread = True
 
     def run(self) -> list[ModelReport]:
         """Run to the end, and begin again whenever other settings are read; return the figures of each model.
@@ -112,6 +127,9 @@ class Service:
         put_back_left(self._listener.say, self._listener.warn)
         while True:
             self._listener.begin(settings)
+            self._running = settings
+            status = StatusFile(settings.status, self._began_s, self._listener.warn)
+            status.write(ready=False, frames=0, tags={})
             with ExitStack() as stack:
                 try:
                     allowed, say, warn = settings.allow_power_modes, self._listener.say, self._listener.warn
@@ -126,7 +144,10 @@ class Service:
                     settings, before = before, None
                     continue
                 self._drains = False
-                following = self._run_to_end(models, write, settings)
+                try:
+                    following = self._run_to_end(models, write, settings, status)
+                finally:
+                    self._write_status(status, models[0], False)
             failure = next((model.failure for model in models if model.failure), None)
             if following is None or failure:
                 reports = [model.report() for model in models]
@@ -134,9 +155,11 @@ class Service:
                 if failure:
                     raise failure
                 return reports
-            settings, before = following, settings
+            settings, before = following, self._running
 
-    def _run_to_end(self, models: Sequence[RunningModel], write: Write, settings: Settings) -> Settings | None:
+    def _run_to_end(
+        self, models: Sequence[RunningModel], write: Write, settings: Settings, status: StatusFile
+    ) -> Settings | None:
         """Run until the sources end, one model fails, or a signal comes; then let the frames inside come out.
 
         Return the settings to go on with, where new ones were read. A source that broke is left in its model's
@@ -151,13 +174,19 @@ class Service:
             stack.enter_context(handling(handlers))
             threads = self._started(stack, models, write)
             look_s, closed = time.monotonic(), False
+            for model in models:
+                if isinstance(model.sources, ChangingInputs):
+                    model.sources.change(settings)
             while alive := [t for t, model in zip(threads, models, strict=True) if t.is_alive() and not model.hangs]:
                 alive[0].join(TICK_S)
                 for model in models:
                     model.check(settings.watchdog)
                 if requests.reread and not requests.stop:
                     requests.reread = False
-                    following = self._reread(settings)
+                    following = self._reread(models)
+                    status.look()
+                if status.is_due:
+                    self._write_status(status, models[0], models[0].ready.is_set())
                 if requests.stop or following or any(model.failure for model in models) or self._is_orphan():
                     self._drains = True
                 if self._drains and not closed:
@@ -200,10 +229,15 @@ class Service:
     def _is_orphan(self) -> bool:
         return self._parent is not None and os.getppid() != self._parent
 
-    def _reread(self, settings: Settings) -> Settings | None:
-        """Return the settings as the file has them now; None, with a warning, where a run by them cannot begin."""
+    def _reread(self, models: Sequence[RunningModel]) -> Settings | None:
+        """Return the settings to begin again with, as the file has them now.
+
+        Return None where only sources that may come and go have changed, which is done then; and, with a warning, where
+        a run by the new settings cannot begin.
+        """
         if self._reader is None:
             return None
+        settings = self._running
         try:
             found = self._reader.read()
             if found.output and found.output == settings.output and found.segment is None:
@@ -213,8 +247,20 @@ class Service:
         except OptionError as error:
             self._listener.warn(f"{error}; it runs on as before")
             return None
+        sources, graph = models[0].sources, models[0].bundle.compiled.graph
+        others = replace(found, source=settings.source, tag=settings.tag, policy=settings.policy)
+        if isinstance(sources, ChangingInputs) and others == settings and not carry_of(graph):
+            self._running = found
+            self._listener.say(sources.change(found))
+            return None
         self._listener.say("the settings were read anew; what is inside comes out first")
         return found
+
+    def _write_status(self, status: StatusFile, model: RunningModel, is_ready: bool) -> None:
+        sources, statistics = model.sources, model.pipeline.statistics()
+        if isinstance(sources, ChangingInputs):
+            figures = {name: getattr(statistics, name) for name in TOLD_FIGURES}
+            status.write(ready=is_ready, frames=sources.written, tags=sources.status(), statistics=figures)
 
     def _obey(self, control: ControlFile, models: Sequence[RunningModel], settings: Settings) -> None:
         """Plan for what the control file requests now, if it has changed; warn where that cannot be."""

@@ -5,13 +5,11 @@ Each model has a thread that takes its results. Read next: running.py, which sta
 
 from __future__ import annotations
 
-import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from functools import partial, update_wrapper
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -24,13 +22,14 @@ from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import known_idle_w
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import OptionError, PipelineError, RunError
+from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline.runtime.replanning import quick_plan
+from tvm_pipeline.service.changing_inputs import ChangingInputs
 from tvm_pipeline.service.control import requested_problem
 from tvm_pipeline.service.host_planning import (
     Described,
@@ -48,25 +47,22 @@ from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
 from tvm_pipeline.service.result_lines import result_line
 from tvm_pipeline.service.settings import STRATEGIES, Settings, for_each
+from tvm_pipeline.service.timed_decoder import TimedDecoder
 from tvm_pipeline.service.video_extra import (
     USUAL_FPS,
     Analysed,
-    Annotation,
     Application,
-    Decoder,
     Frame,
     Interpretation,
-    Outputs,
     Request,
-    Transform,
-    decoder_name,
-    draw,
     host_devices,
     interpret,
     is_known,
     stream,
     without_password,
 )
+from tvm_pipeline.service.waiting_model import tell_source, waiting_plan, warmed_results
+from tvm_pipeline.service.watched_model import watched
 from tvm_pipeline.service.workflow import chosen_plan
 
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
@@ -77,27 +73,6 @@ class Write(Protocol):
     """Writes what was found on a frame of the model of that label; the picture has it drawn, where that was done."""
 
     def __call__(self, label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None: ...
-
-
-class TimedDecoder:
-    """A decoder that tells for how many seconds it has been at its frame."""
-
-    def __init__(self, decode: Decoder) -> None:
-        update_wrapper(self, decode)
-        self.name = decoder_name(decode)
-        self._decode, self._since_s = decode, math.inf
-
-    def __call__(self, outputs: Outputs, transform: Transform) -> Sequence[Annotation]:
-        self._since_s = time.perf_counter()
-        try:
-            return self._decode(outputs, transform)
-        finally:
-            self._since_s = math.inf
-
-    @property
-    def busy_s(self) -> float:
-        """Return the seconds, 0 or less where it is at none."""
-        return time.perf_counter() - self._since_s
 
 
 @dataclass(eq=False)
@@ -114,13 +89,14 @@ class RunningModel:
         failure: why its results ended early.
         hangs: whether the thread of the results does not end.
         metering: measures the joules of the frames of all models of the run; None without a sensor.
+        ready: set when the pipeline of a run with `wait` has run a frame.
     """
 
     label: str
     bundle: Bundle
     problem: Problem
     pipeline: LivePipeline
-    sources: ModelSources
+    sources: ModelSources | ChangingInputs
     results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]]
     writes: bool
     decoder: TimedDecoder | None = None
@@ -128,6 +104,7 @@ class RunningModel:
     failure: Exception | None = None
     hangs: bool = False
     metering: RunEnergy | None = None
+    ready: threading.Event = field(default_factory=threading.Event)
 
     def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
         """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
@@ -181,6 +158,7 @@ def opened_models(
     """
     labels = _labels(settings.bundle) if settings.models > 1 else [""]
     policies = for_each("policy", settings.policy, len(settings.source), "sources")
+    tags = settings.tag or [""] * len(settings.source)
     plans = for_each("plan", settings.plan, settings.models, "models")
     with ExitStack() as stack:
         if keeps_results and settings.results_file:
@@ -200,10 +178,20 @@ def opened_models(
             found = _interpreted(settings, index, bundle)
             for line in found.said:
                 listener.say(f"{label}: {line}" if label else line)
+            sources: ModelSources | ChangingInputs
+            if settings.wait:
+                listener.say(
+                    "reading, decoding and writing frames is in no plan: `wait` has no source to measure it on"
+                )
+                planned, sources = waiting_plan(settings, bundle, plans[index]), ChangingInputs(settings, counts)
+                stack.callback(sources.close)
+                opened.append(_Opened(label, bundle, found, planned, sources))
+                continue
             planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener, meter)
             sources = stack.enter_context(
                 opened_sources(
                     specs,
+                    tags[own],
                     policies[own],
                     settings.stall,
                     settings.limit,
@@ -216,6 +204,8 @@ def opened_models(
         models = []
         for index, one in enumerate(opened):
             models.append(_running(stack, one, settings, write, write_event))
+            if isinstance(one.sources, ChangingInputs):
+                one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
             stack.enter_context(watched(models[-1], index, settings, listener))
         if meter:
             progress, idle_w = partial(_progress, models), known_idle_w(models[0].problem, meter.sensor.covers)
@@ -239,7 +229,7 @@ class _Opened:
     bundle: Bundle
     found: Interpretation
     planned: HostPlan
-    sources: ModelSources
+    sources: ModelSources | ChangingInputs
 
 
 def _interpreted(settings: Settings, index: int, bundle: Bundle) -> Interpretation:
@@ -345,8 +335,18 @@ def _running(
         results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
         return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False)
     decoder = TimedDecoder(opened.found.decode) if opened.found.decode else None
-    results = partial(stream, pipeline, sources.frames, opened.found.preprocessing, decoder)
-    return RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder)
+    preprocessing = opened.found.preprocessing
+    results = partial(stream, pipeline, sources.frames, preprocessing, decoder)
+    model = RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder)
+    graph = bundle.compiled.graph
+    if carry_of(graph):
+        model.ready.set()  # noise would change the state
+    elif isinstance(sources, ChangingInputs):
+        shape, warm = graph.inputs[0].shape, model.ready.set
+        model.results = warmed_results(
+            pipeline, sources.frames, preprocessing, decoder, shape, warm, replans=strategy is not None
+        )
+    return model
 
 
 def _labels(bundles: Sequence[Path]) -> list[str]:
@@ -356,30 +356,6 @@ def _labels(bundles: Sequence[Path]) -> list[str]:
         f"{name}-{names[: index + 1].count(name)}" if names.count(name) > 1 else name
         for index, name in enumerate(names)
     ]
-
-
-@contextmanager
-def watched(model: RunningModel, index: int, settings: Settings, listener: Listener) -> Iterator[None]:
-    """Let others watch the model over HTTP while the block lasts, where the settings request it."""
-    where = settings.watch_port(index)
-    if where is None:
-        yield
-        return
-    try:
-        from tvm_pipeline.watch import LiveWatch, WatchServer
-        from tvm_pipeline.watch.picture import Preview
-    except ImportError as error:
-        raise PipelineError(f"`watch` needs an extra: pip install 'tvm-pipeline[watch]' ({error})") from error
-
-    with WatchServer(
-        LiveWatch(model.pipeline, model.sources.summary, lambda: model.metering),
-        *where,
-        token=settings.token,
-        unhealthy_after_s=settings.unhealthy_after,
-        picture=Preview(lambda: model.last, lambda seen: draw(seen.frame.image, seen.annotations)),
-    ) as server:
-        listener.say(f"watch {model.label or 'it'} at {server.url}")
-        yield
 
 
 @contextmanager
@@ -399,6 +375,6 @@ def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool, 
                 model=label,
             )
             with lock:
-                files.write(seen, line, label, picture, partial(model.sources.count, line.source, line.frame))
+                files.write(seen, line, label, picture, partial(model.sources.count, line.counted_as, line.frame))
 
         yield write

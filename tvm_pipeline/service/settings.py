@@ -26,6 +26,8 @@ STRATEGIES: dict[str, Callable[[], Strategy | None]] = {
     "off": lambda: None,
 }
 
+LONGEST_TAG = 200  # characters
+
 T = TypeVar("T")
 
 
@@ -33,13 +35,17 @@ T = TypeVar("T")
 class Settings:
     """The options of `tvm-pipeline run`, under their own names; the help of the command explains them.
 
-    Lists hold one value for each model (bundle, decoder, labels, threshold, classes, plan) or source (source, policy).
+    Lists hold one value for each model (bundle, decoder, labels, threshold, classes, plan) or source (source, tag,
+    policy).
     Nothing is checked before `check`, so that settings from several places can be put together. `bundle` may name
     model files, too.
     """
 
     bundle: list[Path] = field(default_factory=list)
     source: list[str] = field(default_factory=list)
+    tag: list[str] = field(default_factory=list)
+    wait: bool = False
+    status: Path | None = None
     output: Path | None = None
     results: str | None = None
     segment: float | None = None
@@ -86,6 +92,8 @@ class Settings:
     def check(self) -> Settings:
         """Return the settings; raise OptionError where two contradict each other or one is out of range."""
         self._check_sources()
+        self._check_tags()
+        self._check_waiting()
         check_hardware(self.hardware_decoding)
         if self.limit is not None and self.limit < 1:
             raise _refusal("limit", self.limit, "at least one frame must run")
@@ -139,15 +147,15 @@ class Settings:
             raise OptionError("`segment` is of files; give `output` or `results`", option="segment")
 
     def _check_sources(self) -> None:
-        if not self.bundle or not self.source:
+        if not self.bundle or not (self.source or self.wait):
             raise OptionError("give a model file, or a bundle of `compile`, and at least one `source`")
-        if self.models > 1 and len(self.source) != self.models:
+        if self.models > 1 and not self.wait and len(self.source) != self.models:
             raise OptionError(
                 f"`source` is given {len(self.source)} times for {self.models} models; each takes one, in their order",
                 option="source",
             )
         twice = {spec for spec in self.source if self.source.count(spec) > 1}
-        if self.models == 1 and twice:
+        if self.models == 1 and twice and not self.tag:
             raise OptionError("`source` names one source twice", option="source")
         if cameras := [spec for spec in twice if source_kind(spec).exclusive]:
             raise OptionError(f"`source` names {cameras[0]} twice; a camera can be opened once only", option="source")
@@ -157,6 +165,37 @@ class Settings:
         for policy in for_each("policy", self.policy, len(self.source), "sources"):
             if policy is not None:
                 parse_policy(policy)
+
+    def _check_tags(self) -> None:
+        if self.tag and len(self.tag) != len(self.source):
+            raise OptionError(
+                f"`tag` is given {len(self.tag)} times for {len(self.source)} sources; give one for each",
+                option="tag",
+            )
+        for tag in self.tag:
+            if not tag.isprintable() or not 0 < len(tag) <= LONGEST_TAG:
+                raise OptionError(
+                    f"`tag` {tag[:LONGEST_TAG]!r}: give 1 to {LONGEST_TAG} characters that can be printed", option="tag"
+                )
+            if self.tag.count(tag) > 1:
+                raise OptionError(f"`tag` {tag} is given twice; lines could not tell their sources apart", option="tag")
+
+    def _check_waiting(self) -> None:
+        if self.status and not self.wait:
+            raise OptionError("`status` goes with `wait`", option="status")
+        if not self.wait:
+            return
+        if self.models > 1:
+            raise OptionError(
+                "`wait` is of one model, whose sources come and go; run it once for each of the models", option="wait"
+            )
+        for name, value, reason in (
+            ("output", self.output, "a video is of one source; write `results`"),
+            ("limit", self.limit, "such a run ends when it is told to, by SIGTERM"),
+            ("rate", self.rate, "sources come and go; give each a `policy` such as fps=10"),
+        ):
+            if value is not None:
+                raise OptionError(f"`{name}` with `wait`: {reason}", option=name)
 
     def request(self, index: int) -> Request:
         """Return what is wanted of the decoder of a model; raise OptionError where its labels cannot be read."""
