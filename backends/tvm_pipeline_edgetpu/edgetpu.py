@@ -119,6 +119,26 @@ class EdgeTpuBackend:
                 _log.warning("an Edge TPU leaves %s of %s to the CPU: %s", ", ".join(operators), model.name, reason)
         return compiled
 
+    def settle_elsewhere(self, device: Device) -> Device:
+        if device.target not in (CPU, ENGINE):
+            raise PlatformError(
+                f"device {device.name} is an Edge TPU ({device.target}) of another machine, whose stages are compiled "
+                f"where it is plugged in. Run the command there, or give it the target {ENGINE} for {KERNELS}"
+            )
+        return device
+
+    def compile_elsewhere(
+        self,
+        model: Model,
+        devices: Sequence[Device],
+        progress: Progress,
+        order: Order = "listed",
+        *,
+        tuned: bool = True,
+        processor: str = "",
+    ) -> EdgeTpuModel:
+        return self.compile(model, devices, progress, order)  # a .tflite runs on every machine
+
     def rewriting(self, model: Model, progress: Progress) -> TfliteRewriting:
         from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
 

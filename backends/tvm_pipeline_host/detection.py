@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tvm_pipeline.boards.core_kinds import SYSTEM, core_names, kind_of_core, offline_cores, part_of
 from tvm_pipeline.core.platform import Device, core_ranges
-from tvm_pipeline.tvm.target_text import tvm_target
+from tvm_pipeline.tvm.target_text import other_processor, tvm_target
 
 
 def available_cores() -> tuple[int, ...]:
@@ -54,6 +54,9 @@ def host_target(system: Path = SYSTEM) -> str:
     would then die with SIGILL. So the name is used only if every vector extension of the family is present; otherwise
     the target is the best generic level whose extensions are all present. A core that LLVM does not know, as the Denver
     of a Jetson TX2, runs the code of the kind that `boards/core_kinds.py` names.
+
+    On other processors than x86 the target has a triple, so that it means the same where it is compiled elsewhere. Its
+    key `cpu` goes before the `arm_cpu` that TVM adds to such a triple: with it come the schedules of ours.
     """
     from tvm.target import codegen
 
@@ -61,6 +64,9 @@ def host_target(system: Path = SYSTEM) -> str:
     if name == "generic":
         known = set(map(str, codegen.llvm_get_cpu_archlist(tvm_target("llvm"))))
         name = next((processor for processor in processors(available_cores(), system) if processor in known), name)
+    if not _is_x86():
+        processor, *_, abi = str(codegen.llvm_get_system_triple()).split("-")
+        return f"llvm -keys=cpu -mtriple={processor}-linux-{abi} -mcpu={name}"
     missing = missing_features(f"llvm -mcpu={name}")
     if not missing:
         return f"llvm -mcpu={name}"
@@ -90,12 +96,16 @@ def left_out_cores(system: Path = SYSTEM) -> list[str]:
     ]
 
 
-def other_processor(target: str) -> str:
-    """Return the kind of processor that a target's triple names where this machine has another; else nothing."""
-    triple = str(tvm_target(target).attrs.get("mtriple") or "")
-    named, present = triple.partition("-")[0], platform.machine()
-    is_same = not named or named == present or all(kind.startswith(("arm", "aarch64")) for kind in (named, present))
-    return "" if is_same else named
+def not_run_here(target: str) -> str:
+    """Return why this processor does not run code for `target`; empty where it does.
+
+    Raises:
+        ValueError: TVM or LLVM does not know the target.
+    """
+    if other := other_processor(target):
+        return f"it is code for {other}, and this machine is {platform.machine()}"
+    missing = missing_features(target)
+    return f"its code may use {', '.join(missing)}, which this processor has not" if missing else ""
 
 
 def missing_features(target: str) -> list[str]:
@@ -131,7 +141,13 @@ def _kernel_name(feature: str) -> str:
     return {"avxvnni": "avx_vnni"}.get(plain, plain)
 
 
+def _is_x86() -> bool:
+    return platform.machine() in ("x86_64", "i686")
+
+
 def _x86_flags() -> frozenset[str]:
+    if not _is_x86():  # QEMU shows its programs the file of the machine that it runs on
+        return frozenset()
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -24,6 +24,7 @@ from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
 from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
+from tvm_pipeline.tvm.target_text import other_processor
 from tvm_pipeline_host.detection import (
     available_cores,
     described,
@@ -31,11 +32,12 @@ from tvm_pipeline_host.detection import (
     host_target,
     left_out_cores,
     missing_features,
-    other_processor,
+    not_run_here,
 )
 
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.compiled_model import TvmModel
+    from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
 
 _IR = installed_ir()
 
@@ -92,6 +94,28 @@ class HostBackend:
     ) -> TvmModel[Any]:
         return _compiled(model, devices, progress, order)
 
+    def settle_elsewhere(self, device: Device) -> Device:
+        try:
+            not_run_here(device.target)
+        except ValueError as error:
+            raise PlatformError(
+                f"device {device.name}: the TVM of this machine does not know the target {device.target!r}; give the "
+                "device another `target` in a platform file"
+            ) from error
+        return device
+
+    def compile_elsewhere(
+        self,
+        model: Model,
+        devices: Sequence[Device],
+        progress: Progress,
+        order: Order = "listed",
+        *,
+        tuned: bool = True,
+        processor: str = "",
+    ) -> TvmModel[Any]:
+        return _compiled(model, devices, progress, order, is_tuned=tuned, is_elsewhere=True, processor=processor)
+
     def compile_untuned(
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> TvmModel[Any]:
@@ -135,6 +159,16 @@ class HostBackend:
             finally:
                 stopped.set()  # the user may have stopped it, and the pool waits for its thread
 
+    def tuning_records(self, device: Device) -> list[str]:
+        from tvm_pipeline.tvm.relay.tuning.tuning_records import lines_for
+
+        return [line.decode(errors="replace") for line in lines_for(device.target)]
+
+    def take_tuning_records(self, device: Device, processor: str, lines: Sequence[str]) -> int:
+        from tvm_pipeline.tvm.relay.tuning.tuning_records import take_lines
+
+        return take_lines(device.target, processor, [line.encode() for line in lines])
+
     def bind(self, device: Device) -> None:
         """Bind the calling thread to the device's cores: for a backend that serves this one's devices."""
         bind(device)
@@ -153,20 +187,32 @@ class HostBackend:
 
 
 def _compiled(
-    model: Model, devices: Sequence[Device], progress: Progress, order: Order, *, is_tuned: bool = True
+    model: Model,
+    devices: Sequence[Device],
+    progress: Progress,
+    order: Order,
+    *,
+    is_tuned: bool = True,
+    is_elsewhere: bool = False,
+    processor: str = "",
 ) -> TvmModel[Any]:
     from tvm_pipeline.tvm.agreement import check_agreement
 
     targets = [device.target for device in devices]
+    reasons = {target: not_run_here(target) for target in targets} if is_elsewhere else {}
+    elsewhere = {target: why for target, why in reasons.items() if why}
     compiled: TvmModel[Any]
     if _IR == "relay":
         from tvm_pipeline.tvm.relay.compiled import RelayModel
 
-        compiled = RelayModel.compile(model, targets, bind, progress, order, choices=None if is_tuned else {})
+        choices: AnyChoices | None = None if is_tuned else {}
+        compiled = RelayModel.compile(model, targets, bind, progress, order, "", choices, elsewhere, processor)
     else:
         from tvm_pipeline.tvm.relax.compiled import RelaxModel
 
-        compiled = RelaxModel.compile(model, targets, bind, progress, order)
+        compiled = RelaxModel.compile(model, targets, bind, progress, order, "", elsewhere)
+    if is_elsewhere:  # what runs here, on cores of this machine
+        devices = [replace(device, cores=available_cores()) for device in devices if device.target not in elsewhere]
     check_agreement(compiled, devices, progress)
     return compiled
 

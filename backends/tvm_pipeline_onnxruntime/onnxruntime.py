@@ -69,6 +69,22 @@ class OnnxruntimeBackend:
         progress(f"{model.name} for onnxruntime")
         return OnnxruntimeModel.compile(model, order)
 
+    def settle_elsewhere(self, device: Device) -> Device:
+        _check_installed()
+        return device
+
+    def compile_elsewhere(
+        self,
+        model: Model,
+        devices: Sequence[Device],
+        progress: Progress,
+        order: Order = "listed",
+        *,
+        tuned: bool = True,
+        processor: str = "",
+    ) -> OnnxruntimeModel:
+        return self.compile(model, devices, progress, order)  # an .onnx runs on every machine
+
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: every stage has a session of its own."""
 

@@ -68,8 +68,9 @@ def test_a_core_that_llvm_cannot_name_gets_code_of_its_kind_where_llvm_knows_tha
     system = TREES["TX2, JetPack 4"].write(tmp_path / "root") / CPUS
     monkeypatch.setattr(codegen, "llvm_get_system_cpu", lambda: "generic")
     monkeypatch.setattr(codegen, "llvm_get_cpu_archlist", lambda _: known)
-    monkeypatch.setattr(detection, "_x86_flags", frozenset)
-    assert detection.host_target(system) == f"llvm -mcpu={target}"
+    monkeypatch.setattr(codegen, "llvm_get_system_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert detection.host_target(system) == f"llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu={target}"
 
 
 def test_cores_that_a_power_mode_switches_off_are_told(tmp_path: Path) -> None:
@@ -135,6 +136,22 @@ def test_the_family_is_the_target_only_where_its_instructions_are_there(monkeypa
     ):
         monkeypatch.setattr(detection, "_x86_flags", lambda left=every - hidden: frozenset(left))
         assert detection.host_target() == expected
+
+
+@x86_only
+def test_an_arm_board_is_never_taken_for_the_x86_that_emulates_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """QEMU shows its programs /proc/cpuinfo of the machine that it runs on; the target says all to another machine."""
+    from tvm.target import codegen
+
+    assert detection._x86_flags()
+    monkeypatch.setattr(platform, "machine", lambda: "armv7l")
+    monkeypatch.setattr(codegen, "llvm_get_system_cpu", lambda: "cortex-a72")
+    monkeypatch.setattr(codegen, "llvm_get_system_triple", lambda: "armv7l-unknown-linux-gnueabihf")
+    assert not detection._x86_flags()
+    target = detection.host_target()
+    assert target == "llvm -keys=cpu -mtriple=armv7l-linux-gnueabihf -mcpu=cortex-a72"
+    # What decides on schedules: the first key.
+    assert str(tvm_target(target).keys[0]) == "cpu"
 
 
 @x86_only

@@ -11,6 +11,7 @@ engines.py           backends that run what the backend of the cores refuses
 sliced.py            several backends on one platform: one cuts the model's file, and all compile slices of it
 carried.py           a compiled model whose state goes from frame to frame
 operator_timing.py   seconds of operators that run as stages of their own
+closeness.py         how far the results of two processors may be apart
 archive.py           tar files from strangers, found without trusting a header
 bundle.py            a compiled model, its profile and its plan in one file
 """

@@ -34,7 +34,7 @@ from tvm_pipeline.backends.archive import Archive, open_archive
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
-from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform
+from tvm_pipeline.backends.registry import platform_backend, settle_platform, versions_of
 from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_limits import MOST_FILE_BYTES
@@ -134,7 +134,7 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
             (root / "application.json").write_bytes(msgspec.json.encode(bundle.application))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
         sums = {name: _sum(file) for name, file in files.items()}
-        manifest = Manifest(FORMAT, __version__, backend.name, _versions(bundle.platform), sums)
+        manifest = Manifest(FORMAT, __version__, backend.name, versions_of(bundle.platform), sums)
         # A file that has a second name, in the cache, is one of its own here.
         with replacing(path) as temporary, tarfile.open(temporary, "w", dereference=True) as tar:
             content = msgspec.json.format(msgspec.json.encode(manifest))
@@ -170,6 +170,34 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
             yield bundle
 
 
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What a bundle says of its model, which another machine may run; see `Bundle`."""
+
+    graph: OperatorGraph
+    platform: Platform
+    profile: Profile
+    plan: Plan
+    is_application: bool
+
+
+def read_documents(path: Path) -> Documents:
+    """Read what a bundle says of its model, which is not loaded; raise BundleError where it is damaged."""
+    with blamed(path, BundleError, _AGAIN), open_archive(path) as archive:
+        manifest = _manifest(path, archive)
+
+        def read(name: str, kind: type[T]) -> T:
+            return msgspec.json.decode(archive.read(name, MOST_FILE_BYTES), type=kind)
+
+        return Documents(
+            read("graph.json", OperatorGraph),
+            read("platform.json", Platform),
+            read("profile.json", Profile),
+            Plan.parse(archive.read("plan.txt", MOST_FILE_BYTES).decode()),
+            "application.json" in manifest.sha256,
+        )
+
+
 def bundle_power_mode(path: Path) -> PowerMode | None:
     """Return the power mode that a bundle's plan is for, which must be set before the bundle is opened.
 
@@ -188,7 +216,7 @@ def _opened(path: Path, root: Path) -> Bundle:
     """Return a bundle that is unpacked into a folder, with its model loaded."""
     manifest = _unpack(path, root)
     made_for = _read(root / "platform.json", Platform)
-    for name, version in _versions(made_for).items():
+    for name, version in versions_of(made_for).items():
         if manifest.versions.get(name) != version:
             raise BundleError(
                 f"{path} was made with {name} {manifest.versions.get(name)}, here is {version}; compile the "
@@ -237,12 +265,6 @@ def _load(saved_by: str, platform: Platform, folder: Path) -> CompiledModel:
     if isinstance(backend, SlicedBackend) and saved_by != backend.name:
         return backend.load_first_layout(saved_by, folder)
     return backend.load(folder)
-
-
-def _versions(platform: Platform) -> dict[str, str]:
-    """Return the versions of the software of all backends of the platform."""
-    names = dict.fromkeys(device.backend for device in platform.devices)
-    return {key: version for name in names for key, version in find_backend(name).versions().items()}
 
 
 def _settled(path: Path, made_for: Platform) -> Platform:

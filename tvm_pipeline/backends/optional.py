@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from tvm_pipeline.backends.contract import Array, Backend, CompiledModel
+from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Progress
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 
@@ -54,6 +54,39 @@ class ArenaTeller(Protocol):
 
     def stage_arena(self, operators: Sequence[str], device: Device) -> StageArena:
         """Return the memory of a stage; errors are those of `stage`."""
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """What a Backend has as well if it compiles for devices of another machine, such as a board.
+
+    Its models are cut and saved as others are. What they have for a device that cannot be used here is not loaded, and
+    `stage` of it raises PlatformError.
+    """
+
+    def settle_elsewhere(self, device: Device) -> Device:
+        """Return a device that was settled on its own machine, if it can be compiled for here.
+
+        Raises:
+            PlatformError: it cannot; the message says why, and what to do.
+        """
+
+    def compile_elsewhere(
+        self,
+        model: Model,
+        devices: Sequence[Device],
+        progress: Progress,
+        order: Order = "listed",
+        *,
+        tuned: bool = True,
+        processor: str = "",
+    ) -> CompiledModel:
+        """Compile as `Backend.compile` does, for devices that `settle_elsewhere` returned.
+
+        Args:
+            tuned: False leaves out what tuning has found.
+            processor: of the other machine (`cores.processor`), by which what tuning has found there is known.
+        """
 
 
 def served_by(backend: Backend) -> Sequence[str]:

@@ -5,6 +5,7 @@ Next: `contract.py`, whose stages read and write such buffers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,17 +34,17 @@ class Port:
         return aligned_empty(self.shape, self.dtype)
 
 
-def aligned_empty(shape: Sequence[int], dtype: str) -> Array:
+def aligned_empty(shape: Sequence[int], dtype: str | np.dtype[Any]) -> Array:
     """Return an uninitialised C-contiguous array whose data begins at a multiple of 64 bytes.
 
     An array of a page or more begins at a page and shares its last one with no other array.
     """
     item = np.dtype(dtype)
-    size = int(np.prod(shape, dtype=np.int64)) * item.itemsize
+    size = math.prod(shape) * item.itemsize
     alignment = PAGE if size >= PAGE else ALIGNMENT
     raw = np.empty(size + -size % alignment + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + size].view(item).reshape(shape)
+    array: Array = np.ndarray(shape, item, raw, -raw.ctypes.data % alignment)
+    return array
 
 
 def bytes_as(array: Array, begin: int, shape: Sequence[int], dtype: str) -> Array:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 
 from tvm_pipeline.backends.contract import Backend
-from tvm_pipeline.backends.optional import served_by
+from tvm_pipeline.backends.optional import Elsewhere, served_by
 from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
@@ -79,11 +79,14 @@ def served_devices(backend: Backend, platform: Platform) -> tuple[Device, ...]:
     return tuple(device for device in platform.devices if device.backend in served_by(backend))
 
 
-def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
+def settle_platform(platform: Platform, *, elsewhere: bool = False) -> tuple[Backend, Platform]:
     """Return the backend that compiles for a platform, and the platform with each device settled on this machine.
 
+    Args:
+        elsewhere: the devices are another machine's, and were settled there; the backend is an `Elsewhere`.
+
     Raises:
-        PlatformError: a device cannot be used here, or not beside another one.
+        PlatformError: a device cannot be used here, or not beside another one; or it cannot be compiled for here.
 
     Examples:
         >>> from tvm_pipeline.testing import example_backend, installed
@@ -93,12 +96,39 @@ def settle_platform(platform: Platform) -> tuple[Backend, Platform]:
         ('fake', [''])
     """
     backend = platform_backend(platform)
+    if elsewhere:
+        return backend, replace(platform, devices=_settled_elsewhere(backend, platform.devices))
     devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
     for name in dict.fromkeys(device.backend for device in devices):
         check = getattr(find_backend(name), "check_together", None)
         if check:
             check([device for device in devices if device.backend == name])
     return backend, replace(platform, devices=devices)
+
+
+def _settled_elsewhere(backend: Backend, devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return devices of another machine; raise PlatformError where a backend does not compile for them here."""
+    settled = []
+    for device in devices:
+        own = find_backend(device.backend)
+        if not isinstance(own, Elsewhere):
+            raise PlatformError(
+                f"device {device.name}: the backend {own.name} compiles on the machine that has the device alone. Run "
+                "the command there, or give `platform` with a file of the board's other devices"
+            )
+        settled.append(own.settle_elsewhere(device))
+    if not isinstance(backend, Elsewhere):
+        raise PlatformError(
+            f"devices {_listed(settled)} share a model by slices of its file, which {backend.name} compile where the "
+            "devices are. Run the command there, or give `platform` with a file of the devices of one backend"
+        )
+    return tuple(settled)
+
+
+def versions_of(platform: Platform) -> dict[str, str]:
+    """Return the versions of the software of all backends of the platform: a saved model loads where they are equal."""
+    names = dict.fromkeys(device.backend for device in platform.devices)
+    return {key: version for name in names for key, version in find_backend(name).versions().items()}
 
 
 def description(device: Device) -> str:

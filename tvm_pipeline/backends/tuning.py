@@ -13,7 +13,7 @@ from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 
-__all__ = ["Guide", "TunedKernels", "Tuner", "TuningReport", "kernels_to_tune", "tuned_kernels"]
+__all__ = ["Guide", "TunedKernels", "Tuner", "TuningRecords", "TuningReport", "kernels_to_tune", "tuned_kernels"]
 
 # Says which kernels a search takes next. Told how many times faster each of those before has become, it returns some of
 # `kernels_to_tune` that it has not returned before, or none, which ends the search. It is told at the end, too.
@@ -89,6 +89,17 @@ class Tuner(Protocol):
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> CompiledModel:
         """Compile as `Backend.compile` does, without what tuning has found."""
+
+
+@runtime_checkable
+class TuningRecords(Protocol):
+    """What a Tuner has as well if what it found on one machine serves another that compiles for it."""
+
+    def tuning_records(self, device: Device) -> list[str]:
+        """Return what tuning has found on this machine for the target of a device, a line each."""
+
+    def take_tuning_records(self, device: Device, processor: str, lines: Sequence[str]) -> int:
+        """Keep what tuning found on another machine, of which `processor` is the processor; return how much is new."""
 
 
 def tuned_kernels(compiled: CompiledModel) -> list[TunedKernels]:

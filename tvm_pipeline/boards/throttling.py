@@ -95,6 +95,10 @@ class ThrottleWatch:
         self.is_throttled = False
         return f"throttling has ended after {self._last_sign_s - self._since_s:.0f} s{self._state()}"
 
+    def hottest_c(self) -> float | None:
+        """Return the highest temperature of the thermal zones, in degrees Celsius; None where none can be read."""
+        return max((celsius for zone in self._zones if (celsius := zone.celsius()) is not None), default=None)
+
     def _signs(self) -> Iterator[str]:
         for path, name in self._coolers.items():
             state = file_number(path / "cur_state")

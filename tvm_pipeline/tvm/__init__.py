@@ -16,7 +16,9 @@ kernel_order.py     the order of kernels that needs the least memory
 weights_file.py     weights as a file that every process maps
 library_cache.py    one process compiles a library, others wait for it, and damaged ones are compiled anew
 machine_code.py     which processor the code of a library is for
-target_text.py      the target of a device as TVM's own
+linking.py          compiled code becomes a shared library, for this machine's processor or another
+rpc_clients.py      TVM's own clients of RPC at the port of a board
+target_text.py      the target of a device as TVM's own, and which processor it is for
 tvm_errors.py       what TVM raises, and the reason in its messages
 devices/            devices with memory of their own: CUDA and OpenCL
 relay/              Relay and the graph executor it compiles for

@@ -17,7 +17,6 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from random import Random
@@ -26,11 +25,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tvm_pipeline.backends.closeness import difference, roundings_of
 from tvm_pipeline.backends.contract import Array, Port, Progress, StageRunner
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.core.tensor_layout import relayout, to_logical
+from tvm_pipeline.core.tensor_layout import relayout
 from tvm_pipeline.errors import ModelError, RunError
 from tvm_pipeline.files import cache_folder, write_bytes
 from tvm_pipeline.tvm.compiled_model import TvmModel
@@ -39,21 +39,6 @@ from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
 FORMAT = 2  # raise it when what agreed once must be checked again
 CUTS = 3  # for each pair of targets
-
-# How far a tensor may be off, as a part of its largest value: targets add the same products in another order. The
-# worst of all operators of squeezenet, mobilenet, the resnets, densenet and inception was 3e-6 (OpenCL against LLVM).
-TOLERANCE = 1e-4
-HALF_TOLERANCE = 2e-2  # of float16, whose sums are rounded 8192 times as coarsely
-CUT_FACTOR = 10.0  # A cut passes on what its operators are off.
-# Operators that round: a value that lies between two integers may become either. An off-by-one that goes on into a
-# convolution comes out as about one, so integers may be off by one for each such operator. Floats that are computed
-# from rounded values (dequantize) move by whole quanta, so that only their mean error tells; that of a wrong tensor is
-# about 1.4 times the values.
-ROUNDING = frozenset(
-    ("round", "floor", "ceil", "trunc", "right_shift", "fixed_point_multiply", "fixed_point_multiply_per_axis")
-)
-ROUNDED_SHARE = 0.3  # of the integers may be off; between x86 and others one in 17 was, after one requantize
-ROUNDED_ERROR = 0.25
 
 Tensors = dict[str, tuple[Port, Array]]
 Refused = dict[str, dict[str, str]]  # by target, the operators that it must not compute, with the reason
@@ -168,8 +153,8 @@ def _difference(
         other.check_answers(operator.name, error.why)
         return f"it fails there: {error.why}"
     for name, tensor in made.items():
-        apart = _apart(tensor, found[name])
-        if apart.is_close(_roundings([operator.kind])):
+        apart = difference(tensor, found[name])
+        if apart.is_close(roundings_of([operator.kind])):
             continue
         if may_refuse:
             return f"against the CPU, its result {name} is {apart}"
@@ -190,7 +175,7 @@ def _check_cuts(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound], r
     if len(graph) < 2:
         return
     frame, draw = _frame(graph), Random(0)
-    roundings = _roundings([operator.kind for operator in graph.operators])
+    roundings = roundings_of([operator.kind for operator in graph.operators])
     for other in others:
         left_out = refused.get(compiler_target(other.target), {})
         given, compared = _unsplit(graph, first, left_out, frame)
@@ -200,7 +185,7 @@ def _check_cuts(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound], r
             for part, place in zip(parts, places, strict=True):
                 tensors.update(place.compute(part, tensors))
             for name, tensor in compared.items():
-                apart = _apart(tensor, tensors[name])
+                apart = difference(tensor, tensors[name])
                 if not apart.is_close_behind_a_cut(roundings):
                     shown = "; ".join(f"{_shown(p)} for {at.target!r}" for p, at in zip(parts, places, strict=True))
                     raise ModelError(
@@ -250,10 +235,6 @@ def _random_parts(graph: OperatorGraph, draw: Random, left_out: Collection[str])
     drawn = [order[a:b] for a, b in pairwise((0, *ends, len(order)))]
     divided = (groupby(part, left_out.__contains__) for part in drawn)
     return [list(names) for groups in divided for is_left_out, names in groups if not is_left_out]
-
-
-def _roundings(kinds: Sequence[str]) -> int:
-    return sum(part in ROUNDING for kind in kinds for part in kind.split("+"))
 
 
 def _shown(operators: Sequence[str]) -> str:
@@ -328,58 +309,3 @@ class _Bound:
 def _bound(model: TvmModel[Any], device: Device) -> Iterator[_Bound]:
     with ThreadPoolExecutor(1) as thread:
         yield _Bound(model, device, thread)
-
-
-@dataclass(frozen=True, slots=True)
-class _Apart:
-    """How far two tensors are apart.
-
-    Attributes:
-        worst: the largest difference; infinite where one is infinite or no number and the other is not.
-        largest: the largest value.
-        share: the part of the elements that differ at all.
-        error: the root mean square of the difference over that of the values.
-        dtype: of both tensors.
-    """
-
-    worst: float
-    largest: float
-    share: float
-    error: float
-    dtype: str
-
-    def __str__(self) -> str:
-        if self.worst == np.inf:
-            return "infinite or no number in other places"
-        return f"off by {self.worst:.3g}, its largest value is {self.largest:.3g}, and {self.share:.0%} of it differs"
-
-    def is_close(self, roundings: int) -> bool:
-        """Return whether one operator, which rounds so often, may give both."""
-        if not self.dtype.startswith("float"):
-            return self.worst <= max(roundings, 1) and self.share <= ROUNDED_SHARE
-        return self._is_close(roundings, 1.0)
-
-    def is_close_behind_a_cut(self, roundings: int) -> bool:
-        """Return whether a network, which rounds so often, may give both."""
-        return self._is_close(roundings or not self.dtype.startswith("float"), CUT_FACTOR)
-
-    def _is_close(self, rounds: bool | int, factor: float) -> bool:
-        if rounds:
-            return self.error <= ROUNDED_ERROR
-        tolerance = HALF_TOLERANCE if self.dtype == "float16" else TOLERANCE
-        return self.worst <= max(factor * tolerance * self.largest, float(np.finfo("float32").tiny))
-
-
-def _apart(expected: tuple[Port, Array], found: tuple[Port, Array]) -> _Apart:
-    one, other = (to_logical(array, port.layout).ravel().astype("float64") for port, array in (expected, found))
-    dtype = expected[0].dtype
-    finite = np.isfinite(one)
-    if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(other[finite]).all():
-        return _Apart(np.inf, 0.0, 1.0, np.inf, dtype)
-    one, difference = one[finite], np.abs(one[finite] - other[finite])
-    if not one.size:
-        return _Apart(0.0, 0.0, 0.0, 0.0, dtype)
-    values = float(np.linalg.norm(one))
-    error = float(np.linalg.norm(difference))
-    relative = error / values if values else float(np.inf if error else 0.0)
-    return _Apart(float(difference.max()), float(np.abs(one).max()), float((difference > 0).mean()), relative, dtype)

@@ -81,6 +81,7 @@ class TvmModel(ABC, Generic[L]):
 
     Attributes:
         refused: by target, the operators that its devices must not compute, with the reason; `agreement.py` finds them.
+        elsewhere: by target of the compiler, why its code, which runs on another machine, does not run on this one.
     """
 
     ir: ClassVar[Ir]
@@ -88,6 +89,7 @@ class TvmModel(ABC, Generic[L]):
     def __init__(self, name: str, libraries: Sequence[L], bind: Bind, order: Order = "listed") -> None:
         self.order: Order = order
         self.refused: Mapping[str, Mapping[str, str]] = {}
+        self.elsewhere: Mapping[str, str] = {}
         self.libraries = {library.target: library for library in libraries}
         first = libraries[0]
         kernels = [library.kernels for library in libraries]
@@ -209,6 +211,16 @@ class TvmModel(ABC, Generic[L]):
 
     def close(self) -> None:
         """Do nothing: a library is freed with the last stage that uses it."""
+
+    def library_here(self, device: Device) -> L:
+        """Return the library for a device, to run; raise PlatformError where there is none, or none that runs here."""
+        library, _ = self._library(device)
+        if why := self.elsewhere.get(library.target):
+            raise PlatformError(
+                f"a stage of {self.graph.name} on device {device.label} cannot run here: {why}. Run it where the "
+                "device is, from here by `remote`"
+            )
+        return library
 
     def _library(self, device: Device) -> tuple[L, Alignment]:
         """Return the library for a device, and its alignment; raise PlatformError where there is none."""

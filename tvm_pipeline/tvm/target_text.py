@@ -1,7 +1,8 @@
-"""The target of a device as TVM's own Target: TVM 0.19 reads the text, TVM 0.27 only its parts."""
+"""The target of a device as TVM's own Target, and its processor: TVM 0.19 reads the text, TVM 0.27 only its parts."""
 
 from __future__ import annotations
 
+import platform
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,32 @@ def target_parts(text: str) -> dict[str, Any]:
         else:
             raise ValueError(f"{word!r} in the target {text!r} is no option: options begin with a dash")
     return parts
+
+
+def other_processor(target: str) -> str:
+    """Return the processor that the triple of a target names, where this machine has another; else nothing.
+
+    Raises:
+        ValueError: TVM does not know the target.
+
+    Examples:
+        On x86-64:
+
+        >>> other_processor("llvm -mtriple=aarch64-linux-gnu"), other_processor("llvm -mcpu=x86-64-v3")
+        ('aarch64', '')
+    """
+    triple = str(tvm_target(target).attrs.get("mtriple") or "")
+    named = _processor(triple.partition("-")[0])
+    return "" if named in ("", _processor(platform.machine())) else named
+
+
+def _processor(name: str) -> str:
+    """Return one name for each kind of processor, whose code a machine runs or does not."""
+    if name.startswith(("arm64", "aarch64")):
+        return "aarch64"
+    if name.startswith(("arm", "thumb")):
+        return "arm"
+    return "x86_64" if name in ("amd64", "x86-64") else name
 
 
 def _value(option: str, text: str) -> Any:

@@ -11,6 +11,7 @@ import hashlib
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tvm_pipeline.tvm.devices.nvrtc import arch_of
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
+from tvm_pipeline.tvm.linking import check_linker, export_library
 from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.overwriting import overwritten
 from tvm_pipeline.tvm.relax import kernel_passes
@@ -74,7 +76,7 @@ class Library:
 
     Attributes:
         calls: what runs each kernel.
-        module: the compiled functions.
+        module: the compiled functions; None where they are for a processor that is not this one.
         constants: the weights; every slice shares these arrays, which are `tensors` to TVM.
         inputs: the model's inputs, in order.
         outputs: the names of the model's outputs, in order.
@@ -150,12 +152,18 @@ class Library:
 
 
 def build_library(
-    model: Model, target: str, progress: Callable[[str], None] = lambda _: None, host: str = ""
+    model: Model,
+    target: str,
+    progress: Callable[[str], None] = lambda _: None,
+    host: str = "",
+    *,
+    elsewhere: bool = False,
 ) -> Library:
     """Compile `model` for `target`, or take it from the cache.
 
     Args:
         host: the target of the code that launches the kernels of a GPU.
+        elsewhere: the code runs on another machine alone, so it is not loaded here.
 
     Raises:
         ModelError: TVM cannot import or compile it.
@@ -173,7 +181,8 @@ def build_library(
             compile_module(model.name, mod, target, temporary, progress, host)
         return folder
 
-    library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load_library, make, progress)
+    load = partial(load_library, elsewhere=elsewhere)
+    library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load, make, progress)
     for line in slow_operators(library):
         progress(f"{model.name} for {target}: {line}")
     return library
@@ -188,6 +197,7 @@ def compile_module(
     host: str = "",
 ) -> None:
     """Compile an imported module and write the library into `folder`; errors are those of `build_library`."""
+    check_linker((host or "llvm") if has_own_memory(target) else target)
     progress(f"compiling {name} for {target}")
     inputs = tuple(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
@@ -232,12 +242,7 @@ def _write_cpu(
     overwriting: dict[str, tuple[int, ...]] = {}
     with tvm.transform.PassContext(instruments=[NoteOverwriting(overwriting)]):
         executable = tvm.compile(functions, target=compiler, tir_pipeline=PIPELINE)
-    try:
-        executable.export_library(str(folder / "kernels.so"))
-    except (RuntimeError, OSError) as error:
-        raise ModelError(
-            f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
-        ) from error
+    export_library(executable, folder / "kernels.so", target)
     return flat, overwriting
 
 
@@ -250,10 +255,11 @@ def _write_cuda(
             f"the target `{target}` needs Relay, since with Relax GPUs are used by CUDA alone; install "
             "tvm-pipeline[relay] in an environment of its own, or leave the device out of the platform"
         )
-    compiler = cuda_target(arch_of(target), tvm_target(host or "llvm"))
+    host = host or "llvm"
+    compiler = cuda_target(arch_of(target), tvm_target(host))
     fused = gpu_fused(mod, compiler)
     flat = flat_module(fused)
-    write_cuda_kernels(functions_of(gpu_kernels(fused, compiler, rules)), compiler, folder)
+    write_cuda_kernels(functions_of(gpu_kernels(fused, compiler, rules)), compiler, folder, host)
     return flat, {}
 
 
@@ -289,8 +295,8 @@ def functions_of(mod: tvm.IRModule) -> tvm.IRModule:
     )
 
 
-def load_library(folder: Path) -> Library:
-    """Read what `build_library` wrote.
+def load_library(folder: Path, *, elsewhere: bool = False) -> Library:
+    """Read what `build_library` wrote; the code is left where it is if it runs `elsewhere` alone.
 
     Raises:
         BundleError: it is damaged.
@@ -302,8 +308,7 @@ def load_library(folder: Path) -> Library:
                 raise ValueError(f"{name} is not as long as it was")
         raw = mapped(folder / WEIGHTS)
         constants = [_constant(raw, described) for described in saved.constants]
-        own_memory = has_own_memory(saved.target)
-        module = CudaFunctions(folder) if own_memory else load_kernels(folder / "kernels.so", alone=False)
+        module = None if elsewhere else _functions_of(folder, saved.target)
     except (OSError, ValueError, TypeError, msgspec.DecodeError, RuntimeError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
     return Library(
@@ -320,6 +325,10 @@ def load_library(folder: Path) -> Library:
         folder,
         saved.overwriting,
     )
+
+
+def _functions_of(folder: Path, target: str) -> Any:
+    return CudaFunctions(folder) if has_own_memory(target) else load_kernels(folder / "kernels.so", alone=False)
 
 
 def _constant(raw: Bytes, described: Weight) -> np.ndarray:

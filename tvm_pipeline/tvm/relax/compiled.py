@@ -5,8 +5,9 @@ Next: `build.py`, which compiles, and `call_loop.py` and `cuda_loop.py`, which r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class RelaxModel(TvmModel[Library]):
         return load_library(folder)
 
     def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice | CudaSlice:
-        library, _ = self._library(device)
+        library = self.library_here(device)
         if not has_own_memory(library.target):
             return Slice(library, plan)
         weights = self._weights.get(device.target)
@@ -94,11 +95,16 @@ class RelaxModel(TvmModel[Library]):
         progress: Callable[[str], None],
         order: Order = "listed",
         host: str = "",
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
     ) -> RelaxModel:
         """Compile once for each distinct target, in the sequence given; errors are those of `build_library`.
 
         Args:
             host: the target of the code that launches the kernels of GPUs.
+            elsewhere: see `TvmModel`.
         """
         wanted = dict.fromkeys(map(compiler_target, targets))
-        return cls(model.name, [build_library(model, target, progress, host) for target in wanted], bind, order)
+        libraries = [build_library(model, one, progress, host, elsewhere=one in elsewhere) for one in wanted]
+        compiled = cls(model.name, libraries, bind, order)
+        compiled.elsewhere = elsewhere
+        return compiled

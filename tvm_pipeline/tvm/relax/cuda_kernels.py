@@ -31,6 +31,7 @@ from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.tvm.devices import cuda_toolkit
 from tvm_pipeline.tvm.devices.nvrtc import arch_of, nvrtc, runs_machine_code
 from tvm_pipeline.tvm.devices.targets import index_of
+from tvm_pipeline.tvm.linking import export_library
 from tvm_pipeline.tvm.machine_code import load_kernels
 
 HOST_FILE, DEVICE_FILE = "kernels.so", "kernels.cuda"
@@ -71,12 +72,15 @@ def cuda_target(arch: str, host: tvm.target.Target) -> tvm.target.Target:
     return tvm.target.Target({"kind": "cuda", "arch": arch, **options}, host=host)
 
 
-def write_cuda_kernels(functions: tvm.IRModule, target: tvm.target.Target, folder: Path) -> dict[str, Resources]:
+def write_cuda_kernels(
+    functions: tvm.IRModule, target: tvm.target.Target, folder: Path, host: str = "llvm"
+) -> dict[str, Resources]:
     """Compile scheduled functions and write them into an existing folder.
 
     Args:
         functions: functions of TIR, each with its `global_symbol`.
         target: a CUDA target with its architecture and host; see `cuda_target`.
+        host: the text of that host's target.
 
     Returns:
         What each kernel takes of a multiprocessor.
@@ -95,13 +99,7 @@ def write_cuda_kernels(functions: tvm.IRModule, target: tvm.target.Target, folde
     _, code = compiler.compile(source, arch, "cubin", ["--ptxas-options=-v", "--device-int128", "-default-device"])
     (folder / DEVICE_FILE).write_bytes(_with_code(_packed(module), source.encode(), code))
     module.clear_imports()
-    try:
-        module.export_library(str(folder / HOST_FILE))
-    except (RuntimeError, OSError) as error:
-        raise ModelError(
-            f"cannot link the code that launches kernels: {str(error).strip().splitlines()[-1]}; a C compiler (gcc or "
-            "clang) must be on the PATH"
-        ) from error
+    export_library(module, folder / HOST_FILE, host)
     return resources(compiler.log, source)
 
 

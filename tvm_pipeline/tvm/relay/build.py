@@ -26,6 +26,7 @@ from tvm_pipeline.files import cache_folder, replacing, write_bytes
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline.tvm.devices.targets import has_own_memory, plain_target
 from tvm_pipeline.tvm.library_cache import kept_or_made
+from tvm_pipeline.tvm.linking import check_linker, export_library
 from tvm_pipeline.tvm.relay.channels_first import channels_first
 from tvm_pipeline.tvm.relay.child import compile_in_child
 from tvm_pipeline.tvm.relay.fold import fast_build
@@ -54,6 +55,7 @@ def build_library(
     choices: AnyChoices | None = None,
     *,
     apart: bool = False,
+    elsewhere: bool = False,
 ) -> Library:
     """Compiles `model` for `target`, or takes it from the cache.
 
@@ -64,6 +66,7 @@ def build_library(
         host: the target of the code that launches kernels, where `target` is that of a device with memory of its own.
         choices: of tuning, by workload; without them, those recorded here that the model allows (`recorded`).
         apart: compile in a child in any case, beside other threads that do the same.
+        elsewhere: the code runs on another machine alone, so it is not loaded here.
 
     Raises:
         ModelError: TVM cannot import or compile it.
@@ -82,7 +85,8 @@ def build_library(
     def make() -> Path:
         return _make_library(model, target, host, plain, given, progress, apart)
 
-    return kept_or_made(plain, f"{model.name} for {target}", place, load_library, make, progress)
+    load = partial(load_library, elsewhere=elsewhere)
+    return kept_or_made(plain, f"{model.name} for {target}", place, load, make, progress)
 
 
 def _own(plain: Path, choices: AnyChoices) -> tuple[AnyChoices, bool]:
@@ -147,6 +151,7 @@ def _compile_where_it_is_safe(
     apart: bool,
 ) -> None:
     ready_to_compile(target, progress)
+    check_linker(host or target)
     described = "|".join((target, host, tvm.__version__, str(FORMAT)))
     record = cache_folder() / "targets" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
     proven: set[str] = set()
@@ -220,7 +225,7 @@ def compile_module(
         raise ModelError(f"{name}: TVM cannot compile it for {target}: {reason(error)}") from error
     done.reach(LINKING)
     workloads = _workloads(factory, tvm.target.Target(used))
-    _write(folder, factory, mod, params, target, workloads, choices or {})
+    _write(folder, factory, mod, params, target, host, workloads, choices or {})
 
 
 def as_compiled(mod: tvm.IRModule, params: dict[str, Any]) -> tvm.IRModule:
@@ -252,6 +257,7 @@ def _write(
     mod: tvm.IRModule,
     params: dict[str, Any],
     target: str,
+    host: str,
     workloads: Mapping[str, AnyWorkload],
     choices: AnyChoices,
 ) -> None:
@@ -266,12 +272,7 @@ def _write(
             f"{target} keeps tensors in textures, which cannot be cut yet; use the target `opencl` without -device"
         )
     kernels = kernels_of_library(graph_json, _functions(factory), [tensor.name for tensor in inputs])
-    try:
-        factory.lib.export_library(str(folder / "kernels.so"))
-    except (RuntimeError, OSError) as error:
-        raise ModelError(
-            f"cannot link the compiled kernels: {reason(error)}; a C compiler (gcc or clang) must be on the PATH"
-        ) from error
+    export_library(factory.lib, folder / "kernels.so", host or target)
     (folder / "graph.json").write_text(graph_json)
     given: Mapping[Any, AnyChoice] = choices
     applied = tuple((workload, given[workload]) for workload in sorted(set(workloads.values())) if workload in given)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class RelayModel(TvmModel[Library]):
 
     def runnable(self, part: SliceGraph, device: Device, *, debug: bool = False) -> Slice | DeviceSlice:
         """Return a slice of `cut` that can run, for `pass_timer` where it is made with `debug`."""
-        library, _ = self._library(device)
+        library = self.library_here(device)
         if not has_own_memory(library.target):
             return Slice(library, part, debug=debug)
         params = self._on(device.target, library)
@@ -99,7 +100,7 @@ class RelayModel(TvmModel[Library]):
 
         `compile` does this for one target. Of several, `agreement.py` first finds what each of them computes.
         """
-        if not has_own_memory(target):
+        if not has_own_memory(target) or compiler_target(target) in self.elsewhere:
             return
         progress(f"preparing {self.graph.name} on {target}")
         library, device = self.libraries[compiler_target(target)], Device("", target=target)
@@ -177,20 +178,27 @@ class RelayModel(TvmModel[Library]):
         order: Order = "listed",
         host: str = "",
         choices: AnyChoices | None = None,
+        elsewhere: Mapping[str, str] = MappingProxyType({}),
+        processor: str = "",
     ) -> RelayModel:
         """Compile once for each distinct target, in the sequence given.
 
         Args:
             host: the target of the code that launches the kernels of devices with memory of their own.
             choices: of tuning; None takes those that are recorded for each target.
+            elsewhere: see `TvmModel`.
+            processor: the one that the choices were recorded on; this machine's without it.
         """
         first = {compiler_target(target): target for target in reversed(targets)}
         wanted = {
-            target: recorded(first[target], winograd=model.winograd) if choices is None else choices
+            target: (
+                recorded(first[target], winograd=model.winograd, measured_on=processor) if choices is None else choices
+            )
             for target in dict.fromkeys(map(compiler_target, targets))
         }
-        libraries = build_libraries(model, wanted, progress, host)
+        libraries = build_libraries(model, wanted, progress, host, elsewhere)
         compiled = cls(model.name, libraries, bind, order)
+        compiled.elsewhere = elsewhere
         if len(libraries) == 1:
             for target in targets:
                 compiled.prepare(target, progress)

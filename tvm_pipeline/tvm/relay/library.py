@@ -68,7 +68,7 @@ class Library:
 
     Attributes:
         graph: the graph executor's JSON, parsed.
-        module: the kernels.
+        module: the kernels; None where they are for a processor that is not this one.
         params: parameters by their name in the graph; every slice shares these arrays, and nothing writes into them.
         inputs: the model's inputs, in order.
         outputs: the names of the model's outputs, in order; none where its file does not tell.
@@ -81,7 +81,7 @@ class Library:
     inputs: tuple[Tensor, ...]
     graph: dict[str, Any]
     kernels: list[Kernel]
-    module: tvm.runtime.Module
+    module: tvm.runtime.Module | None
     params: dict[str, Any]
     folder: Path | None = None
     tuning: Tuning = field(default_factory=Tuning)
@@ -136,8 +136,8 @@ def write_index(folder: Path, target: str, inputs: Sequence[Tensor], kernels: Se
     (folder / INDEX).write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
 
 
-def load_library(folder: Path) -> Library:
-    """Reads what `build_library` wrote.
+def load_library(folder: Path, *, elsewhere: bool = False) -> Library:
+    """Reads what `build_library` wrote; the kernels are left where they are if they run `elsewhere` alone.
 
     Raises:
         BundleError: it is damaged.
@@ -151,9 +151,10 @@ def load_library(folder: Path) -> Library:
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"{name} is not as long as it was")
         graph = json.loads((folder / "graph.json").read_text())
-        ready_to_run(kind_of(target))
+        if not elsewhere:
+            ready_to_run(kind_of(target))
         params = read_params(folder)
-        module = load_kernels(folder / "kernels.so", has_own_memory(target))
+        module = None if elsewhere else load_kernels(folder / "kernels.so", has_own_memory(target))
         tuning, outputs, overwriting = read_tuning(folder), load_output_names(folder), load_overwriting(folder)
     except (OSError, ValueError, TypeError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from tvm_pipeline.core.model import Model
@@ -17,7 +17,11 @@ WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a 
 
 
 def build_libraries(
-    model: Model, choices: Mapping[str, AnyChoices], progress: Callable[[str], None], host: str = ""
+    model: Model,
+    choices: Mapping[str, AnyChoices],
+    progress: Callable[[str], None],
+    host: str = "",
+    elsewhere: Collection[str] = (),
 ) -> list[Library]:
     """Compile `model` for each target, or take it from the cache.
 
@@ -26,6 +30,7 @@ def build_libraries(
 
     Args:
         choices: of tuning, by target, in the sequence of the libraries.
+        elsewhere: targets whose code is not loaded, since it runs on another machine alone.
 
     Raises what `build_library` raises, and ends the other children.
     """
@@ -38,11 +43,14 @@ def build_libraries(
 
     apart = len(choices) > 1 and len(model.content) + len(model.params) >= WORTH_A_CHILD
     if not apart:
-        return [build_library(model, target, progress, host, chosen) for target, chosen in choices.items()]
+        return [
+            build_library(model, target, progress, host, chosen, elsewhere=target in elsewhere)
+            for target, chosen in choices.items()
+        ]
     with ThreadPoolExecutor(min(len(choices), len(os.sched_getaffinity(0)))) as pool:
         try:
             made = [
-                pool.submit(build_library, model, target, tell, host, chosen, apart=True)
+                pool.submit(build_library, model, target, tell, host, chosen, apart=True, elsewhere=target in elsewhere)
                 for target, chosen in choices.items()
             ]
             return [future.result() for future in made]

@@ -93,13 +93,18 @@ def read_device_records(target: str) -> list[DeviceRecord]:
     return read_lines(device_file(target), lambda line: _record(line, described))
 
 
-def recorded(target: str, *, winograd: bool = False) -> AnyChoices:
-    """Return what tuning recorded on this machine for a target, with the index of its device if that is a GPU.
+def recorded(target: str, *, winograd: bool = False, measured_on: str = "") -> AnyChoices:
+    """Return what tuning recorded for a target, with the index of its device if that is a GPU.
+
+    Args:
+        measured_on: the processor of a CPU's target; this machine's without it.
 
     Raises:
         PlatformError: TVM cannot use such a GPU here.
     """
-    return recorded_device_choices(target) if has_own_memory(target) else recorded_choices(target, winograd=winograd)
+    if has_own_memory(target):
+        return recorded_device_choices(target)
+    return recorded_choices(target, winograd=winograd, measured_on=measured_on)
 
 
 def recorded_device_choices(target: str) -> dict[DeviceWorkload, DeviceChoice]:

@@ -90,9 +90,9 @@ class _Line(msgspec.Struct):
     result: tuple[tuple[Annotated[float, msgspec.Meta(gt=0)]], int, float, float]
 
 
-def records_file(target: str) -> Path:
-    """Return the file of what was measured for a target on this processor."""
-    return file_of(f"{target} {processor()}")
+def records_file(target: str, measured_on: str = "") -> Path:
+    """Return the file of what was measured for a target on a processor; on this one without its name."""
+    return file_of(f"{target} {measured_on or processor()}")
 
 
 def file_of(described: str) -> Path:
@@ -101,14 +101,14 @@ def file_of(described: str) -> Path:
     return cache_folder() / "tuning" / f"{readable}-{hashlib.sha256(described.encode()).hexdigest()[:8]}.jsonl"
 
 
-def read_records(target: str) -> list[Record]:
-    """Return what was measured for a target on this processor; log how many lines are skipped."""
+def read_records(target: str, measured_on: str = "") -> list[Record]:
+    """Return what was measured for a target, on this processor unless another is named; log how many are skipped."""
 
     def read(line: bytes) -> Record:
         with tvm.target.Target(target):
             return _record(line, target)
 
-    return read_lines(records_file(target), read)
+    return read_lines(records_file(target, measured_on), read)
 
 
 def read_lines(file: Path, read: Callable[[bytes], T]) -> list[T]:
@@ -133,13 +133,14 @@ def read_lines(file: Path, read: Callable[[bytes], T]) -> list[T]:
     return found
 
 
-def recorded_choices(target: str, *, winograd: bool = False) -> dict[Workload, Choice]:
+def recorded_choices(target: str, *, winograd: bool = False, measured_on: str = "") -> dict[Workload, Choice]:
     """Return the best proven choice of each workload, without those that the static rule makes anyway.
 
     Args:
         winograd: whether Winograd's algorithm is allowed; what a search with it has proven comes first.
+        measured_on: the processor; this machine's without it.
     """
-    proven = [record for record in read_records(target) if record.proven]
+    proven = [record for record in read_records(target, measured_on) if record.proven]
     best = best_of(record for record in proven if not record.winograd)
     if winograd:
         best |= best_of(record for record in proven if record.winograd)
@@ -165,6 +166,25 @@ def best_of(records: Iterable[R]) -> dict[Any, R]:
 def append_record(target: str, record: Record) -> None:
     """Append a record to the file of its target."""
     append_line(records_file(target), line_of(target, record))
+
+
+def lines_for(target: str) -> list[bytes]:
+    """Return the lines of what was measured for a target on this processor, for another machine that compiles for it.
+
+    See `take_lines`, which that machine calls.
+    """
+    file = records_file(target)
+    return [line for line in file.read_bytes().split(b"\n") if line.strip()] if file.exists() else []
+
+
+def take_lines(target: str, measured_on: str, lines: Iterable[bytes]) -> int:
+    """Keep lines of another processor that are not here yet; return how many. They are checked when they are read."""
+    file = records_file(target, measured_on)
+    known = set(file.read_bytes().split(b"\n")) if file.exists() else set()
+    new = [line for line in lines if line not in known and b"\n" not in line]
+    for line in new:
+        append_line(file, line)
+    return len(new)
 
 
 def append_line(file: Path, line: bytes) -> None:
