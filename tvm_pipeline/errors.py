@@ -17,7 +17,8 @@
     └── RunError                   a running pipeline
         ├── StageError             a stage raised; carries stage, device and frame, and the host operator that raised
         ├── PipelineTimeoutError   nothing came in the time allowed
-        └── PipelineClosedError    used before start or after stop
+        ├── PipelineClosedError    used before start or after stop
+        └── BoardLostError         a board that cannot be reached, or no longer
 
 A message says what went wrong, where (file, operator, device, frame), and what to do next.
 """
@@ -132,3 +133,7 @@ class PipelineTimeoutError(RunError):
 
 class PipelineClosedError(RunError):
     """The pipeline was used before it was started or after it was stopped."""
+
+
+class BoardLostError(RunError):
+    """A board cannot be reached, is in use, or its link could not be had back."""
