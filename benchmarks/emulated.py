@@ -1,6 +1,6 @@
 """Run what is compiled for aarch64 on an emulated processor, and compare results. It says nothing about speed.
 
-    python benchmarks/emulated.py            # sets the machine up once (1.7 GB), then some minutes
+    python benchmarks/emulated.py            # sets the machine up once (2 GB), then some minutes
     python benchmarks/emulated.py --short    # one small network, for CI, which sets nothing up
 
 1. Networks are compiled here and run there, by this project's own sources, for three cases:
@@ -128,7 +128,7 @@ def compiled_here(board: Machine, model: Model, cuts: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         places = {case: folder / str(number) for number, case in enumerate(INT8 if is_int8 else FLOAT)}
-        with patch.dict(os.environ, CXX=str(board.linker)):
+        with patch.dict(os.environ, PATH=f"{board.linkers}{os.pathsep}{os.environ['PATH']}"):
             for (target, tiles), place in places.items():
                 choices = {}
                 if tiles == OTHER:

@@ -2,7 +2,7 @@
 
 QEMU translates the instructions of one program, and passes its system calls on to the kernel of this machine. So
 nothing is booted, and files and processes are those of this machine. Everything lies in one folder of the cache, is
-fetched once (1.7 GB) by apt-get and pip, and needs no rights: nothing is installed on this machine.
+fetched once (2 GB) by apt-get and pip, and needs no rights: nothing is installed on this machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -31,15 +30,20 @@ SYSTEM = ("python3", "libstdc++6", "libgomp1")  # of the machine
 TOOLS = ("qemu-user-static:amd64", "binutils-aarch64-linux-gnu:amd64")  # of this one: the emulator and a linker
 NEEDS = "an x86-64 machine with apt-get, dpkg-deb and Debian's keyring (debian-archive-keyring)"
 
+EXTRAS = ("relay", "video")
+
 # QEMU's -0 tells Python that the script is its executable, so that children are emulated, too.
 _PYTHON = """#!/bin/sh
-here=$(dirname "$0")
+here=${0%/*}
 exec "$here/tools/usr/bin/qemu-aarch64-static" -0 "$0" -L "$here/system" "$here/system/usr/bin/python3" -s -S "$@"
 """
 # Called as a C compiler that links: the linker would take -fPIC for an option of its own.
-_LINK = """#!/bin/sh
-here=$(dirname "$0")
+_COMPILER = """#!/bin/sh
 for option; do shift; [ "$option" = -fPIC ] || set -- "$@" "$option"; done
+exec "${0%/*}/bin/aarch64-linux-gnu-ld" "$@"
+"""
+_LINKER = """#!/bin/sh
+here=${0%/*}/..
 LD_LIBRARY_PATH="$here/tools/usr/lib/x86_64-linux-gnu" exec "$here/tools/usr/bin/aarch64-linux-gnu-ld" "$@"
 """
 
@@ -51,28 +55,41 @@ class Machine:
         self._folder = folder
 
     @property
-    def linker(self) -> Path:
-        """What links objects for aarch64; in the environment as CXX it does so for TVM."""
-        return self._folder / "link"
+    def linkers(self) -> Path:
+        """A folder for the PATH of this machine, with the linker for code of the emulated one."""
+        return self._folder / "bin"
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the command that runs Python there."""
+        return [str(self._folder / "python"), *arguments]
+
+    def settings(self, processor: str, cache: Path, *, compiler: bool = True) -> dict[str, str]:
+        """Return the environment of a command: with this project's sources, and a cache of its own.
+
+        Args:
+            processor: that QEMU knows.
+            compiler: what is taken for a C compiler, and links, is there; otherwise no program is on the PATH.
+        """
+        root = Path(__file__).parents[1]
+        places = [root, root / "backends", root / "benchmarks", self._folder / "packages"]
+        settings: dict[str, object] = {
+            "PATH": os.environ["PATH"] if compiler else "/nowhere",
+            "PYTHONPATH": os.pathsep.join(map(str, places)),
+            "PYTHONDONTWRITEBYTECODE": 1,
+            "QEMU_CPU": processor,
+            "TVM_PIPELINE_CACHE": cache,
+        }
+        if compiler:
+            settings["CXX"] = self._folder / "compiler"
+        return {key: str(value) for key, value in settings.items()}
 
     def python(self, *arguments: str, processor: str, cache: Path) -> None:
-        """Run Python there, on a processor that QEMU knows, with this project's sources and a cache of its own.
+        """Run Python there and wait for it; the arguments are those of `command` and `settings`.
 
         Raises:
             subprocess.CalledProcessError: it failed; what it printed stands above.
         """
-        root = Path(__file__).parents[1]
-        places = [root, root / "backends", root / "benchmarks", self._folder / "packages"]
-        settings: Mapping[str, object] = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join(map(str, places)),
-            "PYTHONDONTWRITEBYTECODE": 1,
-            "CXX": self.linker,
-            "QEMU_CPU": processor,
-            "TVM_PIPELINE_CACHE": cache,
-        }
-        command = [str(self._folder / "python"), *arguments]
-        subprocess.run(command, env={key: str(value) for key, value in settings.items()}, check=True)
+        subprocess.run(self.command(*arguments), env=self.settings(processor, cache), check=True)
 
 
 def machine(install: bool) -> Machine | None:
@@ -80,9 +97,9 @@ def machine(install: bool) -> Machine | None:
     required = [
         requirement.partition(";")[0]
         for requirement in distribution("tvm-pipeline").requires or []
-        if "extra" not in requirement or 'extra == "relay"' in requirement
+        if "extra" not in requirement or any(f'extra == "{extra}"' in requirement for extra in EXTRAS)
     ]
-    described = "|".join((SOURCE, *SYSTEM, *TOOLS, *required, _PYTHON, _LINK))
+    described = "|".join((SOURCE, *SYSTEM, *TOOLS, *required, _PYTHON, _COMPILER, _LINKER))
     folder = cache_folder() / "tools" / f"emulated-aarch64-{hashlib.sha256(described.encode()).hexdigest()[:8]}"
     if folder.exists():
         return Machine(folder)
@@ -136,6 +153,7 @@ def _set_up(folder: Path, required: list[str]) -> None:
     described.mkdir()
     for name in ("METADATA", "entry_points.txt"):
         (described / name).write_text(distribution("tvm-pipeline").read_text(name) or "")
-    for name, content in (("python", _PYTHON), ("link", _LINK)):
+    (folder / "bin").mkdir()
+    for name, content in (("python", _PYTHON), ("compiler", _COMPILER), ("bin/aarch64-linux-gnu-ld", _LINKER)):
         (folder / name).write_text(content)
         (folder / name).chmod(0o755)

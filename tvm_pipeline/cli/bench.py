@@ -16,6 +16,7 @@ from tvm_pipeline.cli.options import (
     ObjectiveOption,
     PlatformOption,
     PowerSensorOption,
+    RemoteOption,
     ShapesOption,
     ValuesOption,
     check_outputs,
@@ -27,12 +28,11 @@ from tvm_pipeline.core.plan import Prediction, read_plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.every_cut import every_cut
+from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import check_picture, comparison_table, cuts_table, draw_cuts
 from tvm_pipeline.report.drawing import new_figure
-from tvm_pipeline.runtime.comparison import Run, runner, side_by_side
+from tvm_pipeline.runtime.comparison import Run, side_by_side
 from tvm_pipeline.runtime.measured_cuts import TURN_S, CutComparison, MeasuredCut, expected_s, measured_cuts
-from tvm_pipeline.runtime.metering import metered
-from tvm_pipeline.service.power_meter import opened_meter
 from tvm_pipeline.service.workflow import (
     checked_objective,
     compile_source,
@@ -68,6 +68,7 @@ def command(
     rounds: Annotated[int, typer.Option(help="Number of rounds in which the plans take turns.")] = 3,
     objective: ObjectiveOption = "throughput",
     power_sensor: PowerSensorOption = "",
+    remote: RemoteOption = None,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
@@ -108,18 +109,19 @@ def command(
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     with ExitStack() as stack:
         tell = stack.enter_context(spinner())
+        machine = stack.enter_context(opened_machine(remote, tell))
         if model.endswith(".tar"):
-            bundle = stack.enter_context(opened_bundle(Path(model), warn))
+            bundle = stack.enter_context(opened_bundle(Path(model), warn, machine=machine))
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
             run = _application_run(bundle) if bundle.application else None
         else:
-            opened = planned(model, shapes, platform, None, tell, warn, values=values)
+            opened = planned(model, shapes, platform, None, tell, warn, values=values, machine=machine)
             subject = stack.enter_context(opened)
             if subject.compiled is None:
                 raise OptionError(subject.not_here)
             problem, compiled, run = subject.problem(chosen), subject.compiled, None
-        meter = stack.enter_context(opened_meter(power_sensor, warn))
-        run = metered(run or runner(compiled, problem.platform), problem, meter, warn)
+        measuring = stack.enter_context(machine.metering(problem, power_sensor, warn))
+        run = measuring(compiled, problem.platform, run)
         if devices:
             cuts, turn_s = every_cut(problem, *devices), seconds or TURN_S
             say(f"{len(cuts)} cuts, about {expected_s(cuts, turn_s, rounds):.0f} s by their predictions")
@@ -134,9 +136,11 @@ def command(
             decision, _ = decide(problem, "best", None, tell, verify_s=0.0)
             runs, notes = [(candidate, run) for candidate in decision.candidates], [""] * len(decision.candidates)
             if tuned_kernels(compiled) and not model.endswith(".tar"):
-                untuned = compile_source(model, shapes, platform, tell, silent, tuned=False, values=values)
+                untuned = compile_source(
+                    model, shapes, platform, tell, silent, tuned=False, values=values, machine=machine
+                )
                 unpredicted = replace(decision.plan, predicted=Prediction())
-                runs.append((unpredicted, metered(runner(untuned.compiled, untuned.platform), problem, meter, warn)))
+                runs.append((unpredicted, measuring(untuned.compiled, untuned.platform)))
                 notes.append("not tuned")
         results = side_by_side(runs, seconds=seconds or SECONDS, rounds=rounds, progress=tell)
     if json:

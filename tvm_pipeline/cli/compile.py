@@ -22,6 +22,7 @@ from tvm_pipeline.cli.options import (
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
+    RemoteOption,
     SchedulerOption,
     ShapesOption,
     StagesOption,
@@ -29,6 +30,7 @@ from tvm_pipeline.cli.options import (
     VerifyOption,
     WinogradOption,
     check_outputs,
+    check_remote,
     shapes_of,
     values_of,
     verify_seconds,
@@ -38,20 +40,23 @@ from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.plan import Decision, Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import read_profile
-from tvm_pipeline.core.state_loops import parse_carry
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.core.state_loops import Carry, parse_carry
+from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.remote.remote_machine import RemoteMachine, opened_machine
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
-from tvm_pipeline.service.machine_modes import other_mode
+from tvm_pipeline.service.machine import Machine
 from tvm_pipeline.service.mode_profiles import decide_modes
 from tvm_pipeline.service.workflow import (
     Compiled,
+    Say,
     checked_objective,
     checked_scheduler,
     compile_source,
     decide,
     given_plan,
     measured_profile,
+    silent,
 )
 
 if TYPE_CHECKING:
@@ -67,6 +72,7 @@ def command(
     scheduler: SchedulerOption = "best",
     platform: PlatformOption = None,
     profile: ProfilesOption = None,
+    remote: RemoteOption = None,
     preprocessing: Annotated[
         str | None,
         typer.Option(help=f"{PREPROCESSING_HELP} Without it, MODEL.toml where that exists."),
@@ -117,6 +123,8 @@ def command(
     for name, value in around_it.items():
         if value is not None and source is None:
             raise OptionError(f"--{name} goes with --source, which it is measured on")
+    check_remote(remote, {"source": source}, "the camera is over there; compile the application on the board")
+    check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     chosen = checked_objective(objective)
     checked_scheduler(scheduler)
     check_outputs(output)
@@ -131,7 +139,7 @@ def command(
     states = tuple(map(parse_carry, carry or ()))
     beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (str(beside) if beside.exists() else None)
-    with spinner() as tell:
+    with spinner() as tell, opened_machine(remote, tell) as machine:
         order: Order | None = "memory" if memory_order else None
         made = compile_source(
             model,
@@ -145,13 +153,15 @@ def command(
             carry=states,
             power_mode=profiles[0].power_mode if len(profiles) == 1 else "",
             memory_rewrite=memory_rewrite,
+            machine=machine,
         )
         memory_order = made.compiled.order == "memory"
         request = _request(decoder, labels, threshold, classes) if settings or source else None
         reading = _interpreted(made, settings, request) if request else None
         prepared = reading.preprocessing.to_dict() if reading and settings else None
-        measured = measured_profile(made, profile[0] if profile else None, tell, warn)
-        if elsewhere := other_mode(made.platform, measured.power_mode):
+        compared = _compared(machine, made, model, input_shapes, input_values, states, winograd, tell)
+        measured = measured_profile(made, profile[0] if profile else None, tell, warn, machine=machine)
+        if elsewhere := machine.other_mode(made.platform, measured.power_mode):
             if source:
                 raise OptionError(f"--source is measured in the present power mode: {elsewhere}; set it before")
             obstacle = obstacle or elsewhere
@@ -174,7 +184,13 @@ def command(
         else:
             compiled = None if source else made.compiled
             decision, measured = decide(
-                problem, scheduler, compiled, tell, verify_s=verify_seconds(verify, obstacle), run=run
+                problem,
+                scheduler,
+                compiled,
+                tell,
+                verify_s=verify_seconds(verify, obstacle),
+                run=run,
+                machine=machine,
             )
         activations = _activations(made, decision.plan) if memory_order else []
         tell(f"writing {output}")
@@ -195,6 +211,7 @@ def command(
         listed: dict[str, Any] = {"tuned": [asdict(found) for found in tuned_kernels(made.compiled)]}
         listed |= {"activations": activations} if memory_order else {}
         listed |= {"rewriting": asdict(made.rewriting)} if made.rewriting else {}
+        listed |= {"board": machine.name, "compared": compared} if remote else {}
         print_json({"output": str(output), **decision_json(decision, problem.platform), **listed})
     else:
         show(candidates_table(decision), json)
@@ -205,6 +222,8 @@ def command(
         if made.rewriting and made.rewriting.operators:
             show(in_parts_table(made.rewriting), json)
             show(in_parts_text(made.rewriting), json)
+        for line in compared:
+            show(line, json)
         show(f"{with_options(decision.why)}\nwritten: {output}", json)
 
 
@@ -215,6 +234,35 @@ class _Activations(TypedDict):
     device: str
     usual_bytes: int
     ordered_bytes: int
+
+
+def _compared(
+    machine: Machine,
+    made: Compiled,
+    model: str,
+    input_shapes: str | None,
+    input_values: str | None,
+    states: Carry,
+    winograd: bool,
+    tell: Say,
+) -> list[str]:
+    """Compare a model on a board with the same model compiled for this machine; return a line for each kind of device.
+
+    Raises what `RemoteMachine.check` raises.
+    """
+    if not isinstance(machine, RemoteMachine):
+        return []
+    tell(f"compiling {model} for this machine, to compare with board {machine.name}")
+    shapes, values = shapes_of(input_shapes), values_of(input_values)
+    try:
+        own = compile_source(model, shapes, None, tell, silent, winograd=winograd, values=values, carry=states)
+    except PipelineError as error:
+        warn(f"what board {machine.name} computes is not compared with this machine: {error}")
+        return []
+    lines = machine.check(made, own)
+    if not lines:
+        warn(f"what board {machine.name} computes is not compared: no device alone computes all of {model}")
+    return lines
 
 
 def _request(decoder: str | None, labels: str | None, threshold: float | None, classes: str | None) -> Request:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +18,15 @@ from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
 PlatformOption = Annotated[
     Path | None,
     typer.Option("--platform", help="TOML file of devices and links; without it, this machine is detected."),
+]
+RemoteOption = Annotated[
+    str | None,
+    typer.Option(
+        "--remote",
+        metavar="HOST:PORT",
+        help="A board that `tvm-pipeline serve-rpc` runs on, such as localhost:9190 behind `ssh -L`: its devices are "
+        "compiled for here, and measured there.",
+    ),
 ]
 ShapesOption = Annotated[
     str | None,
@@ -124,6 +134,13 @@ def shapes_of(text: str | None) -> Shapes | None:
 def values_of(text: str | None) -> Values | None:
     """Return the values that --input-values gives."""
     return parse_values(text) if text else None
+
+
+def check_remote(remote: str | None, given: Mapping[str, object], why: str) -> None:
+    """Raise OptionError where a board is asked for beside a setting, by its field, that is for this machine alone."""
+    for name, value in given.items():
+        if remote is not None and value:
+            raise OptionError(f"`{name}` does not go with `remote`: {why}", option=name)
 
 
 def verify_seconds(verify: float | None, obstacle: str = "") -> float:

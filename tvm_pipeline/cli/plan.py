@@ -15,6 +15,7 @@ from tvm_pipeline.cli.options import (
     ObjectiveOption,
     PlatformOption,
     ProfilesOption,
+    RemoteOption,
     SchedulerOption,
     ShapesOption,
     StagesOption,
@@ -33,9 +34,9 @@ from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning.search.pareto import pareto
+from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.report.tables import percent
-from tvm_pipeline.service.machine_modes import other_mode
 from tvm_pipeline.service.merged import merged
 from tvm_pipeline.service.mode_profiles import decide_modes
 from tvm_pipeline.service.modelled import how_good, modelled
@@ -75,6 +76,7 @@ def command(
         typer.Option("--pareto", help="All plans that no other beats in throughput, latency and energy together."),
     ] = False,
     verify: VerifyOption = None,
+    remote: RemoteOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
     json: JsonOption = False,
@@ -97,17 +99,21 @@ def command(
     if together and (input_shapes or input_values):
         option = "--input-shapes" if input_shapes else "--input-values"
         raise OptionError(f"{option} goes with one model; compile each into a bundle, and plan the bundles")
+    if remote is not None and together:
+        raise OptionError("`remote` goes with one model; plan each on the board", option="remote")
     if front and modes:
         raise OptionError("--pareto lists the plans of one power mode; give the --profile of one")
     several = "plans of several power modes are compared by their predictions" if modes else ""
     verify_seconds(verify, "--pareto lists plans and compares none" if front else several)
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     first = profiles[0] if profiles else None
-    with spinner() as tell, ExitStack() as stack:
+    with spinner() as tell, opened_machine(remote, tell) as machine, ExitStack() as stack:
         subject = stack.enter_context(
             merged(models, platform, profiles, tell, warn, from_models=True)
             if together
-            else planned(models[0], shapes, platform, first, tell, warn, values=values, from_models=True)
+            else planned(
+                models[0], shapes, platform, first, tell, warn, values=values, from_models=True, machine=machine
+            )
         )
         problem = subject.problem(
             chosen,
@@ -124,9 +130,9 @@ def command(
             decision, problem = decide_modes(problem, subject.platform, known, scheduler, tell)
         else:
             seconds = verify_seconds(
-                verify, subject.not_here or other_mode(problem.platform, subject.profile.power_mode)
+                verify, subject.not_here or machine.other_mode(problem.platform, subject.profile.power_mode)
             )
-            decision, _ = decide(problem, scheduler, subject.compiled, tell, verify_s=seconds)
+            decision, _ = decide(problem, scheduler, subject.compiled, tell, verify_s=seconds, machine=machine)
         memories = stage_memories(problem.graph, problem.platform, decision.plan)
     errors = modelled(problem.platform, problem.profile)
     if errors:

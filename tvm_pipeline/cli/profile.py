@@ -14,10 +14,12 @@ from tvm_pipeline.cli.options import (
     MemoryRewriteOption,
     PlatformOption,
     PowerSensorOption,
+    RemoteOption,
     ShapesOption,
     ValuesOption,
     WinogradOption,
     check_outputs,
+    check_remote,
     shapes_of,
     values_of,
 )
@@ -25,9 +27,9 @@ from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
+from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import devices_table, joules_table
 from tvm_pipeline.service.mode_profiles import mode_file, profile_modes
-from tvm_pipeline.service.power_meter import required_sensor, with_joules
 from tvm_pipeline.service.workflow import REPEATS, Compiled, compile_source, measured_profile
 
 
@@ -65,6 +67,7 @@ def command(
             help="With --power-modes: set each mode, which takes the rights of root, and put back what was before.",
         ),
     ] = False,
+    remote: RemoteOption = None,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
@@ -82,11 +85,13 @@ def command(
         raise OptionError("`power_sensor` goes with `power`", option="power_sensor")
     if allow_power_modes and not power_modes:
         raise OptionError("--allow-power-modes goes with --power-modes")
+    check_remote(remote, {"power_modes": power_modes}, "modes are set on the machine itself; run the command there")
+    check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     check_outputs(output, graph)
-    if power:
-        required_sensor(power_sensor).close()  # that it is missing is told before anything is compiled
     shapes, values = shapes_of(input_shapes), values_of(input_values)
-    with spinner() as tell:
+    with spinner() as tell, opened_machine(remote, tell) as machine:
+        if power:
+            machine.check_sensor(power_sensor)  # that it is missing is told before anything is compiled
 
         def made_in(mode: str) -> Compiled:
             return compile_source(
@@ -99,13 +104,13 @@ def command(
                 values=values,
                 power_mode=mode,
                 memory_rewrite=memory_rewrite,
+                machine=machine,
             )
 
         def measure(made: Compiled) -> Profile:
-            found = measured_profile(made, None, tell, warn, repeats, strict)
+            found = measured_profile(made, None, tell, warn, repeats, strict, machine)
             if power:
-                sensor = required_sensor(power_sensor)
-                found = with_joules(made.compiled, made.platform, found, sensor, tell, warn)
+                found = machine.with_joules(made.compiled, made.platform, found, power_sensor, tell, warn)
             return found
 
         def once() -> Iterator[tuple[Compiled, Profile]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -11,16 +11,21 @@ from tvm_pipeline.backends.tuning import TuningReport
 from tvm_pipeline.cli.options import (
     JsonOption,
     PlatformOption,
+    RemoteOption,
     ShapesOption,
     ValuesOption,
     WinogradOption,
+    check_remote,
     shapes_of,
     values_of,
 )
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
+from tvm_pipeline.core.platform import read_platform
+from tvm_pipeline.frontends import load
+from tvm_pipeline.remote.remote_machine import RemoteMachine, opened_machine
 from tvm_pipeline.report import TextTable, comparison_table, in_units_of
 from tvm_pipeline.service.tune_plan import PlanTuning, tune_plan
-from tvm_pipeline.service.tune_targets import SECONDS, tune_source
+from tvm_pipeline.service.tune_targets import SECONDS, check_seconds, tune_source
 from tvm_pipeline.service.workflow import checked_objective
 
 
@@ -40,6 +45,7 @@ def command(
         ),
     ] = None,
     winograd: WinogradOption = False,
+    remote: RemoteOption = None,
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
@@ -47,7 +53,8 @@ def command(
 ) -> None:
     """Search for faster kernels of a model by measuring; later compilations of it on this machine use them.
 
-    CPU cores and GPUs of the platform are tuned, one after the other.
+    CPU cores and GPUs of the platform are tuned, one after the other. A board tunes with its own compiler, and what it
+    finds serves later compilations here for the board.
 
     Results stay the same, bit for bit, unless --winograd is given here and to `compile`. A search that was stopped goes
     on where it ended when the command is repeated.
@@ -55,8 +62,13 @@ def command(
     Example: tvm-pipeline tune model.onnx --seconds 60
     """
     shapes, values = shapes_of(input_shapes), values_of(input_values)
-    with spinner() as tell:
-        if objective:
+    check_remote(remote, {"objective": objective}, "plans are measured meanwhile; run the command on the board")
+    with spinner() as tell, opened_machine(remote, tell) as machine:
+        if isinstance(machine, RemoteMachine):
+            check_seconds(seconds)
+            asked = replace(load(model, shapes, values), winograd=winograd)
+            found, reports = None, machine.tune(asked, read_platform(platform) if platform else None, seconds, tell)
+        elif objective:
             found = tune_plan(
                 model,
                 checked_objective(objective),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeAlias
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
+from tvm_pipeline.backends.optional import Elsewhere
 from tvm_pipeline.backends.registry import served_devices, settle_platform
 from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.model import Model
@@ -32,24 +34,28 @@ class Wish:
     Attributes:
         order, tuned, rewrite: as `workflow.compile_source` takes them.
         asked: the user named the platform, so that none of its devices may be left out.
+        elsewhere: the devices are those of another machine.
+        processor: of that machine, by which what tuning has found there is known.
     """
 
     order: Order | None
     tuned: bool
     rewrite: bool
     asked: bool
+    elsewhere: bool = False
+    processor: str = ""
 
 
 def compiled_on(model: Model, platform: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
     """Compile a model for a platform, with the backend that serves it; raise as `workflow.compile_source` does."""
-    backend, settled = settle_platform(platform)
+    backend, settled = settle_platform(platform, elsewhere=wish.elsewhere)
     for line in stand_in_warnings(settled):
         warn(line)
     wish = replace(wish, order="memory" if wish.rewrite else wish.order or _order_of(settled))
     try:
         return _compiled_beside(model, backend, settled, wish, tell, warn)
     except ModelError as error:
-        if wish.asked:
+        if wish.asked or wish.elsewhere:
             raise
         if wish.rewrite:
             raise ModelError(
@@ -70,7 +76,7 @@ def _compiled_beside(model: Model, backend: Backend, settled: Platform, wish: Wi
         # Nobody asked for these devices: without them the model may compile.
         left_out = ", ".join(device.name for device in settled.devices if device not in others)
         warn(f"{left_out} left out of {model.name}: {error}")
-    backend, settled = settle_platform(replace(settled, devices=others))
+    backend, settled = settle_platform(replace(settled, devices=others), elsewhere=wish.elsewhere)
     return _compiled(model, backend, settled, wish, tell, warn)
 
 
@@ -79,7 +85,11 @@ def _order_of(platform: Platform) -> Order:
 
 
 def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
-    compile_ = backend.compile_untuned if isinstance(backend, Tuner) and not wish.tuned else backend.compile
+    compile_: Callable[..., CompiledModel] = backend.compile
+    if wish.elsewhere and isinstance(backend, Elsewhere):
+        compile_ = partial(backend.compile_elsewhere, tuned=wish.tuned, processor=wish.processor)
+    elif isinstance(backend, Tuner) and not wish.tuned:
+        compile_ = backend.compile_untuned
 
     def compiled_as(one: Model) -> CompiledModel:
         return compile_(one, settled.devices, tell, wish.order or "listed")

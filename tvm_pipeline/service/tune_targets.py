@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
 from tvm_pipeline.backends.tuning import Tuner, TuningReport
+from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.errors import OptionError, PlatformError
 from tvm_pipeline.frontends import Shapes, Values, load
@@ -52,8 +53,16 @@ def tune_source(
     """
     check_seconds(seconds)
     model = replace(load(source, shapes, values), winograd=winograd)
-    _, settled = settle_platform(read_platform(platform) if platform else detect_platform(model))
-    return [tuner.tune(model, device, seconds, tell) for device, tuner in tuners_of(settled, warn)]
+    found = tune_model(model, read_platform(platform) if platform else None, seconds, tell, warn)
+    return [report for _, report in found]
+
+
+def tune_model(
+    model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say
+) -> list[tuple[Device, TuningReport]]:
+    """Search for faster kernels of a model that was read, as `tune_source`; return a device of each target, too."""
+    _, settled = settle_platform(platform or detect_platform(model))
+    return [(device, tuner.tune(model, device, seconds, tell)) for device, tuner in tuners_of(settled, warn)]
 
 
 def check_seconds(seconds: float) -> None:

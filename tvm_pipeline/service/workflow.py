@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_pipeline import planning
-from tvm_pipeline.backends.bundle import Bundle, open_bundle
+from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.carried import with_carry
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
 from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
@@ -37,12 +37,11 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
-from tvm_pipeline.profiling import profile_model, stage_timer
-from tvm_pipeline.runtime.comparison import Run, runner
+from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
 from tvm_pipeline.service.compiling import Wish, compiled_on
-from tvm_pipeline.service.doubts import elsewhere_warnings, known_devices, stand_in_warnings
-from tvm_pipeline.service.machine_modes import other_mode, this_machine
+from tvm_pipeline.service.doubts import stand_in_warnings
+from tvm_pipeline.service.machine import HERE, Machine
 from tvm_pipeline.service.modelled import absence, stood_in, to_measure
 from tvm_pipeline.service.power_meter import NONE, opened_meter
 from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
@@ -131,20 +130,23 @@ def checked_scheduler(text: str) -> str:
 
 
 @contextmanager
-def opened_bundle(path: Path, warn: Say = _log.warning, profile: Path | None = None) -> Iterator[Bundle]:
+def opened_bundle(
+    path: Path, warn: Say = _log.warning, profile: Path | None = None, machine: Machine = HERE
+) -> Iterator[Bundle]:
     """Open a bundle, which is unpacked while the block lasts; warn of stand-ins, and of a profile of other devices.
 
     Args:
         profile: a file with a profile to use in place of the bundle's.
+        machine: the one that it was made for.
     """
-    with open_bundle(path) as bundle:
+    with machine.opened(path) as bundle:
         if profile:
             bundle = replace(bundle, profile=read_profile(profile))
         for line in stand_in_warnings(bundle.platform):
             warn(line)
-        for line in elsewhere_warnings(profile or path, bundle.profile, bundle.platform):
+        for line in machine.doubts(profile or path, bundle.profile, bundle.platform):
             warn(line)
-        if other := other_mode(bundle.platform, bundle.profile.power_mode):
+        if other := machine.other_mode(bundle.platform, bundle.profile.power_mode):
             warn(f"{profile or path}: {other}; measured figures will be others")
         yield bundle
 
@@ -163,6 +165,7 @@ def compile_source(
     carry: Carry = (),
     power_mode: str = "",
     memory_rewrite: bool = False,
+    machine: Machine = HERE,
 ) -> Compiled:
     """Read a model and compile it for the platform of a file, or for this machine without one.
 
@@ -182,14 +185,15 @@ def compile_source(
         power_mode: of the platform, whose devices it is compiled for as they are in this mode; empty for all.
         memory_rewrite: do concatenations in parts where that lowers the peak of the order of least memory, in which
             stages then run; warn where nothing is gained. See `rewriting_trial.py`, also for what is raised.
+        machine: the one that has the devices.
     """
     model = replace(load(source, shapes, values), winograd=winograd)
     for note in model.notes:
         warn(f"{model.name}: {note}")
     with _naming(str(source), model):
-        machine = in_mode(read_platform(platform) if platform else this_machine(model, warn), power_mode)
-        wish = Wish(order, tuned, memory_rewrite, platform is not None)
-        backend, compiled, settled, rewriting = compiled_on(model, machine, wish, tell, warn)
+        given = machine.platform(read_platform(platform) if platform else None, model, warn)
+        wish = Wish(order, tuned, memory_rewrite, platform is not None, bool(machine.name), machine.processor)
+        backend, compiled, settled, rewriting = compiled_on(model, in_mode(given, power_mode), wish, tell, warn)
     return Compiled(backend, with_carry(compiled, carry), settled, model.metadata, rewriting)
 
 
@@ -211,6 +215,7 @@ def measured_profile(
     warn: Say = _log.warning,
     repeats: int = REPEATS,
     strict: bool = False,
+    machine: Machine = HERE,
 ) -> Profile:
     """Return the profile of a file, or measure it now without one; warn of what makes it doubtful.
 
@@ -218,11 +223,10 @@ def measured_profile(
     """
     if profile:
         found = read_profile(profile)
-        for line in elsewhere_warnings(profile, found, compiled.platform):
+        for line in machine.doubts(profile, found, compiled.platform):
             warn(line)
     else:
-        found = profile_model(compiled.backend, compiled.compiled, compiled.platform, repeats, tell, strict)
-        found = replace(found, environment={**found.environment, **known_devices(compiled.platform)})
+        found = machine.profile(compiled.backend, compiled.compiled, compiled.platform, repeats, tell, strict)
     for line in found.warnings:
         warn(line)
     return found
@@ -239,6 +243,7 @@ def planned(
     *,
     values: Values | None = None,
     from_models: bool = False,
+    machine: Machine = HERE,
 ) -> Iterator[Planned]:
     """Open what a plan is to be made for.
 
@@ -248,6 +253,7 @@ def planned(
             operators alone, and their seconds are predicted; see `predicted.py`.
         from_models: without a profile, do not measure devices that have a calibrated model; see `modelled.py`. If all
             have one, and one is not here, the model is compiled for its operators alone.
+        machine: the one that has the devices.
     """
     with ExitStack() as stack:
         is_model = not source.endswith(".tar") and (not source.endswith(".json") or is_relay(source))
@@ -255,7 +261,7 @@ def planned(
             raise OptionError(f"`input_shapes` goes with a model; {source} has its shapes", option="input_shapes")
         if source.endswith(".tar"):
             own = None if platform else profile
-            bundle = stack.enter_context(opened_bundle(Path(source), warn, own))
+            bundle = stack.enter_context(opened_bundle(Path(source), warn, own, machine))
             obstacle = f"{source} was compiled for another platform than {platform}" if platform else ""
             if bundle.application:
                 obstacle = obstacle or f"{source} holds a whole application, which `run` and `bench` run on its source"
@@ -270,19 +276,19 @@ def planned(
         elif not is_model:
             graph = read_graph(source)
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform, warn)
-            machine = read_platform(platform) if platform else this_machine(None, warn)
+            given = machine.platform(read_platform(platform) if platform else None, None, warn)
             nothing_runs = f"{source} holds an operator graph alone, and nothing that could run"
-            yield Planned(graph, machine, known, not_here=nothing_runs)
-        elif platform and (absent := _absence(platform, from_models)):
+            yield Planned(graph, given, known, not_here=nothing_runs)
+        elif platform and not machine.name and (absent := _absence(platform, from_models)):
             tell(f"compiling {source} here for its operators alone: {absent}")
             graph = compile_source(source, shapes, None, tell, warn, values=values).compiled.graph
             known = with_predictions(read_profile(profile) if profile else unmeasured(graph), graph, platform, warn)
             yield Planned(graph, read_platform(platform), known, not_here=absent)
         else:
-            made = compile_source(source, shapes, platform, tell, warn, values=values)
+            made = compile_source(source, shapes, platform, tell, warn, values=values, machine=machine)
             measured_on = to_measure(made.platform) if from_models and not profile else made.platform
             if measured_on:
-                known = measured_profile(replace(made, platform=measured_on), profile, tell, warn)
+                known = measured_profile(replace(made, platform=measured_on), profile, tell, warn, machine=machine)
             else:
                 known = unmeasured(made.compiled.graph)
             absent = stood_in(made.platform, known) if from_models else ""
@@ -305,27 +311,30 @@ def decide(
     *,
     verify_s: float = VERIFY_S,
     run: Run | None = None,
+    machine: Machine = HERE,
 ) -> tuple[Decision, Profile]:
     """Plan with the scheduler of that name; return also the profile with what was measured on the way.
 
     Args:
         scheduler: one of `planning.SCHEDULERS`, `best`, or `measured`, which compiles and measures stages.
-        compiled: the model, where there is one, for the problem's platform on this machine.
+        compiled: the model, where there is one, for the problem's platform.
         verify_s: seconds, at most, in which candidates whose predictions are too close run side by side; see
             `runtime.verification.verified`. 0 chooses by prediction.
         run: runs a plan for a turn, where that takes more than `compiled`: with the work of an application, for
             instance. Without both, nothing runs and the prediction decides.
+        machine: the one that `compiled` runs on.
 
-    Where the objective is energy, the best sensor of power of the machine measures these runs.
+    Where the objective is energy, the best sensor of power of this machine measures these runs; on another machine the
+    prediction decides.
 
     Raises what `planning.plan` raises, and OptionError where `verify_s` is no time.
     """
     check_seconds(verify_s)
-    measure = None if compiled is None else stage_timer(compiled)
+    measure = None if compiled is None else machine.stage_timer(compiled, problem.platform)
     decision = planning.plan(problem, scheduler, measure=measure, progress=tell)
     if run is None and compiled is not None:
-        run = runner(compiled, problem.platform)
-    measures = problem.objective == "energy" and run is not None and verify_s > 0
+        run = machine.run(compiled, problem.platform)
+    measures = problem.objective == "energy" and run is not None and verify_s > 0 and not machine.name
     with opened_meter("" if measures else NONE, _log.warning) as meter:
         decision = verified(problem, decision, run, verify_s, tell, meter)
     if not decision.segments:

@@ -1,0 +1,134 @@
+"""The machine whose devices a model is compiled for and measured on: this one, or a board that is reached from here.
+
+The steps of `workflow.py` ask a Machine for all that needs its devices, so that they are the same for both. `HERE` is
+this machine; `remote/remote_machine.py` has the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from tvm_pipeline.backends.bundle import Bundle, open_bundle
+from tvm_pipeline.backends.contract import Backend, CompiledModel
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.core.problem import Problem
+from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.planning.measured import SegmentTimer
+from tvm_pipeline.profiling import profile_model, stage_timer
+from tvm_pipeline.runtime.comparison import Run, runner
+from tvm_pipeline.runtime.metering import metered
+from tvm_pipeline.service.doubts import elsewhere_warnings, known_devices
+from tvm_pipeline.service.machine_modes import other_mode, this_machine
+from tvm_pipeline.service.power_meter import Say, opened_meter, required_sensor, with_joules
+
+
+class Metering(Protocol):
+    """Makes runs of a model tell the joules of its frames, too."""
+
+    def __call__(self, compiled: CompiledModel, platform: Platform, run: Run | None = None) -> Run:
+        """Return what runs plans of a model on a platform, by `run` where that is given."""
+
+
+class Machine(Protocol):
+    """A machine with devices. A model that one of its methods takes was compiled for devices that `platform` gave.
+
+    Attributes:
+        name: for messages; empty for this machine.
+        processor: by which what tuning has found there is known; empty for this machine.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def processor(self) -> str: ...
+
+    def platform(self, given: Platform | None, model: Model | None, warn: Say) -> Platform:
+        """Return the platform that is given, or the devices that are found for a model."""
+
+    def opened(self, path: Path) -> AbstractContextManager[Bundle]:
+        """Open a bundle that was made for the machine while the block lasts; raise BundleError as `open_bundle`."""
+
+    def check_sensor(self, wanted: str) -> None:
+        """Raise what `power_meter.required_sensor` does where there is no sensor of this name."""
+
+    def profile(
+        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, tell: Say, strict: bool
+    ) -> Profile:
+        """Measure a model, as `profiling.profile_model` does; the profile's environment names the devices."""
+
+    def with_joules(
+        self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str, tell: Say, warn: Say
+    ) -> Profile:
+        """Return a profile with joules, as `power_meter.with_joules` does."""
+
+    def doubts(self, source: Path, profile: Profile, platform: Platform) -> list[str]:
+        """Return a line where a profile was measured on another machine, as `doubts.elsewhere_warnings` does."""
+
+    def other_mode(self, platform: Platform, name: str) -> str:
+        """Return why the machine does not show the figures of a power mode; empty where it does."""
+
+    def stage_timer(self, compiled: CompiledModel, platform: Platform) -> SegmentTimer:
+        """Return the function that times stages of a model, as `profiling.stage_timer` does."""
+
+    def run(self, compiled: CompiledModel, platform: Platform) -> Run:
+        """Return the function that runs a plan of a model on noise, as `runtime.comparison.runner` does."""
+
+    def metering(self, problem: Problem, sensor: str, warn: Say) -> AbstractContextManager[Metering]:
+        """Have a sensor of this name, as `power_meter.opened_meter` takes it, measure runs while the block lasts."""
+
+
+class _ThisMachine:
+    """The machine that this process runs on."""
+
+    name = ""
+    processor = ""
+
+    def platform(self, given: Platform | None, model: Model | None, warn: Say) -> Platform:
+        return given or this_machine(model, warn)
+
+    def opened(self, path: Path) -> AbstractContextManager[Bundle]:
+        return open_bundle(path)
+
+    def check_sensor(self, wanted: str) -> None:
+        required_sensor(wanted).close()
+
+    def profile(
+        self, backend: Backend, compiled: CompiledModel, platform: Platform, repeats: int, tell: Say, strict: bool
+    ) -> Profile:
+        found = profile_model(backend, compiled, platform, repeats, tell, strict)
+        return replace(found, environment={**found.environment, **known_devices(platform)})
+
+    def with_joules(
+        self, compiled: CompiledModel, platform: Platform, profile: Profile, sensor: str, tell: Say, warn: Say
+    ) -> Profile:
+        return with_joules(compiled, platform, profile, required_sensor(sensor), tell, warn)
+
+    def doubts(self, source: Path, profile: Profile, platform: Platform) -> list[str]:
+        return elsewhere_warnings(source, profile, platform)
+
+    def other_mode(self, platform: Platform, name: str) -> str:
+        return other_mode(platform, name)
+
+    def stage_timer(self, compiled: CompiledModel, platform: Platform) -> SegmentTimer:
+        return stage_timer(compiled)
+
+    def run(self, compiled: CompiledModel, platform: Platform) -> Run:
+        return runner(compiled, platform)
+
+    @contextmanager
+    def metering(self, problem: Problem, sensor: str, warn: Say) -> Iterator[Metering]:
+        with opened_meter(sensor, warn) as meter:
+
+            def measuring(compiled: CompiledModel, platform: Platform, run: Run | None = None) -> Run:
+                return metered(run or runner(compiled, platform), problem, meter, warn)
+
+            yield measuring
+
+
+HERE: Machine = _ThisMachine()
