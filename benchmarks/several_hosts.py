@@ -1,0 +1,165 @@
+"""Measure what a second host brings to a pipeline, behind a link of a given rate.
+
+The second host is a network namespace of this machine, with one of its cores, behind a pair of virtual network cards
+whose rate the kernel limits (`tc`, token bucket filter). `serve-rpc` runs there, the pipeline here on another core. The
+model is measured and planned on both hosts, and the best plan runs beside the best one of this host alone, in turns.
+Asked: a plan that gains at least 1.2 times. The namespace takes root and the commands `ip` and `tc`; without them the
+link is the loopback, whose rate nothing limits, and it says so. It first holds the backend `remote` to its contract.
+
+    python benchmarks/several_hosts.py             # about six minutes
+    python benchmarks/several_hosts.py --short     # for CI
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tvm_pipeline import load
+from tvm_pipeline.core.plan import Plan
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.remote.remote_backend import RemoteBackend
+from tvm_pipeline.runtime.comparison import in_turn, runner
+from tvm_pipeline.service.workflow import decide, planned
+from tvm_pipeline.testing import check_backend
+
+NETWORKS, RATES = ("resnet-18", "mobilenet", "squeezenet"), ("10gbit", "1gbit", "100mbit")
+NAMESPACE, NEAR, FAR = "tvmp-barn", "10.77.9.1", "10.77.9.2"
+LOOPBACK = "loopback, not limited"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="one network, one rate, a few turns")
+    arguments = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        sys.exit("it takes two cores, one for each host")
+    networks = NETWORKS[2:] if arguments.short else NETWORKS
+    rates = RATES[1:2] if arguments.short else RATES
+    with other_host() as (address, limit):
+        if not arguments.short:
+            check(address, cores[1])
+        table = Table(title="Two hosts of one core each, frames a second; the gain is the median of turns side by side")
+        for column in ("network", "link", "there", "back", "best plan", "predicted", "measured", "one host", "gain"):
+            table.add_column(column)
+        for rate in rates if limit else [LOOPBACK]:
+            if limit:
+                limit(rate)
+            for network in networks:
+                table.add_row(network, rate, *figures(network, address, cores, 3 if arguments.short else 9))
+    Console(width=150).print(table)
+
+
+def check(address: str, core: int) -> None:
+    """Hold the backend to its contract, with a core of the other host."""
+    with closing(RemoteBackend()) as backend:
+        check_backend(backend, load("squeezenet"), [Device("barn", "remote", target=f"{address}/cpu{core}")])
+    print("the backend remote keeps the contract")
+
+
+def figures(network: str, address: str, cores: list[int], rounds: int) -> list[str]:
+    """Return a row: how long a megabyte travels, the best plan of both hosts, and what it gains."""
+    platform = f"""name = "two-hosts"
+[[device]]
+name = "here"
+cores = [{cores[0]}]
+[[device]]
+name = "barn"
+backend = "remote"
+target = "{address}/cpu{cores[1]}"
+"""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(platform)
+        file.flush()
+        with planned(network, platform=Path(file.name), tell=lambda line: print(line, file=sys.stderr)) as subject:
+            assert subject.compiled is not None
+            problem = subject.problem()
+            decision, _ = decide(problem, compiled=subject.compiled)
+            alone = next(plan for plan in decision.candidates if plan.devices == ("here",))
+            run = runner(subject.compiled, subject.platform)
+            fps: dict[str, list[float]] = {"best": [], "alone": []}
+            plans: list[tuple[str, Plan]] = [("best", decision.plan), ("alone", alone)]
+            for round_ in range(rounds):
+                for name, plan in in_turn(plans, round_):
+                    fps[name].append(run(plan, 1.0).throughput_fps)
+            ratios = [best / one for best, one in zip(fps["best"], fps["alone"], strict=True)]
+            moved = subject.profile.devices["barn"]
+            assert moved.receive is not None
+            assert moved.send is not None
+            return [
+                f"{moved.receive.seconds(1_000_000) * 1e3:.1f} ms/MB",
+                f"{moved.send.seconds(1_000_000) * 1e3:.1f} ms/MB",
+                " | ".join(" + ".join(stage.devices) for stage in decision.plan.stages),
+                f"{decision.plan.predicted.throughput_fps:.1f}",
+                f"{statistics.median(fps['best']):.1f}",
+                f"{statistics.median(fps['alone']):.1f}",
+                f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})",
+            ]
+
+
+@contextmanager
+def other_host() -> Iterator[tuple[str, Callable[[str], None] | None]]:
+    """Yield the address of `serve-rpc` on the other host, and what limits the link's rate; None where nothing can."""
+    with ExitStack() as stack:
+        limit: Callable[[str], None] | None = None
+        enter: list[str] = []
+        try:
+            stack.enter_context(namespace())
+            address, limit, enter = f"{FAR}:9190", limit_rate, ["ip", "netns", "exec", NAMESPACE]
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"no network namespace ({error}): the link is the loopback", file=sys.stderr)
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                address = "{}:{}".format(*listener.getsockname())
+        serve = [sys.executable, "-m", "tvm_pipeline.cli", "serve-rpc", "--listen", address, "--allow-others"]
+        process = stack.enter_context(
+            subprocess.Popen([*enter, *serve], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        )
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        if not any(b"listens on" in line for line in process.stdout):
+            sys.exit("the other host's serve-rpc ended")
+        threading.Thread(target=process.stdout.read, daemon=True).start()  # what it says of its clients
+        yield address, limit
+
+
+@contextmanager
+def namespace() -> Iterator[None]:
+    """Make the namespace of the other host, with a pair of network cards between it and this one."""
+    calls(f"ip netns add {NAMESPACE}")
+    try:
+        calls(f"ip link add tvmp0 type veth peer name tvmp1 netns {NAMESPACE}")
+        calls(f"ip address add {NEAR}/24 dev tvmp0", "ip link set tvmp0 up")
+        inside = f"ip netns exec {NAMESPACE}"
+        calls(f"{inside} ip address add {FAR}/24 dev tvmp1", f"{inside} ip link set tvmp1 up")
+        calls(f"{inside} ip link set lo up")
+        yield
+    finally:
+        calls(f"ip netns delete {NAMESPACE}")
+
+
+def limit_rate(rate: str) -> None:
+    """Limit the link to this rate in both directions."""
+    for enter, card in (("", "tvmp0"), (f"ip netns exec {NAMESPACE} ", "tvmp1")):
+        calls(f"{enter}tc qdisc replace dev {card} root tbf rate {rate} burst 256k latency 50ms")
+
+
+def calls(*commands: str) -> None:
+    for command in commands:
+        subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    main()
