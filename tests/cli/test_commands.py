@@ -15,12 +15,21 @@ from tvm_pipeline import Plan, read_graph, read_platform, read_profile
 from tvm_pipeline.cli import app
 
 COMMANDS = sorted(typer.main.get_group(app).commands)
+FLEET = sorted(typer.main.get_group(app).commands["fleet"].commands)
 
 
 def test_every_file_of_a_command_is_one():
-    """A command is named by its file; the others are what commands share."""
+    """A command is named by its file, `fleet plan` by fleet_plan.py; the others are what commands share."""
     files = {path.stem.replace("_", "-") for path in Path(tvm_pipeline.cli.__file__).parent.glob("*.py")}
-    assert set(COMMANDS) == files - {"--init--", "--main--", "options", "output", "screen"}
+    fleet = {f"fleet-{command}" for command in FLEET}
+    assert (set(COMMANDS) - {"fleet"}) | fleet == files - {"--init--", "--main--", "options", "output", "screen"}
+
+
+@pytest.mark.parametrize("command", FLEET)
+def test_every_command_of_a_fleet_has_an_example_in_its_help(cli, command):
+    outcome = cli("fleet", command, "--help")
+    assert outcome.code == 0
+    assert f"Example: tvm-pipeline fleet {command}" in " ".join(outcome.out.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -91,8 +100,13 @@ def test_compile_then_run_a_hand_written_plan(cli, model, bundle, tmp_path):
 
 def test_compile_measures_the_candidates_and_the_bundle_says_so(cli, model, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    bundle = tmp_path / "net.tar"
-    compiled = cli("compile", model, "-o", bundle, "--verify", 5, "--json")
+    bundle, profile = tmp_path / "net.tar", tmp_path / "profile.json"
+    assert cli("profile", model, "-o", profile, "--repeats", 4).code == 0
+    known = json.loads(profile.read_text())
+    for device in known["devices"].values():  # so uncertain that no prediction decides, whatever the machine's moment
+        device["uncertainty"] = dict.fromkeys(device["seconds"], 0.9)
+    profile.write_text(json.dumps(known))
+    compiled = cli("compile", model, "-o", bundle, "--profile", profile, "--verify", 5, "--json")
     assert compiled.code == 0, compiled.err
     choice = compiled.json
     assert choice["decided_by"] == "measurement"

@@ -19,6 +19,7 @@ from rich.console import Console
 from tests.watch.test_metrics import source
 from tests.watch.watched import Watching, watching
 from tvm_pipeline.cli import top
+from tvm_pipeline.core.state import State
 from tvm_pipeline.watch import WatchServer
 
 TOKEN = "a-token-for-the-tests"
@@ -133,7 +134,7 @@ def test_a_run_that_goes_away_and_comes_back(watched, monkeypatch):
     with WatchServer(watched) as first:
         url = first.url
         server = top._server(url, None)
-        views = top._views(server, server.state())
+        views = top._views(server, server.state(State))
         assert "healthy" in text_of(next(views))
         assert "no answer" not in text_of(next(views))
     shown = text_of(next(views))

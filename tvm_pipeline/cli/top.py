@@ -1,4 +1,4 @@
-"""`tvm-pipeline top`: show a running pipeline in the terminal, from /state of its `run --watch`."""
+"""`tvm-pipeline top`: show a running pipeline, or a fleet, in the terminal, from /state of its `--watch`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -19,6 +19,8 @@ from rich.text import Text
 
 from tvm_pipeline.core.state import State
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.fleet.messages import FleetStatus
+from tvm_pipeline.fleet.status_tables import fleet_view
 from tvm_pipeline.report import statistics_table
 from tvm_pipeline.report.tables import UNKNOWN, TextTable, duration, fps, percent
 
@@ -27,6 +29,8 @@ SILENCE_S = 5.0  # after which a server that sends nothing counts as gone
 LARGEST_BYTES = 1 << 25
 SHOWN_EVENTS = 8
 
+_Shown = TypeVar("_Shown", State, FleetStatus)
+
 
 def command(
     url: Annotated[str, typer.Argument(help="The address at which `run --watch` listens.")] = "http://127.0.0.1:9600/",
@@ -34,24 +38,37 @@ def command(
         str | None, typer.Option(help="The token that `run --token` was given.", envvar="TVM_PIPELINE_TOKEN")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
+    fleet: Annotated[bool, typer.Option("--fleet", help="Show a fleet: the address is that of `fleet run`.")] = False,
 ) -> None:
     """Show a running pipeline, once a second, until Ctrl-C: throughput, latency, stages, sources, decisions.
 
+    With --fleet, show a fleet: its hosts, their cameras, what was lost, who would starve, what happened.
+
     Example: tvm-pipeline run model.tar --source camera:0 --watch 9600, and in another terminal: tvm-pipeline top
     """
-    server = _server(url, token)
+    server = _server(url, token, "fleet run" if fleet else "run")
+    if fleet:
+        _show(_fleet_views(server, _first(server, FleetStatus)), once)
+    else:
+        _show(_views(server, _first(server, State)), once)
+
+
+def _first(server: _Server, kind: type[_Shown]) -> _Shown:
     try:
-        state = server.state()
+        return server.state(kind)
     except OSError as error:
         raise PipelineError(
-            f"no answer from {server.url} ({_why(error)}); start `tvm-pipeline run ... --watch "
+            f"no answer from {server.url} ({_why(error)}); start `tvm-pipeline {server.command} ... --watch "
             f"{server.port}`, or give the URL that it printed"
         ) from error
+
+
+def _show(views: Iterator[Group], once: bool) -> None:
     if once:
-        Console().print(view(state, state.statistics.throughput_fps))
+        Console().print(next(views))
         return
     with suppress(KeyboardInterrupt), Live(console=Console(), auto_refresh=False) as live:
-        for shown in _views(server, state):
+        for shown in views:
             live.update(shown, refresh=True)
 
 
@@ -63,6 +80,7 @@ class _Server:
     host: str
     port: int
     token: str | None
+    command: str = "run"  # that serves, for messages
 
     @property
     def url(self) -> str:
@@ -70,8 +88,8 @@ class _Server:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}/"
 
-    def state(self) -> State:
-        """Ask once.
+    def state(self, kind: type[_Shown]) -> _Shown:
+        """Ask once, for what this kind of server tells.
 
         Raises:
             OSError: nothing answers there.
@@ -95,24 +113,26 @@ class _Server:
             raise OptionError(f"{self.url} refuses: {text}")
         if answer.status == 401:
             what = "does not take this token" if self.token else "wants a token"
-            raise OptionError(f"{self.url} {what}; give --token, or set TVM_PIPELINE_TOKEN, as `run` was given it")
+            raise OptionError(
+                f"{self.url} {what}; give --token, or set TVM_PIPELINE_TOKEN, as `{self.command}` was given it"
+            )
         if answer.status >= 500:
             raise ConnectionError(f"{answer.status}: {text}")
         if answer.status != 200:
             raise self._stranger(f"status {answer.status}")
         try:
-            return msgspec.json.decode(body, type=State)
+            return msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError as error:
             raise self._stranger(str(error)) from error
 
     def _stranger(self, why: str) -> PipelineError:
         return PipelineError(
-            f"what answers at {self.url} is no `tvm-pipeline run --watch` of this version ({why}); "
-            "give the URL that `run` printed"
+            f"what answers at {self.url} is no `tvm-pipeline {self.command} --watch` of this version ({why}); "
+            f"give the URL that `{self.command}` printed"
         )
 
 
-def _server(url: str, token: str | None) -> _Server:
+def _server(url: str, token: str | None, command: str = "run") -> _Server:
     """Read `http://host:port/`, also without http://, and with the page's ?token=."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -125,7 +145,7 @@ def _server(url: str, token: str | None) -> _Server:
     token = token or parse_qs(parts.query).get("token", [None])[0]
     if token is not None and not re.fullmatch("[!-~]+", token):
         raise OptionError("--token: a token is plain ASCII without blanks; give the one that `run` was given")
-    return _Server(scheme == "https", host, port or (443 if scheme == "https" else 80), token)
+    return _Server(scheme == "https", host, port or (443 if scheme == "https" else 80), token, command)
 
 
 def _views(server: _Server, state: State) -> Iterator[Group]:
@@ -136,7 +156,7 @@ def _views(server: _Server, state: State) -> Iterator[Group]:
     while True:
         time.sleep(LOOK_EVERY_S)
         try:
-            new = server.state()
+            new = server.state(State)
         except OSError as error:
             gone = f"no answer from {server.url} for {time.monotonic() - seen_s:.0f} s ({_why(error)}); still asking"
             yield view(state, rate, gone)
@@ -147,6 +167,19 @@ def _views(server: _Server, state: State) -> Iterator[Group]:
         rate = (new.frames - state.frames) / (new.now_s - state.now_s) if later else new.statistics.throughput_fps
         state = new
         yield view(state, rate)
+
+
+def _fleet_views(server: _Server, status: FleetStatus) -> Iterator[Group]:
+    """Yield the fleet each time it may have changed; a server that does not answer is asked again."""
+    seen_s = time.monotonic()
+    yield fleet_view(status)
+    while True:
+        time.sleep(LOOK_EVERY_S)
+        try:
+            status, seen_s, gone = server.state(FleetStatus), time.monotonic(), ""
+        except OSError as error:
+            gone = f"no answer from {server.url} for {time.monotonic() - seen_s:.0f} s ({_why(error)}); still asking"
+        yield fleet_view(status, gone)
 
 
 def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
