@@ -35,7 +35,7 @@ TESTS = Path(__file__).parent
 BOTH = (
     "frontends",
     "onnxruntime",
-    *(f"backends/test_{name}.py" for name in ("host_backend", "missing_extras")),
+    *(f"backends/test_{name}.py" for name in ("elsewhere", "host_backend", "missing_extras")),
     "boards/test_modules.py",
     *(f"cli/test_{name}.py" for name in ("bad_input", "commands", "memory_command", "rewritten_models", "version")),
     *(f"service/test_{name}.py" for name in ("carried_run", "engine_fallback", "workflow")),

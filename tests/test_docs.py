@@ -15,7 +15,10 @@ from tvm_pipeline.service.option_names import OTHER_NAMES
 
 ROOT = Path(__file__).parents[1]
 # They make models, graphs or loads, or run in another environment, for other benchmarks; the last is given a network.
-TOOLS = {"int8_models.py", "loads.py", "export_networks.py", "export_swiftnet.py", "relax_worker.py", "relax_gpu.py"}
+TOOLS = {
+    *("int8_models.py", "loads.py", "export_networks.py", "export_swiftnet.py", "relax_worker.py", "relax_gpu.py"),
+    "emulated_board.py",  # of root, a mirror of Debian and a quarter of an hour
+}
 
 
 def test_every_benchmark_has_a_figure() -> None:

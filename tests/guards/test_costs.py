@@ -63,6 +63,11 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("planning/measured.py", "segments.seconds", "stages that the search has just measured, not those of a profile"),
     ("planning/planner.py", "decision.segments", "stages that were measured on the way to the decision"),
     ("service/workflow.py", "decision.segments", "stages that were measured on the way to the decision"),
+    *(
+        ("fleet/*", f"{receiver}.model", "the name of a model in a fleet")
+        for receiver in ("duty", "line", "place", "running", "service", "one", "held", "own", "self")
+    ),
+    ("fleet/exact_placement.py", "model.model", "the model of CP-SAT"),
     # The profile is made, completed or summed up, and nothing is decided by a figure.
     ("backends/bundle.py", "profile.devices", "figures of stand-ins are left out once the device is here"),
     ("planning/planner.py", "profile.segments", "only whether there are any: bounds of operators are none of stages"),

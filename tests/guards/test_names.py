@@ -31,12 +31,13 @@ DOCUMENTED = {
     "tvm_pipeline.relax": "docs/relax.md: the passes on Relax modules",
 }
 
-# Files of one name: a command is called like what it commands, and two rooms have a registry of their own. Besides
-# these, what a file of Relay is, the file of the same path is for Relax.
+# Files of one name: a command is called like what it commands, and two rooms have a registry, or a placement, of their
+# own. Besides these, what a file of Relay is, the file of the same path is for Relax.
 SAME_NAME = {
     "cores.py": ["backends/cores.py", "tvm/relax/schedules/cores.py"],
     "choice.py": ["power/choice.py", "video/decoders/choice.py"],
     "layer_times.py": ["cli/layer_times.py", "profiling/layer_times.py"],
+    "placement.py": ["fleet/placement.py", "planning/sat/placement.py"],
     "plan.py": ["cli/plan.py", "core/plan.py"],
     "profile.py": ["cli/profile.py", "core/profile.py"],
     "simulate.py": ["cli/simulate.py", "cost/simulate.py"],
@@ -83,6 +84,9 @@ NAMES_OPTIONS = {
     ("tvm/relax/cuda_kernels.py", "--device-int"): "an option of NVIDIA's compiler, --device-int128",
     ("service/option_names.py", "--min-throughput"): "its docstring shows what the command line makes of a field",
     ("video/kinds.py", "--device"): "an option of docker",
+    ("tvm/linking.py", "--eh-frame-hdr"): "an option of linkers",
+    ("tvm/linking.py", "--no-as-needed"): "an option of linkers",
+    ("fleet/service_process.py", "--config"): "of the command that it runs",
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--version"): "an option of edgetpu_compiler",
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--out_dir"): "an option of edgetpu_compiler",
     ("backends/tvm_pipeline_edgetpu/compiler.py", "--timeout_sec"): "an option of edgetpu_compiler",
@@ -209,12 +213,13 @@ def test_every_command_is_tested() -> None:
         *("__init__", "__main__", "options", "output", "screen"),
     }
     application = (CORE / "cli/__init__.py").read_text()
-    registered = re.search(r"for command in \(([\w,\s]+)\):", application)
-    assert registered
-    assert set(re.findall(r"\w+", registered[1])) == commands
+    registered = re.findall(r"for command in \(([\w,\s]+)\):", application)
+    assert len(registered) == 2  # those of a fleet in the second place
+    assert set(re.findall(r"\w+", " ".join(registered))) == commands
     tests = (ROOT / "tests/cli/test_commands.py").read_text()
     assert "COMMANDS = sorted(typer.main.get_group(app).commands)" in tests
     assert '@pytest.mark.parametrize("command", COMMANDS)' in tests
+    assert '@pytest.mark.parametrize("command", FLEET)' in tests
 
 
 def test_the_version_stands_in_two_places_alike() -> None:

@@ -21,6 +21,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("report", "video", "testing"),
     ("watch",),
     ("service",),
+    ("remote",),
+    ("fleet",),
     ("cli",),
 )
 # The package itself is the public surface; it gathers names of these rooms, and only the command line imports it.
@@ -38,6 +40,8 @@ NOT_FOR_BACKENDS = {
     "video",
     "watch",
     "service",
+    "remote",
+    "fleet",
     "cli",
 }
 # One room below another inside a room.
