@@ -90,11 +90,13 @@ def check_lines(fleet: LocalFleet, since: int | None = None) -> None:
         assert frames == list(range(frames[0], frames[0] + len(frames)))
 
 
-def test_services_have_the_niceness_of_the_command_that_joined(fleet: LocalFleet) -> None:
-    """Ray would give its actors, and so what they start, the niceness 15."""
+def test_services_share_a_busy_host_as_any_other_program(fleet: LocalFleet) -> None:
+    """Ray would give its actors, and so what they start, the niceness 15, and have the kernel end them first."""
     wait_for_lines(fleet)
     (service,) = [process for _, process in processes_of(fleet.state("attic"))]
     assert os.getpriority(os.PRIO_PROCESS, service.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+    own, its = (Path("/proc", str(pid), "oom_score_adj").read_text() for pid in (os.getpid(), service.pid))
+    assert its == own
 
 
 def test_what_dies_comes_again_and_the_service_is_adopted(fleet: LocalFleet) -> None:

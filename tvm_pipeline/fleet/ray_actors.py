@@ -12,7 +12,9 @@ import shutil
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,7 @@ class CoordinatorActor:
         self._coordinator = Coordinator(time.monotonic, Path(folder, "coordinator.json"), Collector())
         self._lock = threading.Lock()
         write_actor(Path(folder))
-        threading.Thread(target=self._tick, name="tick", daemon=True).start()
+        self._begin_ticks()
 
     def about(self) -> bytes:
         return enclosed(lambda: self._about)
@@ -113,6 +115,9 @@ class CoordinatorActor:
     def _locked(self, work: Callable[[], Any]) -> bytes:
         with self._lock:
             return enclosed(work)
+
+    def _begin_ticks(self) -> None:
+        threading.Thread(target=_lasting, args=(self._tick,), name="tick", daemon=True).start()
 
     def _tick(self) -> None:
         while True:
@@ -141,19 +146,8 @@ class AgentActor:
                     raise
                 time.sleep(0.1)
         write_actor(Path(folder))
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._agent.run(self._stopped)
-        except BaseException:
-            # An actor whose agent has ended would look alive: Ray starts it again.
-            import traceback
-
-            traceback.print_exc()
-            os._exit(1)
+        run = partial(self._agent.run, threading.Event())  # until the process ends
+        threading.Thread(target=_lasting, args=(run,), name="agent", daemon=True).start()
 
     def about(self) -> bytes:
         return enclosed(lambda: self._about)
@@ -236,6 +230,15 @@ class CoordinatorBeat:
             first = (str(error).strip().splitlines() or [""])[0]
             raise RunError(f"the coordinator does not answer ({type(error).__name__}: {first[:200]})") from error
         return msgspec.json.decode(opened(answer, "coordinator: "), type=Order)
+
+
+def _lasting(work: Callable[[], object]) -> None:
+    """Do the work of an actor's thread. An actor without it would look alive, so Ray starts one that fails again."""
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def parcels_folder(folder: str) -> Path:

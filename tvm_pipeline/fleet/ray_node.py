@@ -53,8 +53,10 @@ SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "604800",
     # The memory of a host is its services'; Ray must not kill the agent for it.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Services inherit the niceness of the agent, and Ray would make that 15: any other program would come first.
+    # Services inherit from the agent how it shares a busy host. By Ray's own figures any other program would come first,
+    # and where memory runs out the kernel would end a service before anything else.
     "RAY_worker_niceness": "0",
+    "RAY_worker_oom_score_adjustment": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "false",
     "RAY_ROTATION_MAX_BYTES": "4000000",
