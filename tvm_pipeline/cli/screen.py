@@ -54,7 +54,7 @@ class Screen(Listener):
         self._settings = settings
 
     def look(self, reports: Callable[[], Sequence[ModelReport]]) -> None:
-        if self._settings.json:
+        if self._settings.json or not errors.is_terminal:  # a service's figures are in its status and its metrics
             return
         if self._live is None:
             self._close_table()

@@ -21,6 +21,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 from av.error import FFmpegError
@@ -191,7 +192,7 @@ class LiveSource:
             counted = self.counts()
         if len(deliveries) < 2 or deliveries[0][0] == deliveries[-1][0]:
             return counted
-        when, ages = np.array(deliveries).T
+        when, ages = np.fromiter(chain.from_iterable(deliveries), float).reshape(-1, 2).T
         p50, p99 = (float(q) for q in np.quantile(ages, [0.5, 0.99]))
         return replace(counted, fps=(len(when) - 1) / float(when[-1] - when[0]), age_p50_s=p50, age_p99_s=p99)
 
