@@ -24,7 +24,7 @@ import os
 import re
 import tarfile
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -173,24 +173,15 @@ class Parcels:
                 places[path.name] = path, 0, _size(path)
         return places
 
-    def _writing(self) -> _Blamed:
-        return _Blamed(self.folder)
-
-
-class _Blamed:
-    """Name the folder in what the system says of it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if isinstance(error, OSError):
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Name the folder in what the system says of it."""
+        try:
+            yield
+        except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
             raise PipelineError(
-                f"cannot write {self._folder}: {error.strerror or error}; "
+                f"cannot write {self.folder}: {error.strerror or error}; "
                 + ("make space there, and send it again" if full else "set TVM_PIPELINE_CACHE to a folder that can be")
             ) from error
 

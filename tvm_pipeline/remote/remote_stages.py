@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Port, StageRunner
+from tvm_pipeline.backends.contract import Array, Port
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.remote.session import Say, Session
@@ -39,26 +39,23 @@ class _Given(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-_made: list[tuple[StageRunner, list[Array]]] = []  # of this process: the stage, and the tensors that it writes
-
-
 def make_stage(session: Session, arguments: dict[str, Any], _: list[Array], __: Say) -> Answer:
     """Make the stage of the session, bind the thread that runs it, and return its ports."""
     asked = msgspec.convert(arguments, _Stage)
-    if _made:
+    if session.stage:
         raise RunError("this session has a stage already; another stage takes a session of its own")
     bundle = session.opened(asked.bundle)
     runner = bundle.compiled.stage(asked.operators, bundle.platform.device(asked.device))
     runner.bind()
-    _made.append((runner, [port.buffer() for port in runner.outputs]))
+    session.stage = runner, [port.buffer() for port in runner.outputs]
     return (runner.inputs, runner.outputs), []
 
 
-def run_stage(_: Session, __: dict[str, Any], arrays: list[Array], ___: Say) -> Answer:
+def run_stage(session: Session, _: dict[str, Any], arrays: list[Array], __: Say) -> Answer:
     """Run the stage of the session on tensors as its ports require them; return what it computes."""
-    if not _made:
+    if session.stage is None:
         raise RunError("this session has no stage; call make_stage first")
-    runner, outputs = _made[0]
+    runner, outputs = session.stage
     _check(runner.inputs, arrays)
     runner.run(arrays, outputs)
     return None, outputs

@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
+from tvm_pipeline.backends.contract import Array, StageRunner
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.remote.channel import Channel, ClosedError
 from tvm_pipeline.remote.frames import Frame, Header, described, limit_waits, write_frame
@@ -63,10 +64,12 @@ class Session:
     Attributes:
         board: the name of the board.
         parcels: the bundles that are here.
+        stage: what a pipeline of another host runs here, and the tensors that it writes; None where it makes none.
     """
 
     def __init__(self, board: str, folder: Path) -> None:
         self.board, self.parcels = board, Parcels(folder)
+        self.stage: tuple[StageRunner, list[Array]] | None = None
         self._open: OrderedDict[str, tuple[Bundle, ExitStack]] = OrderedDict()
 
     def opened(self, id: str) -> Bundle:
