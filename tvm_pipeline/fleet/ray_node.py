@@ -53,8 +53,8 @@ SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "604800",
     # The memory of a host is its services'; Ray must not kill the agent for it.
     "RAY_memory_monitor_refresh_ms": "0",
-    # Services inherit from the agent how it shares a busy host. By Ray's own figures any other program would come first,
-    # and where memory runs out the kernel would end a service before anything else.
+    # Services inherit from the agent how it shares a busy host. By Ray's own figures any other program would come
+    # first, and where memory runs out the kernel would end a service before anything else.
     "RAY_worker_niceness": "0",
     "RAY_worker_oom_score_adjustment": "0",
     "RAY_task_events_report_interval_ms": "0",
