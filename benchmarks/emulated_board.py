@@ -12,6 +12,8 @@ network, by the command line as a user would:
    those of the unsplit model.
 3. `run` there, in the stages of the plan, and here, as this machine compiled and planned it: values of each frame's
    outputs against one another.
+4. `compile` and `run` here with the board's core as a device of this machine's pipeline, one stage on each of both
+   processors: values as before.
 
 Required: all within 1e-4 of the largest value, cuts bit for bit. The exit status is 1 if one is not, and 2 where the
 machine cannot be set up. Times are an emulator's, and say nothing of a board.
@@ -59,6 +61,16 @@ def values(outputs, transform):
         some = flat[np.linspace(0, flat.size - 1, min(flat.size, 50)).astype(int)]
         found += [Annotation(name, float(value)) for value in (*some, np.abs(flat).max())]
     return found
+"""
+BOTH = """
+name = "two processors"
+[[device]]
+name = "here"
+cores = [{core}]
+[[device]]
+name = "board"
+backend = "remote"
+target = "{address}/cpu0"
 """
 CONSOLE = Console(width=150)
 CLI = ("-m", "tvm_pipeline.cli")
@@ -148,7 +160,16 @@ def whole_way(board: Machine, address: str, model: Model, folder: Path, cuts: in
         here("run", str(own), *common, "--results", str(results[1]))
         apart = values_apart(*map(scores, results))
         found(f"values of outputs {apart:.1e} apart")
-    return max(row.apart, apart)
+    with step("one pipeline of both processors") as found:
+        both, mixed = folder / "both.tar", folder / "both.jsonl"
+        (folder / "both.toml").write_text(BOTH.format(core=min(os.sched_getaffinity(0)), address=address))
+        platform = ["--platform", str(folder / "both.toml"), "--stages", "2", "--verify", "0"]
+        here("compile", file, "-o", str(both), *platform, *shapes)
+        here("run", str(both), *common, "--results", str(mixed))
+        stages = read_documents(both).plan.stages
+        across = values_apart(scores(mixed), scores(results[1]))
+        found(f"stages on {' and '.join('+'.join(stage.devices) for stage in stages)}; values {across:.1e} apart")
+    return max(row.apart, apart, across)
 
 
 def save(model: Model, folder: Path) -> str:

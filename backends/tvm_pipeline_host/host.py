@@ -177,7 +177,7 @@ class HostBackend:
         """Do nothing: kernels of several models share a core without preparation."""
 
     def load(self, folder: Path) -> TvmModel[Any]:
-        return _kind().load(folder, bind)
+        return _kind().load(folder, bind, not_run_here)
 
     def versions(self) -> Mapping[str, str]:
         return {"tvm": described_version()}

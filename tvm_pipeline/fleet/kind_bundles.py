@@ -27,7 +27,8 @@ from tvm_pipeline.files import cache_folder
 from tvm_pipeline.fleet.fleet_file import FleetFile, FleetModel
 from tvm_pipeline.frontends import Shapes, load, parse_shapes
 from tvm_pipeline.remote.board_measuring import Settled
-from tvm_pipeline.remote.remote_machine import Reached, RemoteMachine
+from tvm_pipeline.remote.board_models import Reached
+from tvm_pipeline.remote.remote_machine import RemoteMachine
 from tvm_pipeline.service.workflow import Compiled, compile_source, decide, measured_profile, silent
 from tvm_pipeline.version import __version__
 

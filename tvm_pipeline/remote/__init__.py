@@ -12,6 +12,7 @@ remote_backend.py  devices of other hosts in one pipeline
 remote_stages.py   what a host does for such a pipeline
 board_measuring.py  what a board measures of a bundle that was sent
 board_check.py  a model on a board against the same model here
+board_models.py  a model that is compiled here for a board: its targets, its bundle, its outputs
 remote_machine.py  a board as the machine that a model is compiled for
 session.py      the process on the board that does what a client calls
 serving.py      the server on the board: one client at a time, and a process for each session

@@ -10,12 +10,12 @@ back, as to a device with memory of its own. So the planner needs nothing new: t
 there, how long tensors travel (with the CPU that they take at both ends, and the network between), and how much the
 devices here are slowed down meanwhile. A host that is lost is a device that failed: its frames run again on the others.
 
-The model is compiled here, once for each distinct target. Next: `remote_stages.py`, what a host does for it.
+The model is compiled here, once for each distinct target. Code that this processor does not run, such as a board's, is
+not loaded here, and what it computes over there is compared. Next: `remote_stages.py`, what a host does for it.
 """
 
 from __future__ import annotations
 
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +26,17 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel, Order, Port, Progress, Seconds, StageRunner
-from tvm_pipeline.backends.optional import computed_by
+from tvm_pipeline.backends.optional import Elsewhere, computed_by
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import OptionError, PlatformError, RunError
-from tvm_pipeline.remote.board import Board
+from tvm_pipeline.remote.board import Board, silent
+from tvm_pipeline.remote.board_check import check_board, frame_of_noise, outputs_on, whole_devices
+from tvm_pipeline.remote.board_models import outputs_there, send_model, with_triple
 
 HOST = "host"
 # Of a link that a stage uses: frames wait, so it is given up sooner than that of a command. What it held runs again.
@@ -75,15 +75,16 @@ class RemoteBackend:
                 f"device {device.name}: target {device.target!r} is not HOST:PORT/DEVICE, such as barn:9190/cpu0"
             )
         try:
-            found = self.board(address).platform.device(name)
+            board = self.board(address)
+            found = board.platform.device(name)
+            if found.backend != HOST:
+                raise PlatformError(
+                    f"{name} of {address} is of the backend {found.backend}; only CPU cores of other hosts can take "
+                    "part in a pipeline"
+                )
+            return _compiler().settle_elsewhere(with_triple(found, board.software["machine"]))
         except (RunError, OptionError, PlatformError) as error:
             raise PlatformError(f"device {device.name} cannot be used: {error}") from error
-        if found.backend != HOST:
-            raise PlatformError(
-                f"device {device.name}: {name} of {address} is of the backend {found.backend}; only CPU cores of other "
-                "hosts can take part in a pipeline"
-            )
-        return found
 
     def board(self, address: str) -> Board:
         """Return the connection to a host, which is kept until `close`."""
@@ -96,7 +97,9 @@ class RemoteBackend:
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> CompiledModel:
         there = [self.there(device) if device.backend == self.name else device for device in devices]
-        return RemoteModel(find_backend(HOST).compile(model, there, progress, order), self)
+        compiled = RemoteModel(_compiler().compile_elsewhere(model, there, progress, order), self)
+        compiled.check(devices, progress)
+        return compiled
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: kernels of several models share a core without preparation."""
@@ -132,6 +135,25 @@ class RemoteModel:
     @property
     def order(self) -> Order:
         return self._inner.order
+
+    def check(self, devices: Sequence[Device], tell: Progress) -> None:
+        """Compare what other hosts compute with what this one does; nothing, where none of its devices takes part.
+
+        Raises:
+            ModelError: one computes something else.
+        """
+        whole = whole_devices(self, Platform("all", tuple(devices)))
+        here = [device for device in whole if device.backend != self._backend.name]
+        if not here:
+            return
+        others = {(_address(d), self._there(d).target): d for d in whole if d.backend == self._backend.name}
+        expected = outputs_on(self._inner, here[0], frame_of_noise(self.graph))
+        for device in others.values():
+            tell(f"comparing {device.label} with {here[0].label}")
+            board, name = self._board(device), self._there(device).name
+            check_board(
+                board.name, self.graph, name, expected, outputs_there(board, self._send(device), self.graph, name)
+            )
 
     def computes(self, device: Device) -> list[str]:
         return computed_by(self._inner, self._there(device))
@@ -171,7 +193,7 @@ class RemoteModel:
         """Return None: compiled code is cut, not the model's file."""
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        self._inner.save(folder, stages, platform)
+        self._inner.save(folder, stages, replace(platform, devices=tuple(map(self._there, platform.devices))))
 
     def close(self) -> None:
         self._inner.close()
@@ -190,19 +212,13 @@ class RemoteModel:
         """Return the id of the model on the host of a device, which gets what it lacks of it."""
         board, there = self._board(device), self._there(device)
         key = str(board.address), there.target
-        with self._sending, tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
+        with self._sending:
             if key not in self._sent:
-                alike = tuple(d for d in board.platform.devices if (d.backend, d.target) == (HOST, there.target))
-                whole = Stage((there.name,), tuple(operator.name for operator in self.graph.operators))
-                bundle = Bundle(
-                    self.graph,
-                    replace(board.platform, devices=alike, links=()),
-                    unmeasured(self.graph),
-                    Plan(self.graph.name, "remote", "throughput", (whole,), Prediction()),
-                    self._inner,
+                own = (with_triple(d, board.software["machine"]) for d in board.platform.devices if d.backend == HOST)
+                alike = tuple(device for device in own if device.target == there.target)
+                self._sent[key] = send_model(
+                    board, self._inner, replace(board.platform, devices=alike, links=()), silent
                 )
-                write_bundle(Path(folder) / "model.tar", bundle)
-                self._sent[key] = board.send(Path(folder) / "model.tar")
             return self._sent[key]
 
 
@@ -232,6 +248,13 @@ class RemoteStage:
 
     def close(self) -> None:
         self._board.close()
+
+
+def _compiler() -> Elsewhere:
+    """Return the backend that compiles for CPU cores, of this host and of others."""
+    found = find_backend(HOST)
+    assert isinstance(found, Elsewhere)
+    return found
 
 
 def _address(device: Device) -> str:

@@ -10,65 +10,37 @@ model share its files, so that weights travel once. Read next: board_measuring.p
 
 from __future__ import annotations
 
-import platform as python_platform
-import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.bundle import Bundle, read_documents, write_bundle
-from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, StageRunner
+from tvm_pipeline.backends.bundle import Bundle, read_documents
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Order, StageRunner
 from tvm_pipeline.backends.optional import Elsewhere
 from tvm_pipeline.backends.registry import find_backend, versions_of
 from tvm_pipeline.backends.tuning import TuningRecords, TuningReport
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Plan, Prediction, Stage
+from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.profile import Profile, SegmentProfile, unmeasured
+from tvm_pipeline.core.profile import Profile, SegmentProfile
 from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.board_check import check_board, frame_of_noise, outputs_on, whole_devices
 from tvm_pipeline.remote.board_measuring import Asked, Settled, Tuned, Warned
+from tvm_pipeline.remote.board_models import Reached, outputs_there, send_model, with_triple
 from tvm_pipeline.runtime.comparison import Run, Turn
 from tvm_pipeline.service.machine import HERE, Machine, Metering
 from tvm_pipeline.service.workflow import Compiled
 
 Say = Callable[[str], None]
-T = TypeVar("T")
-# What stands behind the kind of processor in a triple.
-_SYSTEMS = {"armv7l": "linux-gnueabihf", "armv6l": "linux-gnueabihf"}
-
-
-class Reached(Protocol):
-    """What can be called as a board: a Board, or a host of a fleet.
-
-    Attributes:
-        name: for messages.
-    """
-
-    name: str
-
-    def call(
-        self,
-        method: str,
-        arguments: Mapping[str, Any],
-        arrays: Sequence[Array] = (),
-        tell: Say = ...,
-        kind: type[T] = ...,
-    ) -> tuple[T, list[Array]]:
-        """Have something done there, as `Board.call` does."""
-
-    def send(self, bundle: Path, tell: Say) -> str:
-        """Have a bundle there, and return its id."""
 
 
 @contextmanager
@@ -105,7 +77,8 @@ class RemoteMachine:
         settled = self._settle(given) if given else self._settled
         for line in settled.warnings:
             warn(f"board {self.name}: {line}")
-        found = replace(settled.platform, devices=tuple(map(self._with_triple, settled.platform.devices)))
+        devices = tuple(with_triple(device, settled.machine) for device in settled.platform.devices)
+        found = replace(settled.platform, devices=devices)
         if model is None:
             return found
         if not given:
@@ -171,12 +144,6 @@ class RemoteMachine:
 
         yield measuring
 
-    def outputs(self, compiled: CompiledModel, platform: Platform, device: Device) -> list[Array]:
-        """Return what the model computes of noise on a device, as `board_check.outputs_on` does."""
-        frame = frame_of_noise(compiled.graph)
-        asked = {"bundle": self._sent(compiled, platform), "device": device.name, "inputs": list(frame)}
-        return self.board.call("compute", asked, list(frame.values()))[1]
-
     def check(self, made: Compiled, own: Compiled) -> list[str]:
         """Compare a model on each kind of the board's devices with the same model compiled for this machine.
 
@@ -193,7 +160,8 @@ class RemoteMachine:
         expected = outputs_on(own.compiled, here[0], frame_of_noise(own.compiled.graph))
         for device in whole_devices(made.compiled, made.platform):
             self._tell(f"comparing {device.name} of board {self.name} with this machine")
-            found = self.outputs(made.compiled, made.platform, device)
+            sent = self._sent(made.compiled, made.platform)
+            found = outputs_there(self.board, sent, made.compiled.graph, device.name)
             apart = check_board(self.name, made.compiled.graph, device.name, expected, found)
             lines.append(f"{device.name} of board {self.name} against {here[0].name} of this machine: {apart}")
         return lines
@@ -208,7 +176,7 @@ class RemoteMachine:
         found, _ = self.board.call("tune", msgspec.to_builtins(asked), files, tell, list[Tuned])
         for each in found:
             platform = self._settle(given).platform if given else self._settled.platform
-            device = self._with_triple(platform.device(each.device))
+            device = with_triple(platform.device(each.device), self._settled.machine)
             backend = find_backend(device.backend)
             if isinstance(backend, TuningRecords):
                 backend.take_tuning_records(device, self.processor, each.records)
@@ -216,15 +184,6 @@ class RemoteMachine:
 
     def _settle(self, given: Platform | None) -> Settled:
         return self.board.call("settle", {"platform": given}, kind=Settled)[0]
-
-    def _with_triple(self, device: Device) -> Device:
-        """Return a device whose target says for which kind of processor it is, where that is not this machine's."""
-        kind = self._settled.machine
-        if kind == python_platform.machine() or not device.target.startswith("llvm") or "-mtriple" in device.target:
-            return device
-        keys = "" if "-keys" in device.target else " -keys=cpu"  # schedules of ours, as without a triple
-        triple = f"llvm{keys} -mtriple={kind}-{_SYSTEMS.get(kind, 'linux-gnu')}"
-        return replace(device, target=re.sub(r"^llvm\b", triple, device.target))
 
     def _without_strangers(self, platform: Platform, model: Model, warn: Say) -> Platform:
         """Return the platform without devices that a model cannot be compiled for on this machine."""
@@ -269,14 +228,8 @@ class RemoteMachine:
         """Return the bundle of a model over there; send it at first."""
         known = self._bundles.get(id(compiled))
         if known is None:
-            self._tell(f"sending {compiled.graph.name} to board {self.name}")
-            graph = compiled.graph
-            stage = Stage((platform.devices[0].name,), tuple(operator.name for operator in graph.operators))
-            nobody = Plan(graph.name, "nobody", "throughput", (stage,), Prediction())
-            with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
-                path = Path(folder) / f"{graph.name}.tar"
-                write_bundle(path, Bundle(graph, platform, unmeasured(graph), nobody, compiled))
-                known = self._bundles[id(compiled)] = compiled, self.board.send(path, self._tell)
+            id_there = send_model(self.board, compiled, platform, self._tell)
+            known = self._bundles[id(compiled)] = compiled, id_there
         return known[1]
 
 

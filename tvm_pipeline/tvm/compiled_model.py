@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -100,8 +101,12 @@ class TvmModel(ABC, Generic[L]):
 
     @staticmethod
     @abstractmethod
-    def read_library(folder: Path) -> L:
-        """Read what `save` of a library wrote; raise BundleError where it is damaged."""
+    def read_library(folder: Path, runs_here: Callable[[str], bool]) -> L:
+        """Read what `save` of a library wrote; raise BundleError where it is damaged.
+
+        Args:
+            runs_here: whether code for a target runs on this machine; else it is not loaded.
+        """
 
     @abstractmethod
     def runnable_plan(self, plan: SlicePlan, device: Device) -> RunnableSlice:
@@ -173,21 +178,34 @@ class TvmModel(ABC, Generic[L]):
         """Return None: compiled code is cut here, not the model's file."""
 
     def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
-        """Write every library whole, so that it can be cut anywhere; the stages do not matter."""
+        """Write the library of each device of the platform, or every one without a platform.
+
+        Each is whole, so that it can be cut anywhere, and the stages do not matter.
+        """
         (folder / "name").write_text(self.graph.name)
         (folder / IR).write_text(self.ir)
         if self.order == "memory":
             (folder / MEMORY_ORDERED).touch()
         if self.refused:
             (folder / REFUSED).write_bytes(msgspec.json.encode(self.refused))
-        for index, library in enumerate(self.libraries.values()):
+        wanted = {compiler_target(device.target) for device in platform.devices} if platform else self.libraries.keys()
+        saved = [library for target, library in self.libraries.items() if target in wanted]
+        for index, library in enumerate(saved):
             subfolder = folder / str(index)
             subfolder.mkdir()
             library.save(subfolder)
 
     @classmethod
-    def load(cls: type[M], folder: Path, bind: Bind) -> M:
-        """Read what `save` wrote; raise BundleError where it is damaged, or was compiled by another IR."""
+    def load(cls: type[M], folder: Path, bind: Bind, not_run_here: Callable[[str], str] = lambda _: "") -> M:
+        """Read what `save` wrote.
+
+        Args:
+            bind: as of the class.
+            not_run_here: returns why code for a target does not run on this machine, empty where it does.
+
+        Raises:
+            BundleError: it is damaged, or was compiled by another IR.
+        """
         try:
             name = (folder / "name").read_text()
         except OSError as error:
@@ -205,8 +223,11 @@ class TvmModel(ABC, Generic[L]):
         if not subfolders:
             raise BundleError(f"{folder}: the compiled model is missing; compile it again")
         order: Order = "memory" if (folder / MEMORY_ORDERED).exists() else "listed"
-        model = cls(name, [cls.read_library(subfolder) for subfolder in subfolders], bind, order)
+        why_not = cache(not_run_here)
+        libraries = [cls.read_library(subfolder, lambda target: not why_not(target)) for subfolder in subfolders]
+        model = cls(name, libraries, bind, order)
         model.refused = _read_refused(folder / REFUSED)
+        model.elsewhere = {target: why for target in model.libraries if (why := why_not(target))}
         return model
 
     def close(self) -> None:

@@ -181,7 +181,7 @@ def build_library(
             compile_module(model.name, mod, target, temporary, progress, host)
         return folder
 
-    load = partial(load_library, elsewhere=elsewhere)
+    load = partial(load_library, runs_here=lambda _: not elsewhere)
     library = kept_or_made(folder, f"{model.name} for {target}", lambda: folder, load, make, progress)
     for line in slow_operators(library):
         progress(f"{model.name} for {target}: {line}")
@@ -295,8 +295,11 @@ def functions_of(mod: tvm.IRModule) -> tvm.IRModule:
     )
 
 
-def load_library(folder: Path, *, elsewhere: bool = False) -> Library:
-    """Read what `build_library` wrote; the code is left where it is if it runs `elsewhere` alone.
+def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True) -> Library:
+    """Read what `build_library` wrote.
+
+    Args:
+        runs_here: whether code for a target runs on this machine; else it is left where it is.
 
     Raises:
         BundleError: it is damaged.
@@ -308,7 +311,7 @@ def load_library(folder: Path, *, elsewhere: bool = False) -> Library:
                 raise ValueError(f"{name} is not as long as it was")
         raw = mapped(folder / WEIGHTS)
         constants = [_constant(raw, described) for described in saved.constants]
-        module = None if elsewhere else _functions_of(folder, saved.target)
+        module = _functions_of(folder, saved.target) if runs_here(saved.target) else None
     except (OSError, ValueError, TypeError, msgspec.DecodeError, RuntimeError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
     return Library(

@@ -38,8 +38,8 @@ class RelaxModel(TvmModel[Library]):
         self._weights: dict[str, DeviceParams] = {}  # by the target of the device, with its index
 
     @staticmethod
-    def read_library(folder: Path) -> Library:
-        return load_library(folder)
+    def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
+        return load_library(folder, runs_here)
 
     def runnable_plan(self, plan: SlicePlan, device: Device) -> Slice | CudaSlice:
         library = self.library_here(device)

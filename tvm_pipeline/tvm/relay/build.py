@@ -85,7 +85,7 @@ def build_library(
     def make() -> Path:
         return _make_library(model, target, host, plain, given, progress, apart)
 
-    load = partial(load_library, elsewhere=elsewhere)
+    load = partial(load_library, runs_here=lambda _: not elsewhere)
     return kept_or_made(plain, f"{model.name} for {target}", place, load, make, progress)
 
 

@@ -53,8 +53,8 @@ class RelayModel(TvmModel[Library]):
         self._with_programs: set[str] = set()
 
     @staticmethod
-    def read_library(folder: Path) -> Library:
-        return load_library(folder)
+    def read_library(folder: Path, runs_here: Callable[[str], bool]) -> Library:
+        return load_library(folder, runs_here)
 
     def cut(self, operators: Sequence[str], device: Device) -> SliceGraph:
         """Return the operators as graph JSON; errors are those of `plan_slice`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,8 +136,11 @@ def write_index(folder: Path, target: str, inputs: Sequence[Tensor], kernels: Se
     (folder / INDEX).write_bytes(msgspec.json.encode((target, inputs, kernels, sizes)))
 
 
-def load_library(folder: Path, *, elsewhere: bool = False) -> Library:
-    """Reads what `build_library` wrote; the kernels are left where they are if they run `elsewhere` alone.
+def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True) -> Library:
+    """Reads what `build_library` wrote.
+
+    Args:
+        runs_here: whether code for a target runs on this machine; else the kernels are left where they are.
 
     Raises:
         BundleError: it is damaged.
@@ -151,10 +154,11 @@ def load_library(folder: Path, *, elsewhere: bool = False) -> Library:
             if (folder / name).stat().st_size != size:
                 raise ValueError(f"{name} is not as long as it was")
         graph = json.loads((folder / "graph.json").read_text())
-        if not elsewhere:
+        module = None
+        if runs_here(target):
             ready_to_run(kind_of(target))
+            module = load_kernels(folder / "kernels.so", has_own_memory(target))
         params = read_params(folder)
-        module = None if elsewhere else load_kernels(folder / "kernels.so", has_own_memory(target))
         tuning, outputs, overwriting = read_tuning(folder), load_output_names(folder), load_overwriting(folder)
     except (OSError, ValueError, TypeError, msgspec.DecodeError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
