@@ -37,7 +37,7 @@ from tvm_pipeline.fleet.service_files import (
     tag_of,
 )
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # before a service is started again
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # before a service is started again after its second death, and later
 STEADY_S = 60.0  # after so long without a death the waits begin anew
 KILL_S = 10.0  # between SIGTERM and SIGKILL
 STARTING_S = 60.0  # after so long without a word from a process that is a problem
@@ -275,7 +275,8 @@ class ServiceProcess:
         wait_s = next(self._waits)
         self._due_s = now_s + wait_s
         self.problem = self._death = (
-            f"the service of model {self.model} {_how(code)} and is started again after {wait_s:g} s"
+            f"the service of model {self.model} {_how(code)} and is started again "
+            f"{f'after {wait_s:g} s' if wait_s else 'at once'}"
             f"{f' (it died {self._deaths} times)' if self._deaths > 1 else ''}"
             f"{self._last_words() if code is None or code >= 0 else ''}"
         )
@@ -366,6 +367,7 @@ class ServiceProcess:
 
 
 def _waits() -> Iterator[float]:
+    yield 0.0
     wait_s = FIRST_WAIT_S
     while True:
         yield wait_s

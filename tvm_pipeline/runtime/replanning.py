@@ -55,6 +55,8 @@ def quick_plan(problem: Problem) -> Plan:
         lambda: [replicas(problem)],
         lambda: [chain(problem)],
     )
+    if len(problem.platform.devices) == 1 and problem.stages in (None, 1):
+        makers = makers[:1]  # the others would find the same, and load what compiles their loops
     for make in makers:
         try:
             plans += make()

@@ -343,9 +343,9 @@ def _running(
         model.ready.set()  # noise would change the state
     elif isinstance(sources, ChangingInputs):
         shape, warm = graph.inputs[0].shape, model.ready.set
-        model.results = warmed_results(
-            pipeline, sources.frames, preprocessing, decoder, shape, warm, replans=strategy is not None
-        )
+        # Sources that are there already, as after a crash, do not wait for what a change of plan needs.
+        replans = strategy is not None and not settings.source
+        model.results = warmed_results(pipeline, sources.frames, preprocessing, decoder, shape, warm, replans=replans)
     return model
 
 

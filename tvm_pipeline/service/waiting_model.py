@@ -108,7 +108,7 @@ def warmed_results(
     Args:
         input_shape: of the model's input.
         warm: is called when the noise is through.
-        replans: whether the plan may change while it runs; what that takes is loaded before.
+        replans: whether what a change of plan takes is loaded before, for some seconds.
     """
     noise = _noise(preprocessing, input_shape)
 
