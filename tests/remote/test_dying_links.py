@@ -165,6 +165,19 @@ def test_a_link_that_stays_away_costs_the_session(free, tmp_path):
             assert board.call("count", {})[0] == 1
 
 
+def test_a_client_may_wait_less_once_it_is_served(free, tmp_path):
+    with Proxy(free.address.port) as proxy, Board.connect(proxy.address, silent_s=600.0, keep_s=1.0) as board:
+        board.expect_within(0.5)
+        with ThreadPoolExecutor(1) as pool:
+            lines: list[str] = []
+            running = pool.submit(board.call, "wait", {"file": str(tmp_path / "never")}, [], lines.append)
+            until(lambda: lines)
+            proxy.is_refusing = True
+            proxy.hold()
+            with pytest.raises(BoardLostError, match=r"nothing came for 0\.5 s"):
+                running.result(20)
+
+
 def test_a_client_that_leaves_ends_what_it_called(free, tmp_path):
     lines: list[str] = []
     with ThreadPoolExecutor(1) as pool, Board.connect(str(free.address), **TIMES) as board:

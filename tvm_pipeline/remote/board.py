@@ -142,6 +142,11 @@ class Board:
         id, _ = self.call("assemble", {}, [manifest], kind=str)
         return id
 
+    def expect_within(self, silent_s: float) -> None:
+        """Give the link of the present session up after so many seconds without a byte, from now on."""
+        if self._channel is not None:
+            self._channel.expect_within(silent_s)
+
     def close(self) -> None:
         """End the session, and with it what it runs."""
         self._over.set()

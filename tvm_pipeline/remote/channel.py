@@ -105,6 +105,13 @@ class Channel:
             if self._link is None:
                 self._linked()
 
+    def expect_within(self, silent_s: float) -> None:
+        """Give a link up after so many seconds without a byte, from now on."""
+        self.silent_s = silent_s
+        if (link := self._link) is not None:
+            with suppress(OSError):  # it broke, and the next one gets it
+                limit_waits(link, silent_s)
+
     def drop_link(self, why: str) -> None:
         """Give the present link up, since another one is there."""
         if (link := self._link) is not None:

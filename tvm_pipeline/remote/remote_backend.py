@@ -34,12 +34,15 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError, PlatformError, RunError
+from tvm_pipeline.remote.address import parse_address
 from tvm_pipeline.remote.board import Board, silent
 from tvm_pipeline.remote.board_check import check_board, frame_of_noise, outputs_on, whole_devices
 from tvm_pipeline.remote.board_models import outputs_there, send_model, with_triple
+from tvm_pipeline.remote.channel import SILENT_S
 
 HOST = "host"
-# Of a link that a stage uses: frames wait, so it is given up sooner than that of a command. What it held runs again.
+# Of a link that a stage uses: frames wait, so it is given up sooner than that of a command, or of a stage that a slow
+# board still makes. What it held runs again.
 STAGE_SILENT_S, STAGE_KEEP_S = 3.0, 0.5
 
 
@@ -227,13 +230,14 @@ class RemoteStage:
 
     def __init__(self, address: str, bundle: str, operators: Sequence[str], device: Device, label: str) -> None:
         self._label = label
-        self._board = Board.connect(address, silent_s=STAGE_SILENT_S, keep_s=STAGE_KEEP_S)
+        self._board = Board(parse_address(address), silent, SILENT_S, STAGE_KEEP_S)
         asked = {"bundle": bundle, "operators": operators, "device": device.name}
         try:
             ports, _ = self._board.call("make_stage", asked, kind=tuple[tuple[Port, ...], tuple[Port, ...]])
         except BaseException:
             self._board.close()
             raise
+        self._board.expect_within(STAGE_SILENT_S)
         self.inputs, self.outputs = ports
 
     def bind(self) -> None:
