@@ -16,13 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from email.message import Message
 from http import HTTPStatus
-from importlib.resources import files
-
-from prometheus_client.exposition import choose_encoder
 
 from tvm_pipeline.fleet.fleet_metrics import new_registry
 from tvm_pipeline.fleet.messages import FleetStatus
-from tvm_pipeline.watch.site import Reply, Site, json_reply, text_reply
+from tvm_pipeline.watch.site import Reply, Site, json_reply, metrics_reply, page_reply, text_reply
 
 
 class FleetSite(Site):
@@ -48,11 +45,9 @@ class FleetSite(Site):
     def answer(self, path: str, query: str, headers: Message) -> Reply:
         match path:
             case "/":
-                page = files(__package__).joinpath("fleet_page.html").read_bytes()
-                return HTTPStatus.OK, "text/html; charset=utf-8", page
+                return page_reply(__package__, "fleet_page.html")
             case "/metrics":
-                encode, content_type = choose_encoder(headers.get("Accept", ""))
-                return HTTPStatus.OK, content_type, encode(self._registry)
+                return metrics_reply(self._registry, headers)
             case "/state":
                 return json_reply(HTTPStatus.OK, self._status())
             case "/health":

@@ -19,17 +19,14 @@ import time
 from collections.abc import Callable
 from email.message import Message
 from http import HTTPStatus
-from importlib.resources import files
 from typing import Any
 from urllib.parse import parse_qs
-
-from prometheus_client.exposition import choose_encoder
 
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.watch.cut import cut_svg
 from tvm_pipeline.watch.metrics import new_registry
-from tvm_pipeline.watch.site import Reply, Site, json_reply, text_reply
+from tvm_pipeline.watch.site import Reply, Site, json_reply, metrics_reply, page_reply, text_reply
 from tvm_pipeline.watch.snapshot import Snapshot, Watched
 from tvm_pipeline.watch.trace import chrome_trace
 
@@ -72,11 +69,9 @@ class WatchServer(Site):
     def answer(self, path: str, query: str, headers: Message) -> Reply:
         match path:
             case "/":
-                page = files(__package__).joinpath("page.html").read_bytes()
-                return HTTPStatus.OK, "text/html; charset=utf-8", page
+                return page_reply(__package__, "page.html")
             case "/metrics":
-                encode, content_type = choose_encoder(headers.get("Accept", ""))
-                return HTTPStatus.OK, content_type, encode(self._registry)
+                return metrics_reply(self._registry, headers)
             case "/health":
                 return self._health()
             case "/state":

@@ -24,12 +24,15 @@ from email.message import Message
 from http import HTTPStatus
 from http.client import LineTooLong
 from http.server import BaseHTTPRequestHandler
+from importlib.resources import files
 from socketserver import TCPServer, ThreadingMixIn
 from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import msgspec
 import numpy as np
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from tvm_pipeline.errors import OptionError
 
@@ -301,6 +304,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+def page_reply(package: str | None, name: str) -> Reply:
+    """Return a page that is a file of a package."""
+    return HTTPStatus.OK, "text/html; charset=utf-8", files(package or "").joinpath(name).read_bytes()
+
+
+def metrics_reply(registry: CollectorRegistry, headers: Message) -> Reply:
+    """Return the metrics of a registry of prometheus_client, in the format that the client accepts."""
+    encode, content_type = choose_encoder(headers.get("Accept", ""))
+    return HTTPStatus.OK, content_type, encode(registry)
 
 
 def text_reply(status: HTTPStatus, content: str) -> Reply:
