@@ -145,6 +145,49 @@ class GpuBackend:
     ) -> TvmModel[Any]:
         return self._compiled(model, devices, progress, order, {})
 
+    def settle_elsewhere(self, device: Device) -> Device:
+        if not _is_compiled_for(kind_of(device.target)):
+            raise PlatformError(f"device {device.name}: {_CUDA_ALONE}")
+        _check_target(device, "")
+        return device
+
+    def compile_elsewhere(
+        self,
+        model: Model,
+        devices: Sequence[Device],
+        progress: Progress,
+        order: Order = "listed",
+        *,
+        tuned: bool = True,
+        processor: str = "",
+    ) -> TvmModel[Any]:
+        """Compile for GPUs of another machine, and the CPU cores beside them.
+
+        Raises:
+            PlatformError: there are no such cores, so that nothing says for which processor kernels are launched.
+        """
+        host: Any = find_backend(HOST)
+        elsewhere = {
+            compiler_target(device.target): "it is for a GPU of another machine"
+            if device.backend == self.name
+            else host.not_run_here(device)
+            for device in devices
+        }
+        if all(device.backend == self.name for device in devices):
+            raise PlatformError(
+                f"device {devices[0].name}: kernels of a GPU are launched by code for CPU cores of its own machine; "
+                "name some of them in the platform, too"
+            )
+        return self._compiled(
+            model,
+            devices,
+            progress,
+            order,
+            None if tuned else {},
+            {target: why for target, why in elsewhere.items() if why},
+            processor,
+        )
+
     def _compiled(
         self,
         model: Model,
@@ -152,22 +195,31 @@ class GpuBackend:
         progress: Progress,
         order: Order,
         choices: AnyChoices | None = None,
+        elsewhere: Mapping[str, str] | None = None,
+        processor: str = "",
     ) -> TvmModel[Any]:
+        """Compile; `elsewhere` is None where all devices are of this machine, else as `TvmModel` has it."""
         from tvm_pipeline.tvm.agreement import check_agreement
 
-        self._keep_software_on_its_cores(progress)
-        targets, host = [device.target for device in devices], _host_target(devices)
+        is_here = elsewhere is None
+        if is_here:
+            self._keep_software_on_its_cores(progress)
+        targets, host, others = [device.target for device in devices], _host_target(devices), elsewhere or {}
         compiled: TvmModel[Any]
         if installed_ir() == "relay":
             from tvm_pipeline.tvm.relay.compiled import RelayModel
 
-            compiled = RelayModel.compile(model, targets, bind, progress, order, host, choices)
+            compiled = RelayModel.compile(model, targets, bind, progress, order, host, choices, others, processor)
         else:
             from tvm_pipeline.tvm.relax.compiled import RelaxModel
             from tvm_pipeline.tvm.relax.cuda_kernels import ready_to_run
 
-            ready_to_run(progress)
-            compiled = RelaxModel.compile(model, targets, bind, progress, order, host)
+            if is_here:
+                ready_to_run(progress)
+            compiled = RelaxModel.compile(model, targets, bind, progress, order, host, others)
+        if not is_here:  # what runs here, on cores of this machine
+            own = [device for device in devices if compiler_target(device.target) not in others]
+            devices = [replace(device, cores=tuple(sorted(_CORES))) for device in own]
         check_agreement(compiled, devices, progress)
         return compiled
 
@@ -296,16 +348,21 @@ def _filled(device: Device, gpu: Gpu) -> Device:
     )
 
 
-def _check_known(device: Device, gpu: Gpu) -> None:
-    """Raise PlatformError where TVM does not know the target, or lays memory out more densely than the GPU can."""
+def _check_target(device: Device, example: str) -> None:
+    """Raise PlatformError where TVM does not know the target."""
     try:
         tvm_target(compiler_target(device.target))
     except (ValueError, TypeError, RuntimeError) as error:  # what TVM's own error is one of
         said = str(error).rpartition("Error: ")[2].partition(" Target creation")[0].strip()
         raise PlatformError(
             f"device {device.name}: TVM does not know the target {device.target!r} ({said}). A target is a kind with "
-            f"options of TVM's, such as {target_for(gpu)!r}; mend `target` in the platform file"
+            f"options of TVM's{example and f', such as {example!r}'}; mend `target` in the platform file"
         ) from error
+
+
+def _check_known(device: Device, gpu: Gpu) -> None:
+    """Raise PlatformError where TVM does not know the target, or lays memory out more densely than the GPU can."""
+    _check_target(device, target_for(gpu))
     if gpu.alignment_bytes and ALIGNMENT % gpu.alignment_bytes:
         raise PlatformError(
             f"device {device.name}: {gpu} wants buffers at multiples of {gpu.alignment_bytes} bytes, and tensors are "

@@ -94,6 +94,10 @@ class HostBackend:
     ) -> TvmModel[Any]:
         return _compiled(model, devices, progress, order)
 
+    def not_run_here(self, device: Device) -> str:
+        """Return why a device's code does not run on this machine, empty where it does: for backends that serve it."""
+        return not_run_here(device.target)
+
     def settle_elsewhere(self, device: Device) -> Device:
         try:
             not_run_here(device.target)

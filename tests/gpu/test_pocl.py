@@ -50,7 +50,7 @@ def test_slices_equal_the_unsplit_model(compiled: Callable[..., RelayModel], cpu
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
-def testcompiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: Device, pocl: Device) -> None:
+def test_compiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: Device, pocl: Device) -> None:
     model = compiled(NETWORK, cpu.target, cpu.target, pocl.target)
     check_agreement(model, [cpu, pocl], lambda _: None)
     folder = model.libraries[compiler_target(pocl.target)].folder

@@ -6,7 +6,7 @@ Besides what is here, and the engines of `engines.py`, a backend may have `descr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -54,6 +54,26 @@ class ArenaTeller(Protocol):
 
     def stage_arena(self, operators: Sequence[str], device: Device) -> StageArena:
         """Return the memory of a stage; errors are those of `stage`."""
+
+
+@runtime_checkable
+class Comparing(Protocol):
+    """What a CompiledModel has as well if one of its devices may compute something else than the others.
+
+    Attributes:
+        refused: by target, the operators that its devices must not compute, with the reason.
+    """
+
+    refused: Mapping[str, Mapping[str, str]]
+
+    def compare(self, devices: Sequence[Device], progress: Progress) -> None:
+        """Run every operator on a device of each target, all of this machine, and set `refused`.
+
+        `Backend.compile` has done so; of a model that was compiled elsewhere nobody has.
+
+        Raises:
+            ModelError: a device computes nothing as the others do.
+        """
 
 
 @runtime_checkable

@@ -7,6 +7,7 @@ which calls these from the workstation.
 from __future__ import annotations
 
 import platform as python_platform
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ import msgspec
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.cores import processor
+from tvm_pipeline.backends.optional import Comparing
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform, versions_of
 from tvm_pipeline.backends.tuning import TuningRecords, TuningReport
 from tvm_pipeline.core.model import Model
@@ -134,6 +136,17 @@ def stage_time(
     return timed(arguments["operators"], bundle.platform.device(arguments["device"])), []
 
 
+def compare(
+    session: Session, arguments: dict[str, Any], _: list[Array], tell: Say
+) -> tuple[Mapping[str, Mapping[str, str]], list[Array]]:
+    """Run every operator on each kind of device of this board; return what some must not compute, see `Comparing`."""
+    bundle = _opened(session, arguments)
+    if not isinstance(bundle.compiled, Comparing):
+        return {}, []
+    bundle.compiled.compare(bundle.platform.devices, tell)
+    return bundle.compiled.refused, []
+
+
 def compute(session: Session, arguments: dict[str, Any], arrays: list[Array], _: Say) -> tuple[None, list[Array]]:
     """Return the outputs of the unsplit model on a device, for the inputs of these names."""
     bundle = _opened(session, arguments)
@@ -164,6 +177,7 @@ def _opened(session: Session, arguments: dict[str, Any]) -> Bundle:
 
 MEASURING = {
     "check_sensor": check_sensor,
+    "compare": compare,
     "compute": compute,
     "doubts": doubts,
     "joules": joules,

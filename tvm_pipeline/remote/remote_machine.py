@@ -21,7 +21,7 @@ import numpy as np
 
 from tvm_pipeline.backends.bundle import Bundle, read_documents
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order, StageRunner
-from tvm_pipeline.backends.optional import Elsewhere
+from tvm_pipeline.backends.optional import Comparing, Elsewhere, computed_by
 from tvm_pipeline.backends.registry import find_backend, versions_of
 from tvm_pipeline.backends.tuning import TuningRecords, TuningReport
 from tvm_pipeline.core.graph import OperatorGraph
@@ -86,6 +86,24 @@ class RemoteMachine:
             found = self._without_strangers(found, model, warn)
         self._check_versions(found, settled.versions)
         return found
+
+    def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
+        """Have the board compare devices of several targets; what some must not compute is that of `compiled`, too."""
+        if not isinstance(compiled, Comparing) or len({device.target for device in platform.devices}) < 2:
+            return
+        asked = {"bundle": self._sent(compiled, platform)}
+        compiled.refused = self.board.call("compare", asked, tell=tell, kind=dict[str, dict[str, str]])[0]
+        if not compiled.refused:
+            return
+        del self._bundles[id(compiled)]  # the next one has what was found
+        reasons = {name: why for refused in compiled.refused.values() for name, why in refused.items()}
+        for device in platform.devices:
+            computes = set(computed_by(compiled, device))
+            if left := [o.name for o in compiled.graph.operators if o.name not in computes]:
+                warn(
+                    f"{device.name} of board {self.name}: {len(left)} of {len(compiled.graph)} operators stay on other "
+                    f"devices, such as {', '.join(left[:3])}: {reasons[left[0]]}"
+                )
 
     @contextmanager
     def opened(self, path: Path) -> Iterator[Bundle]:

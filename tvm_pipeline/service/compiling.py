@@ -36,6 +36,7 @@ class Wish:
         asked: the user named the platform, so that none of its devices may be left out.
         elsewhere: the devices are those of another machine.
         processor: of that machine, by which what tuning has found there is known.
+        compared: has that machine compare what its devices compute, see `machine.Machine`.
     """
 
     order: Order | None
@@ -44,6 +45,7 @@ class Wish:
     asked: bool
     elsewhere: bool = False
     processor: str = ""
+    compared: Callable[[CompiledModel, Platform, Say, Say], None] = lambda *_: None
 
 
 def compiled_on(model: Model, platform: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
@@ -108,4 +110,5 @@ def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tel
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"
         )
+    wish.compared(compiled, settled, tell, warn)
     return backend, compiled, settled, rewriting

@@ -51,6 +51,13 @@ class Machine(Protocol):
     def platform(self, given: Platform | None, model: Model | None, warn: Say) -> Platform:
         """Return the platform that is given, or the devices that are found for a model."""
 
+    def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
+        """Have devices compared where that was not done when a model was compiled; see `backends.optional.Comparing`.
+
+        Raises:
+            ModelError: a device computes nothing as the others do.
+        """
+
     def opened(self, path: Path) -> AbstractContextManager[Bundle]:
         """Open a bundle that was made for the machine while the block lasts; raise BundleError as `open_bundle`."""
 
@@ -91,6 +98,9 @@ class _ThisMachine:
 
     def platform(self, given: Platform | None, model: Model | None, warn: Say) -> Platform:
         return given or this_machine(model, warn)
+
+    def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
+        """Do nothing: `Backend.compile` has compared them."""
 
     def opened(self, path: Path) -> AbstractContextManager[Bundle]:
         return open_bundle(path)

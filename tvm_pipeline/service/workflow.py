@@ -192,7 +192,8 @@ def compile_source(
         warn(f"{model.name}: {note}")
     with _naming(str(source), model):
         given = machine.platform(read_platform(platform) if platform else None, model, warn)
-        wish = Wish(order, tuned, memory_rewrite, platform is not None, bool(machine.name), machine.processor)
+        elsewhere = bool(machine.name)
+        wish = Wish(order, tuned, memory_rewrite, platform is not None, elsewhere, machine.processor, machine.compared)
         backend, compiled, settled, rewriting = compiled_on(model, in_mode(given, power_mode), wish, tell, warn)
     return Compiled(backend, with_carry(compiled, carry), settled, model.metadata, rewriting)
 

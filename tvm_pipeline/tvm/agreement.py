@@ -46,11 +46,16 @@ Refused = dict[str, dict[str, str]]  # by target, the operators that it must not
 _log = logging.getLogger(__name__)
 
 
-def check_agreement(model: TvmModel[Any], devices: Sequence[Device], progress: Progress) -> None:
+def check_agreement(
+    model: TvmModel[Any], devices: Sequence[Device], progress: Progress, *, remember: bool = True
+) -> None:
     """Check that all libraries of a model compute the same, on the first of `devices` of each target; prepare these.
 
     What a GPU must not compute is put into `model.refused`, and logged as a warning. Nothing is run where the devices
     have one target, or where the same libraries were checked before.
+
+    Args:
+        remember: the libraries are those of the cache, by whose names what was found is kept.
 
     Raises:
         ModelError: two CPUs, or two GPUs without a CPU, compute something else; a GPU computes no operator as the CPU
@@ -62,7 +67,7 @@ def check_agreement(model: TvmModel[Any], devices: Sequence[Device], progress: P
     chosen.sort(key=lambda device: has_own_memory(device.target))  # the first is the reference: a CPU, if there is one
     if len(chosen) < 2:
         return
-    record = _record(model, chosen)
+    record = _record(model, chosen) if remember else None
     known = _remembered(record)
     if known is None:
         progress(f"checking that {'both' if len(chosen) == 2 else f'all {len(chosen)}'} targets compute the same")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
+from tvm_pipeline.backends.contract import Array, Order, Port, Progress, Seconds
 from tvm_pipeline.backends.optional import Keeper, StageArena
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
@@ -141,6 +141,11 @@ class TvmModel(ABC, Generic[L]):
     def computes(self, device: Device) -> list[str]:
         refused = self.refused.get(compiler_target(device.target), {})
         return [operator.name for operator in self.graph.operators if operator.name not in refused]
+
+    def compare(self, devices: Sequence[Device], progress: Progress) -> None:
+        from tvm_pipeline.tvm.agreement import check_agreement  # which knows this class
+
+        check_agreement(self, devices, progress, remember=False)
 
     def stage(self, operators: Sequence[str], device: Device) -> SliceStage:
         return SliceStage(self.runnable_plan(self.plan_slice(operators, device), device), device, self._bind)
