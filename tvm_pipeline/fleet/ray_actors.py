@@ -93,7 +93,10 @@ class CoordinatorActor:
     def __init__(self, folder: str, identity: str) -> None:
         from tvm_pipeline.fleet.collector import Collector
         from tvm_pipeline.fleet.coordinator import Coordinator
+        from tvm_pipeline.fleet.takeover import compile_loops
 
+        # The first time on a machine that takes half a minute or more, for which the first plan would wait.
+        threading.Thread(target=compile_loops, name="compile", daemon=True).start()
         self._about = _about(COORDINATOR, identity)
         self._coordinator = Coordinator(time.monotonic, Path(folder, "coordinator.json"), Collector())
         self._lock = threading.Lock()

@@ -32,6 +32,7 @@ from tvm_pipeline.fleet.shipping import send_bundle
 from tvm_pipeline.remote.parcels import manifest_of, sum_of
 
 PLACE_S = 10.0
+FOLLOW_S = 300.0  # for a coordinator on a slow head that has its first plan, and compiles its loops
 
 Bundles = Mapping[str, Mapping[str, Path]]  # host -> model -> its file
 
@@ -69,6 +70,7 @@ class Rollout:
         works = {host: {model: known[host][model] for model in models} for host, models in bundles.items()}
         status = self.status()
         before = {duty.camera: duty.host for duty in status.duties if duty.host}
+        self._tell(f"placing {len(file.cameras)} cameras; the first time on a machine that takes half a minute more")
         placement = place(file.fleet(works), PLACE_S, before=before)
         for line in said_of(placement):
             self._tell(line)
@@ -102,7 +104,7 @@ class Rollout:
 
     def follow(self, plan: FleetPlan) -> None:
         """Have the coordinator bring the fleet to a plan."""
-        self._door.call(COORDINATOR, "follow", msgspec.json.encode(plan), kind=type(None))
+        self._door.call(COORDINATOR, "follow", msgspec.json.encode(plan), limit_s=FOLLOW_S, kind=type(None))
 
     def status(self) -> FleetStatus:
         """Return how the fleet is now."""
