@@ -11,7 +11,7 @@ from tests.guards.sources import BACKENDS, CORE, ROOT, files, imported, imports_
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors"),
-    ("files", "documents", "solvers"),
+    ("files", "processes", "documents", "solvers"),
     ("core",),
     ("memory", "power", "boards"),
     ("cost",),

@@ -102,7 +102,7 @@ def test_the_same_results_as_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "told"),
     [
-        ("segfault", "killed by signal 11 (SIGSEGV)"),
+        ("segfault", "killed by SIGSEGV"),
         ("raises", "ValueError: no such kernel"),
     ],
 )
@@ -130,7 +130,7 @@ def test_one_that_dies_while_idle_is_told_at_the_next_frame() -> None:
         assert pipeline.result(20).outputs["y"][0] == 4
         os.kill(child, signal.SIGKILL)
         pipeline.submit(number(3))
-        with pytest.raises(StageError, match=r"frame 2: .* op0 to op1 on d0 was killed by signal 9 \(SIGKILL\)"):
+        with pytest.raises(StageError, match=r"frame 2: .* op0 to op1 on d0 was killed by SIGKILL"):
             pipeline.result(20)
 
 
@@ -138,7 +138,7 @@ def test_one_that_dies_while_it_loads_fails_the_pipeline_before_it_starts() -> N
     model, platform = chain(op0=EndsLoading()), fake_platform("d0")
     plan = one_stage(model)
     with isolated(model, platform, plan.stages) as compiled:
-        with pytest.raises(StageError, match="ended with exit code 3") as caught:
+        with pytest.raises(StageError, match="ended with status 3") as caught:
             Pipeline(compiled, plan, platform)
         assert caught.value.device == "d0"
 

@@ -58,7 +58,7 @@ def test_a_device_that_fails_while_a_run_begins_is_left_out(tmp_path: Path) -> N
     ):
         assert values(list(pipeline.map(numbers(20)))) == list(range(1, 21))
         assert pipeline.plan.devices == ("d1",)
-        assert "exit code 3" in failures(pipeline)[0]
+        assert "status 3" in failures(pipeline)[0]
         assert [event.kind for event in pipeline.events] == ["failure", "start"]
 
 

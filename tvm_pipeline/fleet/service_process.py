@@ -36,6 +36,7 @@ from tvm_pipeline.fleet.service_files import (
     settings_text,
     tag_of,
 )
+from tvm_pipeline.processes import how_ended
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0  # before a service is started again after its second death, and later
 STEADY_S = 60.0  # after so long without a death the waits begin anew
@@ -275,8 +276,8 @@ class ServiceProcess:
         wait_s = next(self._waits)
         self._due_s = now_s + wait_s
         self.problem = self._death = (
-            f"the service of model {self.model} {_how(code)} and is started again "
-            f"{f'after {wait_s:g} s' if wait_s else 'at once'}"
+            f"the service of model {self.model} {'has ended' if code is None else how_ended(code)} and is started "
+            f"again {f'after {wait_s:g} s' if wait_s else 'at once'}"
             f"{f' (it died {self._deaths} times)' if self._deaths > 1 else ''}"
             f"{self._last_words() if code is None or code >= 0 else ''}"
         )
@@ -372,15 +373,3 @@ def _waits() -> Iterator[float]:
     while True:
         yield wait_s
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-
-def _how(code: int | None) -> str:
-    """Return how a process ended, from its status; None where it was no child of this one."""
-    if code is None:
-        return "has ended"
-    if code >= 0:
-        return f"ended with status {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-code}"

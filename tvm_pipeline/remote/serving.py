@@ -31,6 +31,7 @@ from pathlib import Path
 import msgspec
 
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.processes import how_ended
 from tvm_pipeline.remote.address import Address, is_loopback
 from tvm_pipeline.remote.channel import BEAT_S, KEEP_S, SILENT_S
 from tvm_pipeline.remote.dialing import Hello, Refusal
@@ -358,12 +359,7 @@ def _hang_up(link: socket.socket) -> None:
 
 
 def _how_it_ended(code: int, keep_s: float) -> str:
-    if code == ABANDONED:
-        return f"was given up, since its client was gone for {keep_s:g} s"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was killed by signal {-code} ({names.get(-code, 'no name')})"
+    return f"was given up, since its client was gone for {keep_s:g} s" if code == ABANDONED else how_ended(code)
 
 
 def _shut(link: socket.socket) -> None:

@@ -24,7 +24,6 @@ import logging
 import mmap
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -47,6 +46,7 @@ from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
+from tvm_pipeline.processes import how_ended
 
 _log = logging.getLogger(__name__)
 
@@ -244,10 +244,7 @@ def _death(process: subprocess.Popen[bytes]) -> str:
     except subprocess.TimeoutExpired:
         process.kill()
         return "hung up"
-    if code >= 0:
-        return f"ended with exit code {code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was killed by signal {-code} ({names.get(-code, 'no name')})"
+    return how_ended(code)
 
 
 def _told(answer: bytes, order: Order) -> Exception:

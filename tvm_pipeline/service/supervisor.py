@@ -17,6 +17,7 @@ from types import FrameType
 
 from tvm_pipeline.boards.mode_switch import put_back_left
 from tvm_pipeline.errors import OptionError, PipelineError, RunError, VideoError
+from tvm_pipeline.processes import how_ended
 from tvm_pipeline.runtime import Event
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.progress import WORKER, FrameCounts
@@ -93,20 +94,10 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
             if time.monotonic() - started_s > STEADY_S:
                 waits = back_off.waits()
             wait_s = next(waits)
-            reason = f"the worker {_end(status)}; it is started again in {wait_s:g} s"
+            reason = f"the worker {how_ended(status)}; it is started again in {wait_s:g} s"
             listener.warn(reason)
             write_event(Event(time.monotonic() - began_s, "restart", reason, 0), "")
             until_s = time.monotonic() + wait_s
             while not ended_by and time.monotonic() < until_s:
                 time.sleep(TICK_S)
     return 0
-
-
-def _end(status: int) -> str:
-    """Return how a process ended, from its status."""
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:  # a real-time signal
-        return f"was killed by signal {-status}"
