@@ -103,9 +103,9 @@ def test_a_bundle_travels_once(board, server, bundle):
 @pytest.mark.parametrize(
     ("arguments", "how"),
     [
-        ({"signal": int(signal.SIGKILL)}, r"signal 9 \(SIGKILL\) in crash"),
-        ({"signal": int(signal.SIGILL)}, r"signal 4 \(SIGILL\) in crash"),
-        ({}, r"signal 11 \(SIGSEGV\) in crash"),
+        ({"signal": int(signal.SIGKILL)}, "SIGKILL in crash"),
+        ({"signal": int(signal.SIGILL)}, "SIGILL in crash"),
+        ({}, "SIGSEGV in crash"),
     ],
 )
 def test_a_crash_ends_its_session_alone(board, server, bundle, arguments, how):

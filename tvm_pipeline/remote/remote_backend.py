@@ -202,8 +202,18 @@ class RemoteModel:
         self._inner.close()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the model of this host has beside the contract, such as what was tuned."""
-        return getattr(self._inner, name)
+        """Return what the model of this host has beside the contract, such as what was tuned.
+
+        A device that such a method is asked of is given as its own host knows it.
+        """
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return found
+
+        def asked(*arguments: Any, **named: Any) -> Any:
+            return found(*(self._there(one) if isinstance(one, Device) else one for one in arguments), **named)
+
+        return asked
 
     def _there(self, device: Device) -> Device:
         return self._backend.there(device) if device.backend == self._backend.name else device
