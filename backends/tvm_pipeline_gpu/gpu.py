@@ -166,6 +166,11 @@ class GpuBackend:
         Raises:
             PlatformError: there are no such cores, so that nothing says for which processor kernels are launched.
         """
+        if all(device.backend == self.name for device in devices):
+            raise PlatformError(
+                f"device {devices[0].name}: kernels of a GPU are launched by code for CPU cores of its own machine; "
+                "name some of them in the platform, too"
+            )
         host: Any = find_backend(HOST)
         elsewhere = {
             compiler_target(device.target): "it is for a GPU of another machine"
@@ -173,11 +178,6 @@ class GpuBackend:
             else host.not_run_here(device)
             for device in devices
         }
-        if all(device.backend == self.name for device in devices):
-            raise PlatformError(
-                f"device {devices[0].name}: kernels of a GPU are launched by code for CPU cores of its own machine; "
-                "name some of them in the platform, too"
-            )
         return self._compiled(
             model,
             devices,

@@ -55,6 +55,7 @@ class RemoteBackend:
 
     def __init__(self) -> None:
         self._boards: dict[str, Board] = {}
+        self._found: dict[str, Device] = {}  # by the target here, the device over there
         self._opening = threading.Lock()
 
     def refuses(self, model: Model) -> str:
@@ -72,6 +73,12 @@ class RemoteBackend:
 
     def there(self, device: Device) -> Device:
         """Return a device as its own host knows it; raise PlatformError where the host or the device is not there."""
+        if device.target not in self._found:  # plans ask this for each stage that they weigh
+            self._found[device.target] = self._find(device)
+        return self._found[device.target]
+
+    def _find(self, device: Device) -> Device:
+        """Ask the host of a device for it."""
         address, slash, name = device.target.rpartition("/")
         if not slash or not address or not name:
             raise PlatformError(
@@ -116,6 +123,7 @@ class RemoteBackend:
     def close(self) -> None:
         """End the connections to all hosts."""
         with self._opening:
+            self._found.clear()
             while self._boards:
                 self._boards.popitem()[1].close()
 
