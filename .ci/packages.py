@@ -1,10 +1,11 @@
 """Try the packages in `dist/` (`make dist`) as a user meets them: from a fresh environment, outside the repository.
 
-The wheel is installed with no extra and with each extra alone, the source distribution once. Every environment must
-plan, and must do the work that its extra is for; a command whose extra is missing must name that extra. Both packages
-must hold every file of the repository that belongs into them. Two extras with a TVM each must be refused together.
+The wheel is installed with no extra and, over copies of that environment, with each extra alone; the source
+distribution is installed once. Every environment must plan, and must do the work that its extra is for; a command whose
+extra is missing must name that extra. Both packages must hold every file of the repository that belongs into them. Two
+extras with a TVM each must be refused together.
 
-    python .ci/packages.py [EXTRA ...]      (`none`, `both` and `sdist` are names as well; all of them without one)
+    python .ci/packages.py [EXTRA ...]      (`both` is a name as well; all of them without one)
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 import venv
 import zipfile
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,7 +73,8 @@ class Environment:
             raise CheckError(f"{' '.join(command)}: code {done.returncode}, expected {expected}:\n{done.stdout}")
 
     def cli(self, *arguments: str, code: int = 0, says: str = "") -> None:
-        self.run("tvm-pipeline", *arguments, code=code, says=says)
+        # The first line of the script names the Python of the environment that this one may be a copy of.
+        self.run("python", str(self.folder / "venv" / "bin" / "tvm-pipeline"), *arguments, code=code, says=says)
 
     def python(self, program: str, code: int = 0, says: str = "") -> None:
         self.run("python", "-c", program, code=code, says=says)
@@ -174,6 +176,7 @@ def check_onnxruntime(env: Environment) -> None:
 
 CHECKS: dict[str, Callable[[Environment], None]] = {
     "none": check_none,
+    "sdist": lambda _: None,
     "relay": check_relay,
     "relax": check_relax,
     "video": check_video,
@@ -184,8 +187,11 @@ CHECKS: dict[str, Callable[[Environment], None]] = {
     "relax-cuda": lambda env: check_cuda(env, 13),
     "edgetpu": check_edgetpu,
     "onnxruntime": check_onnxruntime,
-    "sdist": lambda _: None,
 }
+
+
+# Made first: the others are made over the first of these.
+FIRST = ("none", "sdist")
 
 
 def tracked_files() -> list[str]:
@@ -210,12 +216,16 @@ def check_contents(wheel: Path, sdist: Path) -> None:
             raise CheckError(f"{wheel.name} lacks {name}")
 
 
-def install(folder: Path, package: Path, extra: str) -> str:
+def install(folder: Path, package: Path, extra: str, base: Path | None = None) -> str:
     """Make a virtual environment in `folder`, and install the package there with its extra (`[relay]`, or nothing).
 
-    Return what pip says where it fails, else nothing.
+    Where there is a `base`, it begins as a copy of the environment there, by links: pip and Python replace files, and
+    change none. Return what pip says where it fails, else nothing.
     """
-    venv.create(folder / "venv", symlinks=True)
+    if base:
+        shutil.copytree(base / "venv", folder / "venv", symlinks=True, copy_function=os.link)
+    else:
+        venv.create(folder / "venv", symlinks=True)
     # The caller's pip saves a pip in each environment; bytecode is compiled for the modules that are really imported.
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install", "--quiet"]
     requirement = f"tvm-pipeline{extra} @ {package.as_uri()}"
@@ -234,25 +244,44 @@ def check_both(wheel: Path) -> str:
     return "both: pip refuses [relay,relax]"
 
 
-def check(name: str, wheel: Path, sdist: Path) -> str:
-    """Install one environment and try it; return a line for people."""
-    if name == "both":
-        return check_both(wheel)
+def check(name: str, folder: Path, package: Path, base: Path | None) -> str:
+    """Install one environment in `folder` and try it; return a line for people."""
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"tvm-pipeline-{name}-") as temporary:
-        extra = "" if name in ("none", "sdist") else f"[{name}]"
-        failed = install(Path(temporary), sdist if name == "sdist" else wheel, extra)
-        if failed:
-            raise CheckError(failed)
-        env = Environment(Path(temporary))
-        installed_s = time.monotonic() - begin
-        for file in FIXTURES:
-            shutil.copy2(ROOT / file, env.folder)
-        (env.folder / "net.onnx").write_bytes(b"\0")
-        (env.folder / "plan.txt").write_text("")
-        plans(env)
-        CHECKS[name](env)
+    failed = install(folder, package, "" if name in FIRST else f"[{name}]", base)
+    if failed:
+        raise CheckError(failed)
+    env = Environment(folder)
+    installed_s = time.monotonic() - begin
+    for file in FIXTURES:
+        shutil.copy2(ROOT / file, env.folder)
+    (env.folder / "net.onnx").write_bytes(b"\0")
+    (env.folder / "plan.txt").write_text("")
+    plans(env)
+    CHECKS[name](env)
     return f"{name}: works ({installed_s:.0f} s to install, {time.monotonic() - begin - installed_s:.0f} s to try)"
+
+
+def check_all(names: Sequence[str], wheel: Path, sdist: Path) -> int:
+    """Check environments, two at a time, and print a line for each; return how many failed. FIRST begins `names`."""
+    failed = 0
+    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-packages-") as temporary, ThreadPoolExecutor(2) as pool:
+        folder = Path(temporary)
+
+        def submit(name: str) -> Future[str]:
+            if name == "both":
+                return pool.submit(check_both, wheel)
+            (folder / name).mkdir()
+            base = None if name in FIRST else folder / "none"
+            return pool.submit(check, name, folder / name, sdist if name == "sdist" else wheel, base)
+
+        for part in (FIRST, names[len(FIRST) :]):
+            for name, future in [(name, submit(name)) for name in part]:
+                try:
+                    print(future.result(), flush=True)
+                except (CheckError, subprocess.SubprocessError, OSError) as error:
+                    failed += 1
+                    print(f"{name}: {error}", file=sys.stderr, flush=True)
+    return failed
 
 
 def main(names: Sequence[str]) -> int:
@@ -270,13 +299,8 @@ def main(names: Sequence[str]) -> int:
     except CheckError as error:
         failed += 1
         print(f"contents: {error}", file=sys.stderr, flush=True)
-    with ThreadPoolExecutor(2) as pool:
-        for name, future in [(name, pool.submit(check, name, wheels[0], sdists[0])) for name in names]:
-            try:
-                print(future.result(), flush=True)
-            except (CheckError, subprocess.SubprocessError, OSError) as error:
-                failed += 1
-                print(f"{name}: {error}", file=sys.stderr, flush=True)
+    names = list(dict.fromkeys((*FIRST, *names)))
+    failed += check_all(names, wheels[0], sdists[0])
     print(f"{len(names)} environments in {time.monotonic() - begin:.0f} s, {failed} failures")
     return min(failed, 1)
 
