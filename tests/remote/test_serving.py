@@ -29,7 +29,7 @@ from tvm_pipeline.remote.address import Address, parse_address
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.channel import KEEP_S, SILENT_S
 from tvm_pipeline.remote.frames import PREFACE, Header, read_frame, write_frame
-from tvm_pipeline.remote.serving import BoardServer
+from tvm_pipeline.remote.serving import TVM_IN_USE, TVM_MAGIC, BoardServer
 from tvm_pipeline.version import __version__
 
 TIMES = {"silent_s": 1.0, "keep_s": 3.0}
@@ -287,6 +287,13 @@ def test_a_stock_client_of_tvm(server):
         Board.connect(str(server.address), **TIMES)
     with pytest.raises(Exception, match="already"):
         rpc.connect("127.0.0.1", server.address.port)
+    with socket.create_connection(server.address) as slow:  # the answer comes before it has said who it is
+        slow.sendall(TVM_MAGIC)
+        assert slow.recv(4) == TVM_IN_USE
+        slow.sendall(b"who it is")
+        slow.sendall(b"and the rest")
+        slow.shutdown(socket.SHUT_WR)
+        assert slow.recv(1) == b"", "a reset would have taken the answer back"
     del remote
     until(lambda: server.is_free)
     with Board.connect(str(server.address), **TIMES) as board:

@@ -291,6 +291,7 @@ class BoardServer:
         if running is not None:
             self._tell(f"{client} was sent away: {self._in_use(running)}")
         link.sendall(TVM_IN_USE)
+        _hang_up(link)
 
 
 def _listening(address: Address, allow_others: bool) -> socket.socket:
