@@ -57,8 +57,9 @@ class FleetArrays:
 
 def pairs_of(share: Floats) -> Pairs:
     """Return the arrays of `annealed` for cameras x hosts, whose entries are inf where a host cannot take a camera."""
-    of, hosts = np.nonzero(np.isfinite(share))
-    by_host, cameras = np.nonzero(np.isfinite(share).T)
+    # Contiguous as those of one camera are: the loops are compiled for that.
+    of, hosts = map(np.ascontiguousarray, np.nonzero(np.isfinite(share)))
+    by_host, cameras = map(np.ascontiguousarray, np.nonzero(np.isfinite(share).T))
     first = np.concatenate([[0], np.cumsum(np.bincount(of, minlength=len(share)))])
     begin = np.concatenate([[0], np.cumsum(np.bincount(by_host, minlength=share.shape[1]))])
     return Pairs(first, hosts, begin, cameras, share)

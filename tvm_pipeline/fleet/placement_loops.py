@@ -116,6 +116,13 @@ def move(places: Any, on: Any, counts: Any, host_of: Any, camera: Any, to: Any) 
 
 
 @hot
+def copy_into(there: Any, array: Any) -> None:
+    """Copy an array into one of the same length; numba compiles `there[:] = array` for seconds, with its error."""
+    for index in range(len(array)):
+        there[index] = array[index]
+
+
+@hot
 def annealed(pairs: Any, host_of: Any, aim: Any, warm: float, cold: float, steps: int, random: Any) -> Any:
     """Move and swap cameras until the aim is reached; return whether it was, and change `host_of`.
 
@@ -204,7 +211,7 @@ def annealed(pairs: Any, host_of: Any, aim: Any, warm: float, cold: float, steps
         away += turned
         if crowded == 0 and total < 1e-12 and (not kept or away < fewest):
             kept, fewest = True, away
-            best[:] = host_of
+            copy_into(best, host_of)
     if kept:
-        host_of[:] = best
+        copy_into(host_of, best)
     return kept

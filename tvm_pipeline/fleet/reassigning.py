@@ -97,21 +97,30 @@ def by_regret(options: Any, load: Any, cameras: Any, chosen: Any) -> Any:
 
 
 @hot
+def insert(keys: Any, values: Any, count: Any, key: Any, value: Any) -> None:
+    """Put a value among the first `count`, which are in the order of their keys; numba compiles a sort for seconds."""
+    place = count
+    while place > 0 and keys[place - 1] > key:
+        keys[place], values[place] = keys[place - 1], values[place - 1]
+        place -= 1
+    keys[place], values[place] = key, value
+
+
+@hot
 def fewest_starving(options: Any, load: Any, cameras: Any, chosen: Any, starving: int, nodes: int) -> Any:
     """Search all ways to place the cameras for one that starves fewer; return whether the search came to its end.
 
     Depth first; a branch is left where it cannot starve fewer than `chosen`, which is replaced by what is better.
     """
     count = len(cameras)
-    sizes = np.empty(count)
+    sizes, order = np.empty(count), np.empty(count, np.int64)
     for i in range(count):  # those with the fewest hosts first, of equal ones the largest
         fitting, least = 0, np.inf
         for k in range(options.first[cameras[i]], options.first[cameras[i] + 1]):
             if load[options.host[k]] + options.share[k] <= FULL:
                 fitting += 1
                 least = min(least, options.share[k])
-        sizes[i] = fitting - min(least, 1.0) if fitting else 1e9
-    order = np.argsort(sizes)
+        insert(sizes, order, i, fitting - min(least, 1.0) if fitting else 1e9, i)
     now = load.copy()
     widest = 1
     for i in range(count):
@@ -146,11 +155,10 @@ def fewest_starving(options: Any, load: Any, cameras: Any, chosen: Any, starving
             camera = cameras[order[depth]]
             fitting = 0
             for k in range(options.first[camera], options.first[camera + 1]):
-                if now[options.host[k]] + options.share[k] <= FULL:
-                    then[fitting] = now[options.host[k]] + options.share[k]
-                    branch[depth, fitting] = k
+                load_then = now[options.host[k]] + options.share[k]
+                if load_then <= FULL:
+                    insert(then, branch[depth], fitting, load_then, k)
                     fitting += 1
-            branch[depth, :fitting] = branch[depth, :fitting][np.argsort(then[:fitting])]
             branch[depth, fitting] = -1
             branches[depth] = fitting + 1
             tried[depth] = 0
@@ -218,7 +226,7 @@ def reassigned(options: Any, load: Any, cameras: Any, nodes: int) -> Any:
     proven = starving == without_room
     if not proven:
         proven = fewest_starving(options, load, cameras, chosen, starving, nodes)
-        now[:] = load
+        now = load.copy()
         for i in range(len(cameras)):
             if chosen[i] >= 0:
                 now[chosen[i]] += share_of(options, cameras[i], chosen[i])
@@ -238,7 +246,9 @@ def left_by_losses(options: Any, load: Any, host_of: Any, losses: Any, nodes: in
     count = np.zeros(len(load) + 1, np.int64)
     for host in host_of:
         count[host + 1] += 1
-    end = np.cumsum(count)
+    end = count.copy()
+    for host in range(1, len(end)):
+        end[host] += end[host - 1]
     on = np.empty(len(host_of), np.int64)  # cameras by host, those without a host first
     for camera in range(len(host_of) - 1, -1, -1):
         end[host_of[camera] + 1] -= 1
