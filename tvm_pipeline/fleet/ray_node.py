@@ -158,7 +158,8 @@ def head_arguments(address: str, port_base: int) -> tuple[str, ...]:
     if find_spec("grpc"):
         # Ray would give its clients port 10001, and refuses to be told another where it has none.
         head["ray-client-server-port"] = port_base + 8
-    return _words(head | _common(address, port_base), "head", *_FLAGS)
+    # Its monitor would begin machines in a cloud.
+    return _words(head | _common(address, port_base), "head", "no-monitor", *_FLAGS)
 
 
 def host_arguments(address: str, port_base: int, head: str) -> tuple[str, ...]:
