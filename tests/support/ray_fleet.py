@@ -105,24 +105,17 @@ class LocalFleet:
             self.join(name)
 
     def close(self) -> None:
-        for name in list(self.keepers):
-            if name != HEAD:
-                self._end(name)
-        self._end(HEAD)
-
-    def _end(self, name: str) -> None:
-        if name not in self.keepers:
-            return
-        self.send(signal.SIGCONT, name)
-        keeper = self.keepers.pop(name)
-        if keeper.poll() is None:
-            keeper.terminate()
+        for name, keeper in self.keepers.items():
+            self.send(signal.SIGCONT, name)
+            if keeper.poll() is None:
+                keeper.terminate()
+        until_s = time.monotonic() + 30.0
+        for name, keeper in self.keepers.items():
             with suppress(subprocess.TimeoutExpired):
-                keeper.wait(30.0)
-        self.keepers[name] = keeper
-        self.send(signal.SIGKILL, name)
-        del self.keepers[name]
-        keeper.wait()
+                keeper.wait(max(0.0, until_s - time.monotonic()))
+            self.send(signal.SIGKILL, name)
+            keeper.wait()
+        self.keepers.clear()
 
     def _begin(self, name: str, *words: str) -> None:
         base = self._bases.setdefault(name, free_base())
