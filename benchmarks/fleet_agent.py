@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("--cameras", type=int, default=10, help="that are added one after another")
     parser.add_argument("--short", action="store_true", help="a few seconds, for CI")
     arguments = parser.parse_args()
-    seconds, added = (2.0, 2) if arguments.short else (arguments.seconds, arguments.cameras)
+    seconds, added = (0.5, 2) if arguments.short else (arguments.seconds, arguments.cameras)
     with tempfile.TemporaryDirectory() as folder:
         host = Host(Path(folder))
         try:

@@ -71,7 +71,7 @@ def large(short: bool) -> None:
     for level, seed in [(0.5, 0)] if short else cases:
         fleet = unlike_fleet(60 if short else 1000, 10 if short else 100, level, seed)
         began = time.perf_counter()
-        found = place(fleet, 2.0 if short else LIMIT_S, seed)
+        found = place(fleet, 1.0 if short else LIMIT_S, seed)
         walls.append(time.perf_counter() - began)
         gaps.append(found.gap)
         lost = checked_losses(fleet, found)
@@ -90,7 +90,7 @@ def small(short: bool) -> None:
         for seed in range(1 if short else 3):
             fleet = unlike_fleet(cameras, hosts, level, seed, least_reach=2)
             began = time.perf_counter()
-            exact = place(fleet, 3.0 if short else LIMIT_S, seed)
+            exact = place(fleet, 1.0 if short else LIMIT_S, seed)
             wall = time.perf_counter() - began
             rough = place(fleet, 0.0, seed)
             most = max(exact.utilisation.values())
@@ -103,7 +103,7 @@ def small(short: bool) -> None:
 
 def takeover(short: bool) -> None:
     fleet = unlike_fleet(60 if short else 1000, 10 if short else 100, 0.5, 0)
-    placement = place(fleet, 1.0)
+    placement = place(fleet, 0.2 if short else 1.0)
     plan = plan_of(fleet, placement)
     rows = []
     for count in (1, 2, len(fleet.hosts) // 2):
