@@ -27,6 +27,7 @@ from rig import Rig, make_rig
 
 from tvm_pipeline import planning
 from tvm_pipeline.runtime import Adaptation, LivePipeline
+from tvm_pipeline.service.workflow import REPEATS
 from tvm_pipeline.video import LiveSource, Source, merge, open_source, parse_policy, preprocessing_for, stream
 from tvm_pipeline.video.decoding import Picture
 
@@ -107,7 +108,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each")
     parser.add_argument("--short", action="store_true", help="a second of each, for CI")
     arguments = parser.parse_args()
-    rig = make_rig(SIDE)
+    rig = make_rig(SIDE, 4 if arguments.short else REPEATS)
     promised_fps = planning.plan(rig.problem).plan.predicted.throughput_fps or 0.0
     table = Table(
         *("camera, fps", "plan, fps", "results of each, fps", "from the mean", "age, ms: p50 / p99 / max"),

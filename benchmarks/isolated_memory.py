@@ -143,14 +143,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="resnet-50")
     parser.add_argument("--engine", action="store_true", help="run the model by the engine of its format")
-    parser.add_argument("--short", action="store_true", help="a small model: proves that it works")
+    parser.add_argument(
+        "--short", action="store_true", help="a small model and picture, two stages: proves that it works"
+    )
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--backends", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.load:
         measure_loading(arguments.backends, arguments.load)
         return
-    model = load("squeezenet" if arguments.short else arguments.model)
+    model = load("squeezenet", {"data": (1, 3, 64, 64)}) if arguments.short else load(arguments.model)
     platform = detect_platform(None if arguments.engine else model)
     if arguments.engine:
         cores = [device for device in platform.devices if device.backend == "host"]
@@ -167,7 +169,7 @@ def main() -> None:
             title=f"{model.name}, weights of {stored / MIB:.0f} MiB: PSS in MiB",
         )
         weights, residents = [], []
-        for count in (1, STAGES):
+        for count in (1, 2 if arguments.short else STAGES):
             cells, mapped, resident = row(compiled, platform, count)
             table.add_row(*cells)
             weights.append(mapped)

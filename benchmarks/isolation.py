@@ -116,13 +116,14 @@ def main() -> None:
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--frames", type=int, default=50, help="of the whole network in a round")
-    parser.add_argument("--short", action="store_true", help="few rounds: proves that it works")
+    parser.add_argument("--short", action="store_true", help="a small picture, few rounds: proves that it works")
     arguments = parser.parse_args()
     if arguments.short:
         arguments.rounds, arguments.frames = 2, 4
 
     backend, platform = settle_platform(detect_platform())
-    compiled = backend.compile(load(arguments.model), platform.devices, lambda _: None)
+    shapes = {"data": (1, 3, 64, 64)} if arguments.short else None
+    compiled = backend.compile(load(arguments.model, shapes), platform.devices, lambda _: None)
     first, second, *_ = [device for device in platform.devices if device.name != "cpu"] * 2
     plan = halves(compiled.graph, (first, second)) if first is not second else None
     every = [operator.name for operator in compiled.graph.operators]

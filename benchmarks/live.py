@@ -34,7 +34,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, random_plan
+from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, make_tiny_rig, random_plan
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.plan import describe
@@ -277,7 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=parts, help="one part")
     parser.add_argument("--calm", type=float, default=10.0, metavar="MINUTES", help="of the last part")
-    parser.add_argument("--short", action="store_true", help="a little of each, with a small picture, for CI")
+    parser.add_argument("--short", action="store_true", help="a little of each, with a tiny network, for CI")
     arguments = parser.parse_args()
     chosen = [arguments.only] if arguments.only else parts
     few = arguments.short
@@ -285,7 +285,7 @@ def main() -> None:
     orders, theirs = multiprocessing.Pipe()
     multiprocessing.get_context("fork").Process(target=scrape, args=(theirs,), daemon=True).start()
     draw = random.Random(0)
-    small = make_rig(SMALL_SIDE) if few or {"switches", "failures"} & {*chosen} else None
+    small = make_tiny_rig() if few else make_rig(SMALL_SIDE) if {"switches", "failures"} & {*chosen} else None
     usual = small if few else make_rig(USUAL_SIDE) if {"gaps", "watching", "calm"} & {*chosen} else None
     todo: dict[str, Callable[[], bool]] = {
         "gaps": lambda: gaps(usual, 3 if few else 100, draw),

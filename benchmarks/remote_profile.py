@@ -18,6 +18,9 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.remote.address import Address
@@ -32,19 +35,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="squeezenet")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--short", action="store_true", help="small pictures, one round: proves that it works")
+    parser.add_argument("--short", action="store_true", help="a tiny network, one round: proves that it works")
     arguments = parser.parse_args()
-    shapes = {"data": (1, 3, 64, 64)} if arguments.short else None
-    model, rounds = ("squeezenet", 1) if arguments.short else (arguments.model, arguments.rounds)
-    repeats = 4 if arguments.short else REPEATS
+    model, rounds, repeats = (
+        (arguments.model, 1, 4) if arguments.short else (arguments.model, arguments.rounds, REPEATS)
+    )
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(BoardServer(Address("127.0.0.1", 0), Path(folder), lambda _: None)) as server,
     ):
+        if arguments.short:
+            model = str(write_picture_net(Path(folder) / "net.onnx"))
         threading.Thread(target=server.serve, daemon=True).start()
         with Board.connect(str(server.address)) as board:
             machine = RemoteMachine(board, lambda _: None)
-            own, there = compile_source(model, shapes), compile_source(model, shapes, machine=machine)
+            own, there = compile_source(model), compile_source(model, machine=machine)
             found: dict[str, list[Profile]] = {"local": [], "again": [], "remote": []}
             for index in range(rounds):
                 for kind in sorted(found, reverse=bool(index % 2)):

@@ -1,7 +1,7 @@
 """Send the results of a run to a file and to an MQTT broker that restarts meanwhile; count what is missing or twice.
 
     nice -n 5 python benchmarks/results.py    # 10 000 frames to a file, and 10 000 to a broker that restarts twice
-    python benchmarks/results.py --short      # 400 frames each and one restart, for CI
+    python benchmarks/results.py --short      # 200 frames each and one restart, for CI
 
 Both are runs as `tvm-pipeline run` makes them, of a small network on small pictures. The broker is mosquitto, which
 keeps what it has in a file; it is ended by SIGTERM after a third and after two thirds of the frames, and is away for a
@@ -115,9 +115,9 @@ def judge(where: str, found: list[int], frames: int, rate_fps: float) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=10_000)
-    parser.add_argument("--short", action="store_true", help="400 frames each and one restart, for CI")
+    parser.add_argument("--short", action="store_true", help="200 frames each and one restart, for CI")
     arguments = parser.parse_args()
-    frames = 400 if arguments.short else arguments.frames
+    frames = 200 if arguments.short else arguments.frames
     logging.getLogger("tvm_pipeline").setLevel(logging.ERROR)  # it would say each time that the broker is gone
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -11,6 +11,8 @@ Next: live.py (switches, failures, what watching costs), soak.py (an hour of bot
 from __future__ import annotations
 
 import random
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +20,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
+
+from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Device, Problem
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
@@ -28,7 +34,7 @@ from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.runtime import LivePipeline, Result
-from tvm_pipeline.service.workflow import compile_source, measured_profile
+from tvm_pipeline.service.workflow import REPEATS, Compiled, compile_source, measured_profile
 
 FRAMES = 7  # a prime, so that no pattern of plans or slots is in step with them
 USUAL_SIDE = 224
@@ -111,14 +117,24 @@ class Rig:
     tolerance: float = 0.0
 
 
-def make_rig(side: int) -> Rig:
-    """Return the rig of squeezenet on square pictures of `side` pixels."""
-    made = compile_source("squeezenet", None if side == USUAL_SIDE else {"data": (1, 3, side, side)})
+def make_rig(side: int, repeats: int = REPEATS) -> Rig:
+    """Return the rig of squeezenet on square pictures of `side` pixels, measured in so many passes."""
+    shapes = None if side == USUAL_SIDE else {"data": (1, 3, side, side)}
+    return rig_of(compile_source("squeezenet", shapes), repeats)
+
+
+def make_tiny_rig() -> Rig:
+    """Return the rig of a network of three convolutions, which two lanes of CI hardly slow, measured in few passes."""
+    with tempfile.TemporaryDirectory() as folder:
+        return rig_of(compile_source(write_picture_net(Path(folder) / "net.onnx")), 4)
+
+
+def rig_of(made: Compiled, repeats: int) -> Rig:
     compiled, platform = made.compiled, made.platform
     (tensor,) = compiled.graph.inputs
     draw = np.random.default_rng(0)
     frames = [draw.standard_normal(tensor.shape).astype(tensor.dtype) for _ in range(FRAMES)]
-    problem = Problem(compiled.graph, platform, measured_profile(made))
+    problem = Problem(compiled.graph, platform, measured_profile(made, repeats=repeats))
     return Rig(Breakable(compiled), problem, frames, unsplit(compiled, platform.devices[0], frames))
 
 

@@ -2,7 +2,7 @@
 
     nice -n 5 python benchmarks/soak.py                          # an hour
     nice -n 5 python benchmarks/soak.py --minutes 10 --times 15  # 15 times as many changes and failures
-    python benchmarks/soak.py --short                            # ten seconds, for CI: memory is not judged
+    python benchmarks/soak.py --short                            # eight seconds of a tiny network, for CI: no memory
 
 A video is played again and again at its rate, as a camera would send it (each time is a new connection), through the
 policy `latest`, a resize and squeezenet on small pictures. Every few seconds another plan takes over; every 20 seconds
@@ -42,9 +42,11 @@ from resident import Resident, resident
 from rich.console import Console
 from rig import Answer, Breakable, Fault, random_plan, same, unsplit
 
+from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Problem, detect_platform, load, profile_model, settle_platform
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.runtime import Adaptation, LivePipeline, freed_memory
+from tvm_pipeline.service.workflow import REPEATS
 from tvm_pipeline.video import (
     LiveSource,
     Reconnect,
@@ -172,11 +174,13 @@ def disturb(
             log.faults[kind] += fault.met.wait(1.0)
 
 
-def soak(seconds: float, times: float, folder: Path) -> bool:
+def soak(seconds: float, times: float, folder: Path, short: bool) -> bool:
     backend, platform = settle_platform(detect_platform())
-    whole = backend.compile(load("squeezenet", {"data": (1, 3, SIDE, SIDE)}), platform.devices, lambda _: None)
+    tiny = write_picture_net(folder / "net.onnx") if short else None
+    network = load(tiny) if tiny else load("squeezenet", {"data": (1, 3, SIDE, SIDE)})
+    whole = backend.compile(network, platform.devices, lambda _: None)
     model = Breakable(whole)
-    problem = Problem(whole.graph, platform, profile_model(backend, whole, platform))
+    problem = Problem(whole.graph, platform, profile_model(backend, whole, platform, 4 if short else REPEATS))
     settings = preprocessing_for(whole.graph)
     make_video(folder / "video.mp4")
     with open_source(str(folder / "video.mp4")) as video:
@@ -291,16 +295,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--times", type=float, default=1.0, help="how many times as often plans change and fail")
     parser.add_argument("--untouched", action="store_true", help="leave malloc as it is")
-    parser.add_argument("--short", action="store_true", help="ten seconds, for CI")
+    parser.add_argument("--short", action="store_true", help="eight seconds of a tiny network, for CI")
     arguments = parser.parse_args()
     logging.getLogger("tvm_pipeline").setLevel(logging.ERROR)  # it would say each time that the video ended
-    seconds, times = (8.0, 10.0) if arguments.short else (60 * arguments.minutes, arguments.times)
+    seconds, times = (8.0, 20.0) if arguments.short else (60 * arguments.minutes, arguments.times)
     if arguments.untouched:
         freed_memory.FreedMemory.look = lambda *_: None  # type: ignore[method-assign]
     else:
         use_one_heap()
     with tempfile.TemporaryDirectory() as folder:
-        sys.exit(0 if soak(seconds, times, Path(folder)) else 1)
+        sys.exit(0 if soak(seconds, times, Path(folder), arguments.short) else 1)
 
 
 if __name__ == "__main__":
