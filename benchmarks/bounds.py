@@ -51,6 +51,7 @@ RANDWIRES = {
     **{f"RandWire CIFAR {seed}": partial(memory_networks.randwire_network, seed, nodes=64) for seed in range(2)},
 }
 LIMITS_S = (1.0, 3.0, 10.0, 30.0)
+SHORT_S = 0.3
 
 
 def percent(part: float | None) -> str:
@@ -77,7 +78,7 @@ def nasnets(short: bool) -> None:
     for name in list(NETWORKS)[:1] if short else NETWORKS:
         graph = NETWORKS[name]()
         for count in (4,) if short else (4, 6, 8):
-            limit_s = 1.0 if short else 30.0
+            limit_s = SHORT_S if short else 30.0
             problem = Problem(graph, coral(count), unmeasured(graph), stages=count, time_limit_s=limit_s)
             plan, taken_s = planned(problem)
             started = time.perf_counter()
@@ -105,7 +106,7 @@ def large(short: bool) -> None:
             problem = Problem(graph, replace(coral(1), devices=devices), unmeasured(graph))
         else:
             problem = unequal(rng, graph, 16)
-        plan, taken_s = planned(replace(problem, time_limit_s=1.0 if short else 10.0))
+        plan, taken_s = planned(replace(problem, time_limit_s=SHORT_S if short else 10.0))
         rows.append((what, operators, plan.scheduler, len(plan.stages), s(taken_s), percent(plan.gap)))
         required.append(figure(f"16 {what} devices: seconds", taken_s, s, 15.0))
     columns = ("devices", "operators", "plan by", "stages", "planned in", "gap")
@@ -114,7 +115,7 @@ def large(short: bool) -> None:
 
 
 def gap_over_time(short: bool) -> None:
-    limits_s = (1.0,) if short else LIMITS_S
+    limits_s = (SHORT_S,) if short else LIMITS_S
     makers = {**NETWORKS, **RANDWIRES}
     rows, last = [], []
     for name in list(makers)[:1] if short else makers:
@@ -128,7 +129,7 @@ def gap_over_time(short: bool) -> None:
         problem = unequal(random.Random(1), generators.nasnet(), 8)
         plans = [planned(replace(problem, time_limit_s=limit_s))[0] for limit_s in limits_s]
         rows.append(("NASNet-A, fine", "8 unequal", period_ms(fps(plans[-1].value)), *(percent(p.gap) for p in plans)))
-    columns = ("network", "devices", "slowest stage", *(f"gap in {limit_s:.0f} s" for limit_s in limits_s))
+    columns = ("network", "devices", "slowest stage", *(f"gap in {limit_s:g} s" for limit_s in limits_s))
     show("3. Gaps by the time limit", columns, rows)
     show("", FIGURES, [figure("widest gap on equal devices", max(last), percent, 1.0 if short else 0.05)])
 

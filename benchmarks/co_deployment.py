@@ -42,6 +42,7 @@ PAIRS = (
 )
 SMALL = ("ResNet50", "MobileNetV2")
 MEGABYTES = (None, 28, 24, 22, 20)
+SHORT_S = 0.5
 
 
 def graph_of(name: str) -> OperatorGraph:
@@ -64,7 +65,7 @@ def gaps(short: bool) -> None:
         demands = demands_of(pair, coral(count), rates)
         at_once = deploy(demands, 0.0)
         started, cpu = time.perf_counter(), time.process_time()
-        found = deploy(demands, 3.0 if short else None)
+        found = deploy(demands, SHORT_S if short else None)
         wall, cpu = time.perf_counter() - started, time.process_time() - cpu
         most = max(found.utilisation.values())
         found_gaps.append(found.gap or 0.0)
@@ -89,7 +90,7 @@ def memory(short: bool) -> None:
         demands = demands_of(pair, platform)
         label = "any" if megabytes is None else f"{megabytes} MB"
         by_parameters = [replace(d, problem=replace(d.problem, activations=False)) for d in demands]
-        first = first_deployment(by_parameters, time.monotonic() + (2.0 if short else 10.0))
+        first = first_deployment(by_parameters, time.monotonic() + (SHORT_S if short else 10.0))
         without = "none"
         if first.plans is not None and size is not None:
             held = held_together(demands, first.plans)
@@ -97,7 +98,7 @@ def memory(short: bool) -> None:
                 f"{max(sum(h.param_bytes + h.activation_bytes for h in row) for row in held.values()) / 1e6:.1f} MB"
             )
         try:
-            found = deploy(demands, 3.0 if short else None)
+            found = deploy(demands, SHORT_S if short else None)
         except NoPlanError as error:
             rows.append((label, without, type(error).__name__, "", "", ""))
             continue

@@ -139,7 +139,7 @@ def main() -> None:
         measured(make(small, 4))
     by_devices([3], 30)  # all compiled loops are loaded now
     if args.short:
-        panels = [by_operators([100, 400, 1600]), by_stages([2, 4, 8], 500), by_devices([1, 2, 4], 100)]
+        panels = [by_operators([100, 400]), by_stages([2, 4], 200), by_devices([1, 2], 50)]
     else:
         sizes = [100, 300, 1000, 3000, 10_000, 25_000, 50_000]
         panels = [

@@ -44,7 +44,7 @@ def table_1(short: bool) -> None:
 def together(short: bool, limit_s: float, keeper: Keeper) -> None:
     """Print the simulated time of two models merged, by the paper's order, and how it falls with the stages."""
     said = SAID["co_deployment"]
-    names = ("ResNet50", "DenseNet121") if short else said["networks"]
+    names = ("MobileNetV2", "Xception") if short else said["networks"]
     graphs = [as_tflite(keras(name)) for name in names]
     graph = merge_graphs(graphs, " + ".join(names))
     lines, first, last = [], nan, nan
