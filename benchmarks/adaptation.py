@@ -151,7 +151,7 @@ class Subject:
         return LivePipeline(self.compiled, self.problem, self.first[name], adaptation=STRATEGIES[name]())
 
 
-def prepare(model: str) -> Subject:
+def prepare(model: str, repeats: int) -> Subject:
     backend, platform = settle_platform(detect_platform())
     group = max(disjoint_sets(platform.devices), key=len)
     if len(group) < 2:
@@ -159,7 +159,7 @@ def prepare(model: str) -> Subject:
     # As in the paper, the accelerator is the first of the two.
     first, second = sorted(group, key=lambda device: bool(device.cores))[:2]
     compiled = backend.compile(load(model), platform.devices, lambda _: None)
-    profile = profile_model(backend, compiled, platform)
+    profile = profile_model(backend, compiled, platform, repeats)
     for warning in profile.warnings:
         CONSOLE.print(f"warning: {warning}")
     problem = Problem(compiled.graph, platform, profile)
@@ -237,13 +237,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--short", action="store_true", help="one load, briefly: proves that it works")
+    parser.add_argument(
+        "--short", action="store_true", help="a small network under one load, briefly: proves that it works"
+    )
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.loads, arguments.rounds = ["stress"], 1
+        arguments.model, arguments.loads, arguments.rounds = "branching", ["stress"], 1
         arguments.quiet, arguments.settling, arguments.seconds = 0.2, 0.5, 0.3
 
-    subject = prepare(arguments.model)
+    subject = prepare(arguments.model, repeats=8 if arguments.short else 24)
     rate_table = Table("load", *list(subject.kept)[:4], "oracle", *subject.first, title="frames a second; / oracle")
     cost_table = Table("load", "strategy", "first change", "last change", "changes", "slow frames", "last plan")
     found = {}

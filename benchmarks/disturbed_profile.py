@@ -61,7 +61,7 @@ def main() -> None:
     for _ in range(rounds):
         for case in (QUIET, *list(LOADS)[: 1 if arguments.short else None]):
             with loaded(core, *LOADS.get(case, (0.0, 1.0))):
-                taken.append(profiled(made, case, strict=not arguments.short))
+                taken.append(profiled(made, case, 8 if arguments.short else 24, strict=not arguments.short))
             refused = ", refused" if taken[-1].is_refused else ""
             console.print(f"{case}: {taken[-1].spent_s:.1f} s{refused}", *taken[-1].said, sep="\n  ")
     found = summarise(taken, made.platform.devices)
@@ -102,13 +102,13 @@ class Taken:
     said: list[str]
 
 
-def profiled(made: Compiled, case: str, strict: bool) -> Taken:
+def profiled(made: Compiled, case: str, repeats: int, strict: bool) -> Taken:
     with ExitStack() as opened:
         benches = {d: opened.enter_context(closing(Bench(made.compiled, d))) for d in made.platform.devices}
-        rounds = Rounds(benches, 24, lambda _: None, strict)
+        rounds = Rounds(benches, repeats, lambda _: None, strict)
         rounds.measure()
     all_s = {
-        device.name: statistics.median(timing.seconds for timing in bench.measured.whole[:24])
+        device.name: statistics.median(timing.seconds for timing in bench.measured.whole[:repeats])
         for device, bench in benches.items()
     }
     devices, said = figures(made.compiled.graph, rounds, strict=False)

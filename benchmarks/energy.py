@@ -36,7 +36,7 @@ from tvm_pipeline.runtime.metering import metered
 from tvm_pipeline.service.power_meter import NONE, chosen_sensor
 
 NETWORKS = ("squeezenet", "mobilenet", "resnet-18", "resnet-50")
-SHORT = Pace(window_s=0.02, idle_window_s=0.02, settle_s=3.0, longest_s=0.3)
+SHORT = Pace(window_s=0.02, idle_window_s=0.02, settle_s=0.5, longest_s=0.1)
 
 
 class CpuSeconds(Sensor):
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.models, arguments.seconds, arguments.rounds = ["branching"], 0.3, 1
+        arguments.models, arguments.seconds, arguments.rounds = ["branching"], 0.1, 1
         arguments.cpu_watts = 8.0 if new_sensor(arguments) is None else None
 
     console = Console(width=180)
@@ -96,7 +96,7 @@ def rows_of(console: Console, name: str, arguments: argparse.Namespace) -> list[
     if new_sensor(arguments) is None:
         platform = stated(platform, arguments.active_w, arguments.idle_w)
     compiled = backend.compile(load_lively(name), platform.devices, lambda _: None)
-    profile = profile_model(backend, compiled, platform)
+    profile = profile_model(backend, compiled, platform, repeats=8 if arguments.short else 24)
     if sensor := new_sensor(arguments):
         profile = profile_joules(compiled, platform, profile, sensor, pace=SHORT if arguments.short else None)
         console.print(f"{name}: idle {profile.idle}", *profile.warnings, sep="\n")

@@ -27,7 +27,9 @@ GAIN = {"light_shufflenet": 0.6, "resnet-50": 0.8}
 
 
 def load(name: str) -> Model:
-    """Load a name that `frontends.load` knows, `light_NAME` of the onnx package, `centerface`, or a file."""
+    """Load a name that `frontends.load` knows, `light_NAME` of onnx, `centerface`, one of the tests', or a file."""
+    if name in NETWORKS:
+        return as_model(name, *relay_module(name))
     if name.startswith("light_"):
         return light(name)
     if name == "mobilenet":
@@ -41,12 +43,10 @@ def load(name: str) -> Model:
 
 
 def load_lively(described: str) -> Model:
-    """Load what `load` knows, `squeezenet@64` for its side, `net.onnx@x:[1,3,320,320]` for shapes, or one of the tests.
+    """Load what `load` knows, `squeezenet@64` for its side, `net.onnx@x:[1,3,320,320]` for shapes.
 
     Built-in networks get weights under which outputs differ: as they come, all classes are about equally likely.
     """
-    if described in NETWORKS:
-        return as_model(described, *relay_module(described))
     name, _, side = described.partition("@")
     shapes = frontends.parse_shapes(side if ":" in side else f"data:[1,3,{side},{side}]") if side else None
     model = frontends.load(name, shapes) if shapes else load(name)

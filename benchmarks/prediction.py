@@ -32,14 +32,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.models, arguments.seconds, arguments.rounds = ["squeezenet"], 0.5, 1
+        arguments.models, arguments.seconds, arguments.rounds = ["branching"], 0.1, 1
 
     console = Console(width=140)
     backend, platform = settle_platform(detect_platform())
     rows: list[tuple[str, Measured]] = []
     for name, model in models(arguments.models):
         compiled = backend.compile(model, platform.devices, lambda _: None)
-        profile = profile_model(backend, compiled, platform)
+        profile = profile_model(backend, compiled, platform, repeats=8 if arguments.short else 24)
         candidates = planning.plan(Problem(compiled.graph, platform, profile)).candidates
         for warning in profile.warnings:
             console.print(f"{name}: {warning}")

@@ -99,7 +99,7 @@ FAMILIES: dict[str, tuple[bool, Callable[[random.Random], Case]]] = {
 
 def plans(short: bool) -> bool:
     """Print the differences in each family; return whether all plans agree that must."""
-    count, rows, agree = (2 if short else 100), [], True
+    count, rows, agree = (1 if short else 100), [], True
     for family, (must, draw) in FAMILIES.items():
         off = []
         for seed in range(count):
@@ -188,14 +188,14 @@ def runtime(short: bool) -> bool:
     """Print predicted, simulated and measured figures of every candidate; machines are noisy, so it asserts nothing."""
     from tvm_pipeline import detect_platform, load, profile_model, settle_platform
 
-    models, seconds, rounds = (["squeezenet"], 0.5, 1) if short else (["squeezenet", "resnet-18"], 3.0, 5)
+    models, seconds, rounds = (["squeezenet"], 0.1, 1) if short else (["squeezenet", "resnet-18"], 3.0, 5)
     backend, platform = settle_platform(detect_platform())
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     within = []
     for name in models:
         model = load(name, {"data": (1, 3, 64, 64)} if short else None)
         compiled = backend.compile(model, platform.devices, lambda _: None)
-        problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
+        problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, 8 if short else 24))
         candidates = planning.plan(problem).candidates
         loads = [os.getloadavg()[0]]
         rates = [LOAD * (plan.predicted.throughput_fps or nan) for plan in candidates]

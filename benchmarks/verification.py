@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if arguments.short:
-        arguments.models, arguments.verify, arguments.seconds, arguments.rounds = ["light_shufflenet"], 6.0, 0.3, 1
+        arguments.models, arguments.verify, arguments.seconds, arguments.rounds = ["branching"], 2.0, 0.1, 1
 
     console = Console(width=140)
     rows = [row(console, name, arguments) for name in arguments.models]
@@ -88,7 +88,8 @@ def row(console: Console, name: str, arguments: argparse.Namespace) -> dict:
             rehearsal, problem = measured(app)
             run = rehearsal.runner(compiled, platform, None)
         else:
-            problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform))
+            repeats = 8 if arguments.short else 24
+            problem = Problem(compiled.graph, platform, profile_model(backend, compiled, platform, repeats))
             run = runner(compiled, platform)
     predicted = planning.plan(problem)
     begin_s = time.perf_counter()
