@@ -63,7 +63,7 @@ RATE_FPS = 30.0
 
 @dataclass(frozen=True)
 class App:
-    """An application: a compiled model, the source, what decodes its outputs."""
+    """An application: a compiled model, the source, what decodes its outputs; `repeats` is of the profile."""
 
     compiled: CompiledModel
     backend: Any
@@ -71,6 +71,7 @@ class App:
     spec: str
     settings: Preprocessing
     decode: Callable[..., Any] | None
+    repeats: int = 24
 
     def rehearsal(self) -> Rehearsal:
         return Rehearsal(
@@ -94,7 +95,7 @@ def app_of(short: bool) -> App:
     backend, platform = settle_platform(detect_platform())
     if short:
         compiled = backend.compile(load("squeezenet", {"data": (1, 3, 64, 64)}), platform.devices, lambda _: None)
-        return App(compiled, backend, platform, "synthetic:320x240@30", preprocessing_for(compiled.graph), None)
+        return App(compiled, backend, platform, "synthetic:320x240@30", preprocessing_for(compiled.graph), None, 8)
     compiled = backend.compile(load(fetch(MODEL), {"input.1": (1, 3, 288, 640)}), platform.devices, lambda _: None)
     toml = Path(__file__).parents[1] / "examples" / "face_detector" / "centerface.toml"
     return App(compiled, backend, platform, str(fetch(VIDEO)), preprocessing_for(compiled.graph, toml), decode)
@@ -103,7 +104,7 @@ def app_of(short: bool) -> App:
 def measured(app: App) -> tuple[Rehearsal, Problem]:
     """Profile the model and the host work."""
     rehearsal = app.rehearsal()
-    profile = profile_model(app.backend, app.compiled, app.platform)
+    profile = profile_model(app.backend, app.compiled, app.platform, app.repeats)
     profile = profile_host(rehearsal, app.compiled, app.platform, profile)
     return rehearsal, Problem(rehearsal.graph, app.platform, profile)
 
@@ -188,14 +189,14 @@ def _of_bound(app: App, rehearsal: Rehearsal, decision: Decision, frames: int | 
     return found.throughput_fps * max(stage.compute_s + stage.transfer_s for stage in found.stages)
 
 
-def live(app: App, seconds: float, verify_s: float) -> None:
+def live(app: App, seconds: float, verify_s: float, rate_fps: float) -> None:
     """Run the video as a live source, and print what was lost and how late frames were."""
-    rehearsal, _, decision = decided(app, verify_s, RATE_FPS)
-    count = round(seconds * RATE_FPS)
+    rehearsal, _, decision = decided(app, verify_s, rate_fps)
+    count = round(seconds * rate_fps)
     with (
         tempfile.TemporaryDirectory() as folder,
-        LiveSource(app.spec, parse_policy("max-age=1"), open=partial(_filmed, count)) as source,
-        writing(Path(folder), RATE_FPS) as write,
+        LiveSource(app.spec, parse_policy("max-age=1"), open=partial(_filmed, count, rate_fps)) as source,
+        writing(Path(folder), rate_fps) as write,
     ):
         application = Application(
             app.compiled.graph,
@@ -213,13 +214,13 @@ def live(app: App, seconds: float, verify_s: float) -> None:
     predicted_s = decision.plan.predicted.latency_s or 0.0
     p50_s, p99_s = found.latency_p50_s or 0.0, found.latency_p99_s or 0.0
     CONSOLE.print(
-        f"live at {RATE_FPS:g} fps, {describe(decision.plan)}: {kept} of {count} frames kept, dropped "
+        f"live at {rate_fps:g} fps, {describe(decision.plan)}: {kept} of {count} frames kept, dropped "
         f"{dict(dropped)}; latency predicted {1e3 * predicted_s:.1f} ms, p50 {1e3 * p50_s:.1f} "
         f"({p50_s / predicted_s - 1:+.1%}), p99 {1e3 * p99_s:.1f} ({p99_s / predicted_s - 1:+.1%})"
     )
 
 
-def _filmed(count: int, spec: str) -> Source:
+def _filmed(count: int, rate_fps: float, spec: str) -> Source:
     """Open a source whose frames come at a rate, as those of a camera do; it begins again where it ends."""
 
     def pictures() -> Iterator[Any]:
@@ -229,15 +230,15 @@ def _filmed(count: int, spec: str) -> Source:
                 for frame in source:
                     if number == count:
                         return
-                    wait_s = begin_s + number / RATE_FPS - time.monotonic()
+                    wait_s = begin_s + number / rate_fps - time.monotonic()
                     if wait_s > 0:
                         time.sleep(wait_s)
-                    yield Picture(number / RATE_FPS, frame.image)
+                    yield Picture(number / rate_fps, frame.image)
                     number += 1
 
     from tvm_pipeline.video import Picture
 
-    return Source(spec, pictures(), fps=RATE_FPS, frames=count, limit=None)
+    return Source(spec, pictures(), fps=rate_fps, frames=count, limit=None)
 
 
 def main() -> None:
@@ -248,14 +249,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the live source")
     parser.add_argument("--short", action="store_true", help="a small network, briefly: proves that it works")
     arguments = parser.parse_args()
-    frames = 60 if arguments.short else None
-    if arguments.short:
-        arguments.runs, arguments.verify, arguments.seconds = 1, 2.0, 2.0
+    frames, rate_fps = None, RATE_FPS
+    if arguments.short:  # at a rate that a busy machine keeps, too
+        arguments.runs, arguments.verify, arguments.seconds = 1, 1.0, 2.0
+        frames, rate_fps = 24, 2.0
     app = app_of(arguments.short)
     if arguments.only in (None, "fresh"):
         fresh(app, arguments.runs, arguments.verify, frames)
     if arguments.only in (None, "live"):
-        live(app, arguments.seconds, arguments.verify)
+        live(app, arguments.seconds, arguments.verify, rate_fps)
 
 
 if __name__ == "__main__":
