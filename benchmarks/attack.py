@@ -293,7 +293,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="keep the files at fault in this folder")
     parser.add_argument("--short", action="store_true", help="a few files of the classes that compile nothing")
     arguments = parser.parse_args()
-    seeds = range(arguments.first, arguments.first + (6 if arguments.short else arguments.seeds))
+    seeds = range(arguments.first, arguments.first + (2 if arguments.short else arguments.seeds))
     console = Console(width=140)
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         sound = Path(name)

@@ -54,7 +54,7 @@ def timed(graph: MemoryGraph, method: str = "exact", time_limit_s: float = 60.0)
 
 
 def agreement(short: bool) -> None:
-    count = 100 if short else 5000
+    count = 40 if short else 5000
     traits = {"in place": 0, "several producers": 0, "workspace": 0, "pinned inputs": 0, "Kahn's is worse": 0}
     wrong = 0
     for seed in range(count):
@@ -98,7 +98,7 @@ def sums_apart(graph: OperatorGraph) -> MemoryGraph:
 
 
 def proofs(short: bool) -> None:
-    seeds, limit_s = (2, 1.0) if short else (20, 30.0)
+    seeds, limit_s = (1, 0.3) if short else (20, 30.0)
     few = 1 if short else 5
     groups: dict[str, tuple[list[MemoryGraph], float]] = {
         **{
@@ -135,7 +135,7 @@ def proofs(short: bool) -> None:
 
 
 def networks(short: bool) -> None:
-    rounds, limit_s = (1, 0.3) if short else (3, 10.0)
+    rounds, limit_s = (1, 0.05) if short else (3, 10.0)
     timed(memory_graph(randwire(16)))
     rows: list[Sequence[object]] = []
     against: dict[str, list[float]] = {"program order": [], "Kahn": [], "DFS": []}

@@ -142,7 +142,7 @@ def peak_rows(graphs: dict[str, OperatorGraph], limit_s: float) -> tuple[list[li
 
 
 def report_peaks(short: bool) -> list[str]:
-    limit_s = 1.0 if short else 10.0
+    limit_s = 0.2 if short else 10.0
     cells = {name: make() for name, make in networks.CELLS.items()}
     pairs = {name: make() for name, make in PAIRS.items()}
     whole = {} if short else {name: make() for name, make in WHOLE.items()}

@@ -344,7 +344,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.draw:
         check_picture(options.draw)
-    options.limit = options.limit or (2.0 if options.short else 900.0)
+    options.limit = options.limit or (0.2 if options.short else 900.0)
     for name, part in PARTS.items():
         if options.only in (None, name):
             part(options)

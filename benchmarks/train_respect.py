@@ -251,8 +251,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--write", type=Path, metavar="FILE")
     options = parser.parse_args()
     if options.short:
-        options.graphs, options.trial, options.held_out, options.hidden, options.batch = 64, 32, 32, 32, 32
-        options.supervised_steps, options.reinforce_steps, options.write = 20, 4, None
+        options.graphs, options.trial, options.held_out, options.hidden, options.batch = 20, 10, 10, 32, 10
+        options.supervised_steps, options.reinforce_steps, options.write = 20, 2, None
     return options
 
 
