@@ -251,7 +251,7 @@ def main() -> None:
     arguments = parser.parse_args()
     frames, rate_fps = None, RATE_FPS
     if arguments.short:  # at a rate that a busy machine keeps, too
-        arguments.runs, arguments.verify, arguments.seconds = 1, 1.0, 2.0
+        arguments.runs, arguments.verify, arguments.seconds = 1, 2.0, 2.0
         frames, rate_fps = 24, 2.0
     app = app_of(arguments.short)
     if arguments.only in (None, "fresh"):
