@@ -37,15 +37,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--short", action="store_true", help="a tiny network, one round: proves that it works")
     arguments = parser.parse_args()
-    model, rounds, repeats = (
-        (arguments.model, 1, 4) if arguments.short else (arguments.model, arguments.rounds, REPEATS)
-    )
+    rounds, repeats = (1, 4) if arguments.short else (arguments.rounds, REPEATS)
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(BoardServer(Address("127.0.0.1", 0), Path(folder), lambda _: None)) as server,
     ):
-        if arguments.short:
-            model = str(write_picture_net(Path(folder) / "net.onnx"))
+        tiny = Path(folder) / "net.onnx"
+        model = str(write_picture_net(tiny)) if arguments.short else arguments.model
         threading.Thread(target=server.serve, daemon=True).start()
         with Board.connect(str(server.address)) as board:
             machine = RemoteMachine(board, lambda _: None)
