@@ -6,6 +6,8 @@ There are two ways to call a decoder: in a stage of the plan, and in the thread 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -110,6 +112,16 @@ def test_a_file_that_holds_no_decoder(tmp_path, text, name, told):
         find_decoder(f"{tmp_path / 'found.py'}:{name}")
     assert caught.value.option == "decoder"
     assert "found.py" in str(caught.value)
+
+
+def test_a_file_that_is_changed_within_a_second_is_read_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    file = tmp_path / "found.py"
+    for number in (1, 2):
+        file.write_text(f"def decode(outputs, transform):\n    return {number}\n")
+        os.utime(file, (1e9, 1e9))
+        assert find_decoder(f"{file}:decode")(None, None) == number
+    assert [path.name for path in tmp_path.iterdir()] == ["found.py"]
 
 
 @pytest.mark.parametrize("name", [":", ".:f", "decode", "found.py", "a.b:"])

@@ -14,7 +14,9 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import CodeType
 from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
@@ -170,6 +172,14 @@ def preprocessing_for(graph: OperatorGraph, given: Path | Mapping[str, Any] | No
     return settings
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles a file at each import: bytecode would also be taken for a file that was changed within a second."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def find_decoder(name: str) -> Decoder:
     """Return the function that is named `path/to/file.py:function` or `package.module:function`.
 
@@ -183,7 +193,8 @@ def find_decoder(name: str) -> Decoder:
         )
     try:
         if where.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            stem = Path(where).stem
+            spec = importlib.util.spec_from_file_location(stem, where, loader=_FromSource(stem, where))
             if spec is None or spec.loader is None:
                 raise ImportError(f"cannot load {where}")
             module = importlib.util.module_from_spec(spec)
