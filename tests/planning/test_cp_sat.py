@@ -24,7 +24,9 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError, SearchTimeError
 from tvm_pipeline.planning.planner import plan
+from tvm_pipeline.planning.sat import least_seconds
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
+from tvm_pipeline.planning.sat.staging import Staging
 
 pytest.importorskip("ortools")
 
@@ -234,8 +236,8 @@ def test_time_that_is_over_proves_nothing() -> None:
         cp_sat(replace(problem, time_limit_s=0.0))
 
 
-def test_time_over_before_it_began() -> None:
-    """Bytes have a plan all the same, an even split; seconds have the hint."""
+def test_time_over_before_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes have a plan all the same, an even split; seconds have the hint, and build one model of the two."""
     for objective in LEXICOGRAPHIC + BY_EDGES:
         plan = cp_sat(equal_devices(fork(4), 3, objective, stages=3, time_limit_s=0.0))
         assert plan.value is not None
@@ -248,10 +250,18 @@ def test_time_over_before_it_began() -> None:
     with pytest.raises(SearchTimeError, match="`time_limit_s`"):
         cp_sat(problem)
     hint = (Stage(("d1",), ("op0", "op1")),)
+    built = []
+
+    def staging(model: Any, dag: Any, stages: int) -> Staging:
+        built.append(stages)
+        return Staging(model, dag, stages)
+
+    monkeypatch.setattr(least_seconds, "Staging", staging)
     plan = cp_sat(problem, hint)
     assert (plan.stages, plan.status) == (hint, "feasible")
     assert plan.bound is not None
     assert plan.bound[0] >= 1 / 0.1
+    assert built == [2]
 
 
 @given(data=st.data(), objective=st.sampled_from(TIMED), chance=st.randoms(use_true_random=False))

@@ -91,6 +91,8 @@ def anywhere(problem: Problem, bound: Bound, *, again: bool) -> Plan:
             raise next(iter(errors.values()))
         return best
     left_s = CP_SAT_S if deadline is None else max(0.0, deadline - time.monotonic())
+    if best is not None and not left_s:
+        return best
     proven = cp_sat(replace(problem, time_limit_s=left_s), best.stages if best else None)
     if best is None or proven.stages != best.stages or proven.status == "optimal":
         return proven

@@ -112,6 +112,9 @@ class _Seconds:
             bound = math.inf
             for done, count in enumerate(counts):
                 share = (self.deadline - time.monotonic()) / (len(counts) - done)
+                if done and share <= 0:  # to build a model takes seconds where operators and devices are many
+                    bound = 0.0
+                    break
                 bound = min(bound, self._solve(count, time.monotonic() + share))
         if self.best is None:
             if bound == math.inf:
