@@ -366,3 +366,20 @@ def test_a_process_of_its_own(
     )
     assert process.returncode == ends, process.stderr
     assert process.stdout.split() == [str(number) for number in [NOT_INITIALIZED, *error]]
+
+
+def test_another_cuda_is_not_joined(software_cuda_folder: Path, tmp_path: Path) -> None:
+    """NVIDIA's nvrtc, once it is loaded, would take functions of the software device's for its own, and crash."""
+    other = tmp_path / "libnvrtc.so.12"
+    subprocess.run(["gcc", "-shared", "-x", "c", "/dev/null", f"-Wl,-soname,{other.name}", "-o", other], check=True)
+    code = (
+        "import ctypes, pathlib, sys; from tests.support.software_cuda import load; ctypes.CDLL(sys.argv[1]); "
+        "load(pathlib.Path(sys.argv[2]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, other, software_cuda_folder],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.endswith("libnvrtc.so.12 of another CUDA is loaded; use that one in a process of its own\n")

@@ -32,6 +32,7 @@ SOFTWARE_CUDA_FAULT is read when the libraries are loaded, for example `crash_la
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -105,7 +106,13 @@ def load(folder: Path, made: Libraries = CUDA_12) -> SoftwareCuda:
     """Make the libraries in `folder` this process's CUDA, for good: the loader finds a loaded library by its name.
 
     The headers beside them become this process's as well, through the variable CUDA_HOME.
+
+    Raises RuntimeError where the process has loaded others: NVIDIA's would call functions of these, and crash.
     """
+    for name in made:
+        with contextlib.suppress(OSError):
+            other = ctypes.CDLL(name, os.RTLD_NOLOAD)
+            raise RuntimeError(f"{other._name} of another CUDA is loaded; use that one in a process of its own")
     os.environ["CUDA_HOME"] = str(folder)
     return SoftwareCuda([ctypes.CDLL(str(folder / "lib64" / name), ctypes.RTLD_GLOBAL) for name in made])
 
