@@ -4,11 +4,16 @@ A driver that hangs keeps every thread that frees memory on its device, and Pyth
 happens to collect it: a stage on the CPU would hang with the GPU. So what holds memory of a device is handed to that
 device's own thread when nobody needs it any more. A device that hangs then keeps this thread alone. What a device that
 is lost would have to free is kept (`lost.py`).
+
+TVM calls Python back for what it frees. Python ends such a thread at the end of the process, and C++ takes that for an
+exception in a destructor and aborts. So these threads end before.
 """
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 import weakref
 from queue import SimpleQueue
 from typing import Any
@@ -18,7 +23,10 @@ import tvm
 from tvm_pipeline.tvm.devices.lost import is_lost, keep_for_ever
 from tvm_pipeline.tvm.devices.tvm_arrays import numbers_of
 
+END_S = 3.0  # for what was let go before the end of the process; a device that hangs does not delay it for longer
+
 _queues: dict[tuple[int, int], SimpleQueue[Any]] = {}
+_threads: list[threading.Thread] = []
 _lock = threading.Lock()
 _live: dict[int, tuple[tuple[int, int], object]] = {}  # what has an owner, with its device
 
@@ -62,13 +70,14 @@ def _queue_of(device: tvm.runtime.Device) -> SimpleQueue[Any]:
         if key not in _queues:
             _queues[key] = SimpleQueue()
             name = f"release memory of device {key}"
-            threading.Thread(target=_release_all, args=(_queues[key], key), name=name, daemon=True).start()
+            thread = threading.Thread(target=_release_all, args=(_queues[key], key), name=name, daemon=True)
+            thread.start()
+            _threads.append(thread)
         return _queues[key]
 
 
 def _release_all(queue: SimpleQueue[Any], key: tuple[int, int]) -> None:
-    while True:
-        held = queue.get()
+    while (held := queue.get()) is not None:
         if isinstance(held, threading.Event):
             held.set()
         else:
@@ -76,3 +85,12 @@ def _release_all(queue: SimpleQueue[Any], key: tuple[int, int]) -> None:
                 keep_for_ever(held)
             _live.pop(id(held), None)
         del held
+
+
+@atexit.register
+def _end() -> None:
+    until_s = time.monotonic() + END_S
+    for queue in _queues.values():
+        queue.put(None)
+    for thread in _threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
