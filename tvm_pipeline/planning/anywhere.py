@@ -86,12 +86,11 @@ def anywhere(problem: Problem, bound: Bound, *, again: bool) -> Plan:
             plans += _refined(problem, refined, plans, bound, deadline)
     # Of equal plans the first one counts, which is that of the simpler scheduler.
     best = replace(min(plans, key=cost_key), status="feasible", bound=None) if plans else None
-    if (best is not None and reaches(best, bound())) or not _fits_cp_sat(problem):
-        if best is None:
-            raise next(iter(errors.values()))
-        return best
+    proves = _fits_cp_sat(problem)
+    if best is None and not proves:
+        raise next(iter(errors.values()))
     left_s = CP_SAT_S if deadline is None else max(0.0, deadline - time.monotonic())
-    if best is not None and not left_s:
+    if best is not None and (not proves or not left_s or reaches(best, bound())):
         return best
     proven = cp_sat(replace(problem, time_limit_s=left_s), best.stages if best else None)
     if best is None or proven.stages != best.stages or proven.status == "optimal":
