@@ -157,7 +157,7 @@ class EdgeTpuBackend:
         models = [(model, stages) for model, stages in residents if isinstance(model, EdgeTpuModel)]
         co_compile(models, [device for device in platform.devices if device.backend == self.name])
 
-    def load(self, folder: Path) -> EdgeTpuModel:
+    def load(self, folder: Path, devices: Sequence[Device]) -> EdgeTpuModel:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
         return EdgeTpuModel.load(folder)

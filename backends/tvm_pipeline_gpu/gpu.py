@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import combinations
@@ -48,6 +49,7 @@ _CUDA_ALONE = (
 _NO_TVM = "GPUs are used through TVM, which is not installed: run `pip install 'tvm-pipeline[relay]'`, or [relax]"
 # The cores of this process before any thread is bound to some of them.
 _CORES = frozenset(os.sched_getaffinity(0))
+_POCL_THREADS = "POCL_MAX_PTHREAD_COUNT"
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +60,6 @@ class GpuBackend:
     name = "gpu"
     cuts: tuple[str, ...] = ()  # TVM cuts compiled code and no files
     serves = (HOST,)
-
-    def __init__(self) -> None:
-        self._software: dict[str, Device] = {}  # settled devices that are computed by cores they name, by kind
 
     def refuses(self, model: Model) -> str:
         return ""
@@ -112,8 +111,6 @@ class GpuBackend:
                 gpu,
                 own,
             )
-        if device.stand_in and device.cores:
-            self._software[gpu.kind] = device
         return device
 
     def check_together(self, devices: Sequence[Device]) -> None:
@@ -203,7 +200,7 @@ class GpuBackend:
 
         is_here = elsewhere is None
         if is_here:
-            self._keep_software_on_its_cores(progress)
+            _keep_software_on_its_cores(devices, progress)
         targets, host, others = [device.target for device in devices], _host_target(devices), elsewhere or {}
         compiled: TvmModel[Any]
         if installed_ir() == "relay":
@@ -247,16 +244,15 @@ class GpuBackend:
             )
         from tvm_pipeline.tvm.relay.tuning.device_child import tune_in_child
 
-        if device.stand_in and device.cores and kind_of(device.target) == "opencl":
-            os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(len(device.cores)))
         only = None if guide is None else tuple(map(str, guide({})))
-        return tune_in_child(model, device, _host_target([]), seconds, _meant(device).name, progress, only)
+        with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
+            return tune_in_child(model, device, _host_target([]), seconds, _meant(device).name, progress, only)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: stages of several models take turns in a GPU's one queue."""
 
-    def load(self, folder: Path) -> TvmModel[Any]:
-        self._keep_software_on_its_cores(lambda _: None)
+    def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
+        _keep_software_on_its_cores(devices, lambda _: None)
         if installed_ir() == "relay":
             from tvm_pipeline.tvm.relay.compiled import RelayModel
 
@@ -268,14 +264,6 @@ class GpuBackend:
     def versions(self) -> Mapping[str, str]:
         # A driver is not among them: it compiles what a library holds, PTX or OpenCL C, for itself.
         return {"tvm": described_version()}
-
-    def _keep_software_on_its_cores(self, progress: Progress) -> None:
-        """Make the context of a software device on the cores that it names: PoCL's threads stay where it was made."""
-        for kind, device in self._software.items():
-            if kind == "opencl":
-                os.environ.setdefault("POCL_MAX_PTHREAD_COUNT", str(len(device.cores)))
-            with ThreadPoolExecutor(1) as thread:
-                thread.submit(_ready_on, device, progress).result()
 
     def close(self) -> None:
         """Do nothing: TVM keeps the contexts of devices until the process ends."""
@@ -376,11 +364,33 @@ def _host_target(devices: Sequence[Device]) -> str:
     return cores[0].target
 
 
+def _keep_software_on_its_cores(devices: Sequence[Device], progress: Progress) -> None:
+    """Make the context of each software device on the cores that it names: PoCL's threads stay where it was made."""
+    for device in devices:
+        if device.backend == GpuBackend.name and device.stand_in and device.cores:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(_ready_on, device, progress).result()
+
+
 def _ready_on(device: Device, progress: Progress) -> None:
     from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 
     os.sched_setaffinity(0, device.cores)
-    ready_to_run(kind_of(device.target), progress)
+    with _threads_of_pocl(device):
+        ready_to_run(kind_of(device.target), progress)
+
+
+@contextmanager
+def _threads_of_pocl(device: Device) -> Iterator[None]:
+    """Let PoCL, if it is loaded in the block, start a thread for each core that a software device names."""
+    before = os.environ.get(_POCL_THREADS)
+    if kind_of(device.target) == "opencl" and before is None:
+        os.environ[_POCL_THREADS] = str(len(device.cores))
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_POCL_THREADS, None)
 
 
 def _check_order(device: Device) -> None:

@@ -180,7 +180,7 @@ class HostBackend:
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: kernels of several models share a core without preparation."""
 
-    def load(self, folder: Path) -> TvmModel[Any]:
+    def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
         return _kind().load(folder, bind, not_run_here)
 
     def versions(self) -> Mapping[str, str]:

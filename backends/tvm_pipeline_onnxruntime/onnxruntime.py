@@ -88,7 +88,7 @@ class OnnxruntimeBackend:
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: every stage has a session of its own."""
 
-    def load(self, folder: Path) -> OnnxruntimeModel:
+    def load(self, folder: Path, devices: Sequence[Device]) -> OnnxruntimeModel:
         _check_installed()
         from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
 

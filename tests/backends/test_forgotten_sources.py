@@ -52,7 +52,7 @@ def of_tflite(folder: Path) -> Made:
 
 def saved_and_loaded(backend: Backend, model: Model, device: Device, folder: Path) -> CompiledModel:
     backend.compile(model, [device], lambda _: None).save(folder, (), None)  # type: ignore[arg-type]
-    return backend.load(folder)
+    return backend.load(folder, [])
 
 
 def results(runner: StageRunner) -> list[Array]:

@@ -226,7 +226,7 @@ def test_a_bundle_of_before_the_core_composed_backends(two, model, tmp_path, mon
 def test_a_damaged_saved_model(two, model, tmp_path):
     backend, platform = two
     with pytest.raises(BundleError, match="damaged compiled model"):
-        backend.load(tmp_path)
+        backend.load(tmp_path, [])
     compiled = backend.compile(Model("random", "onnx", b""), platform.devices, lambda _: None)
     compiled.save(tmp_path, split(model).stages, platform)
     install_without_host = SlicedBackend([backend.backends["other"]])

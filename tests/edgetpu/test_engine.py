@@ -109,7 +109,7 @@ def test_a_state_goes_from_frame_to_frame_in_one_stage(tmp_path: Path, caplog: p
     assert operator.ordered
     compiled.save(tmp_path, [], Platform("p", (ENGINE,)))
     frames = [np.full((1, 3), value, np.float32) for value in (1, 10, 100)]
-    for made in (compiled, backend.load(tmp_path)):
+    for made in (compiled, backend.load(tmp_path, [])):
         plan = make_plan(made.graph, (["cpu0"], [operator.name]))
         with Pipeline(made, plan, Platform("p", (ENGINE,))) as pipeline:
             sums = [result.outputs["tensor/2:0"][0, 0] for result in pipeline.map(frames)]

@@ -8,6 +8,7 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,9 +29,11 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.profile import unmeasured
-from tvm_pipeline.errors import BundleError, PlatformError
+from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline.service.workflow import Compiled, measured_profile, opened_bundle
 from tvm_pipeline.testing import FakeBackend
+from tvm_pipeline.tvm.devices import runtimes
+from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 MODEL = Model("net", "onnx", b"")
 CORES = sorted(os.sched_getaffinity(0))
@@ -124,6 +127,28 @@ def test_what_the_platform_file_says_stays(drivers: Drivers, tmp_path: Path) -> 
     assert (device.memory_bytes, device.active_w, device.cores) == (1 << 30, 9.5, (CORES[0],))
     (tmp_path / "board.toml").write_text(platform_toml(Platform("board", (device,))))
     assert read_platform(tmp_path / "board.toml").devices == (device,)
+
+
+def test_a_platform_prepares_its_own_devices_and_none_of_an_earlier_platform(
+    drivers: Drivers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that changed from OpenCL to CUDA prepared OpenCL at each compile, and failed where its loader left."""
+    prepared: list[tuple[str, str | None]] = []
+
+    def prepare(kind: str, progress: object) -> None:
+        prepared.append((kind, os.environ.get("POCL_MAX_PTHREAD_COUNT")))
+
+    monkeypatch.setattr(runtimes, "ready_to_run", prepare)
+    monkeypatch.setattr(RelayModel, "compile", Mock(side_effect=ModelError("compiled")))
+    monkeypatch.delenv("POCL_MAX_PTHREAD_COUNT", raising=False)
+    drivers.have(cuda=SOFTWARE_CUDA, opencl=POCL)
+    opencl = backend.settle(gpu("opencl", cores=(CORES[0],)))
+    cuda = backend.settle(gpu("cuda", cores=(CORES[0],)))
+    for device in (opencl, cuda):
+        with pytest.raises(ModelError, match="compiled"):
+            backend.compile(MODEL, [*host.detect(), device], print)
+    assert prepared == [("opencl", "1"), ("cuda", None)]
+    assert "POCL_MAX_PTHREAD_COUNT" not in os.environ
 
 
 @pytest.mark.parametrize(

@@ -205,4 +205,4 @@ def test_a_damaged_saved_model(tmp_path: Path) -> None:
     compiled.save(tmp_path, [], Platform("p", (DEVICE,)))
     (tmp_path / "model.onnx").write_bytes((tmp_path / "model.onnx").read_bytes()[:99])
     with pytest.raises(BundleError, match="damaged compiled model"):
-        backend.load(tmp_path)
+        backend.load(tmp_path, [])

@@ -312,7 +312,7 @@ class TestBackend:
         assert gpu.target == GPU.target
         compiled = backend.compile(model, [gpu], lambda _: None)
         compiled.save(tmp_path)
-        check_equal(whole(backend.load(tmp_path), gpu, frame), whole(compiled, gpu, frame), "loaded")
+        check_equal(whole(backend.load(tmp_path, [gpu]), gpu, frame), whole(compiled, gpu, frame), "loaded")
         compiled.close()
 
     def test_what_relax_cannot_do_is_refused(self, model: Model) -> None:

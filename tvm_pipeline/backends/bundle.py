@@ -263,8 +263,8 @@ def _load(saved_by: str, platform: Platform, folder: Path) -> CompiledModel:
     """Read the compiled model, which the backend named `saved_by` saved."""
     backend = platform_backend(platform)
     if isinstance(backend, SlicedBackend) and saved_by != backend.name:
-        return backend.load_first_layout(saved_by, folder)
-    return backend.load(folder)
+        return backend.load_first_layout(saved_by, folder, platform.devices)
+    return backend.load(folder, platform.devices)
 
 
 def _settled(path: Path, made_for: Platform) -> Platform:

@@ -160,8 +160,8 @@ class Backend(Protocol):
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Prepare models for use on the same devices at the same time, each with the stages of its plan."""
 
-    def load(self, folder: Path) -> CompiledModel:
-        """Read what `CompiledModel.save` wrote; raise BundleError where it is damaged."""
+    def load(self, folder: Path, devices: Sequence[Device]) -> CompiledModel:
+        """Read what `CompiledModel.save` wrote, to run on settled devices; raise BundleError where it is damaged."""
 
     def versions(self) -> Mapping[str, str]:
         """Return the software whose version decides whether a saved model still loads."""

@@ -120,14 +120,14 @@ class SlicedBackend:
             ]
             backend.share(parts, platform)
 
-    def load(self, folder: Path) -> SlicedModel:
+    def load(self, folder: Path, devices: Sequence[Device]) -> SlicedModel:
         try:
             lead, keys = msgspec.json.decode((folder / _INDEX).read_bytes(), type=tuple[str, list[Key]])
         except (OSError, msgspec.DecodeError) as error:
             raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
-        return self._loaded(lead, folder / _WHOLE, folder, keys)
+        return self._loaded(lead, folder / _WHOLE, folder, keys, devices)
 
-    def load_first_layout(self, lead: str, folder: Path) -> SlicedModel:
+    def load_first_layout(self, lead: str, folder: Path, devices: Sequence[Device]) -> SlicedModel:
         """Read what was saved before several backends had an index of their own.
 
         The files of the backend that cut lay in the folder itself, and its `index.json` listed the slices.
@@ -136,7 +136,7 @@ class SlicedBackend:
             _, keys = msgspec.json.decode((folder / "index.json").read_bytes(), type=tuple[str, list[Key]])
         except (OSError, msgspec.DecodeError) as error:
             raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
-        return self._loaded(lead, folder, folder, keys)
+        return self._loaded(lead, folder, folder, keys, devices)
 
     def versions(self) -> Mapping[str, str]:
         return {key: version for backend in self.backends.values() for key, version in backend.versions().items()}
@@ -145,12 +145,14 @@ class SlicedBackend:
         for backend in self.backends.values():
             backend.close()
 
-    def _loaded(self, lead: str, whole: Path, folder: Path, keys: Sequence[Key]) -> SlicedModel:
+    def _loaded(
+        self, lead: str, whole: Path, folder: Path, keys: Sequence[Key], devices: Sequence[Device]
+    ) -> SlicedModel:
         for name in (lead, *(key[0] for key in keys)):
             if name not in self.backends:
                 raise BundleError(f"{folder}: the compiled model needs the backend {name}; compile it again")
-        slices = {key: self.backends[key[0]].load(folder / str(index)) for index, key in enumerate(keys)}
-        return SlicedModel(self.backends, lead, self.backends[lead].load(whole), compiled=slices)
+        slices = {key: self.backends[key[0]].load(folder / str(index), devices) for index, key in enumerate(keys)}
+        return SlicedModel(self.backends, lead, self.backends[lead].load(whole, devices), compiled=slices)
 
     def _cutting(self, model: Model) -> Backend:
         """Return the backend that cuts the model's file."""

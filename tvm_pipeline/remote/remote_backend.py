@@ -114,8 +114,8 @@ class RemoteBackend:
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: kernels of several models share a core without preparation."""
 
-    def load(self, folder: Path) -> CompiledModel:
-        return RemoteModel(find_backend(HOST).load(folder), self)
+    def load(self, folder: Path, devices: Sequence[Device]) -> CompiledModel:
+        return RemoteModel(find_backend(HOST).load(folder, devices), self)
 
     def versions(self) -> Mapping[str, str]:
         return find_backend(HOST).versions()

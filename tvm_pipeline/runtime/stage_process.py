@@ -293,7 +293,7 @@ def _serve() -> None:
     with ExitStack() as opened:
         try:
             backend = opened.enter_context(closing(compose(order.backends)))
-            compiled = opened.enter_context(closing(backend.load(Path(order.folder))))
+            compiled = opened.enter_context(closing(backend.load(Path(order.folder), [order.device])))
             runner = opened.enter_context(closing(compiled.stage(order.operators, order.device)))
             forget_source(compiled)  # no other stage is made here
             _return_freed_memory()

@@ -308,7 +308,7 @@ class _Check:
         with tempfile.TemporaryDirectory() as folder:
             compiled.save(Path(folder), stages, self._platform(devices))
             try:
-                loaded = self._backend.load(Path(folder))
+                loaded = self._backend.load(Path(folder), devices)
             except Exception as error:
                 self._fail(f"load() of what it saved raises {error!r}")
             with closing(loaded):
@@ -324,7 +324,7 @@ class _Check:
             self.is_equal(result, expected[able.name], "a model that was saved and loaded gives other results")
         with tempfile.TemporaryDirectory() as folder:
             try:
-                self._backend.load(Path(folder)).close()
+                self._backend.load(Path(folder), devices).close()
             except BundleError:
                 return
             except Exception as error:

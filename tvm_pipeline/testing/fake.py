@@ -268,7 +268,7 @@ class FakeBackend:
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         pass
 
-    def load(self, folder: Path) -> FakeModel:
+    def load(self, folder: Path, devices: Sequence[Device]) -> FakeModel:
         try:
             graph, functions, layouts, refused, order = pickle.loads((folder / "model.pickle").read_bytes())
         except (OSError, pickle.UnpicklingError) as error:

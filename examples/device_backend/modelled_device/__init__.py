@@ -60,7 +60,7 @@ class ModelledBackend:
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         """Do nothing: every stage has buffers of its own."""
 
-    def load(self, folder: Path) -> ModelledModel:
+    def load(self, folder: Path, devices: Sequence[Device]) -> ModelledModel:
         try:
             settings = json.loads((folder / SETTINGS_FILE).read_text())
             inputs = tuple(Tensor(name, tuple(shape), dtype) for name, shape, dtype in settings["inputs"])
