@@ -9,21 +9,41 @@ ifeq ($(filter relay relax,$(TVM)),)
   $(error TVM is relay or relax, not '$(TVM)')
 endif
 
-.PHONY: demo test lint docs dist bench clean
+# Images of Python tell it to keep no bytecode. A thousand processes of the tests would then compile each module anew.
+unexport PYTHONDONTWRITEBYTECODE
+# pip compiles no module: most are never imported, and Python compiles those that are.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
+# `make test SEED=7` runs the tests in a random order, and `make test WORKERS=0` in one process.
+WORKERS ?= auto
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal \
+  $(if $(SEED),--random-order-bucket global --random-order-seed $(SEED))
+QUICK := -m 'not thorough' --hypothesis-profile quick
+
+.PHONY: demo test test-all coverage lint docs dist bench clean ready
 
 # The stamp is made anew when the dependencies change; the project itself is installed in place.
 $(VENV)/.stamp: pyproject.toml
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 14))' || \
-	  { echo "Python 3.10-3.13 is needed; say which with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) .ci/needs.py $(VENV) --registry
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(TVM),video,plot,edgetpu,onnxruntime,watch,dev]'
+	$(INSTALL) '.[$(TVM),video,plot,edgetpu,onnxruntime,watch,dev]'
 	touch $@
 
-demo: $(VENV)/.stamp
+ready: $(VENV)/.stamp
+	@$(BIN)/python .ci/needs.py $(VENV)
+
+demo: ready
 	$(BIN)/python examples/face_detector/demo.py --output out
 
-test: $(VENV)/.stamp
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# The quick tests: every public behaviour once. `test-all` has more networks, targets, seeds and faults beside them.
+test: ready
+	$(PYTEST) $(QUICK)
+
+test-all: ready
+	$(PYTEST)
+
+# The lines that the quick tests execute, beside those that all tests execute.
+coverage: ready
+	$(BIN)/python .ci/coverage.py
 
 lint: $(VENV)/.stamp
 	$(BIN)/ruff format --check .

@@ -1,14 +1,18 @@
-"""Every run of the tests takes the same examples: a failure on one machine is a failure on all.
+"""What holds for all tests: the two TVMs, the two speeds, the cache, and no state that one test leaves to the next.
 
-An environment has Relay or Relax. Nearly all tests run with Relay, and those in tests/relax with Relax alone. Tests
+An environment has Relay or Relax. Nearly all tests run with Relay, and those in tests/relax only with Relax. Tests
 that must hold with both are listed in BOTH; the others know no TVM, or are Relay's.
+
+`make test` runs the quick tests, and `make test-all` runs those with the mark `thorough`, too. A test for whose
+cases a few stand as examples has the mark `quick_cases(count)`: the first `count` cases are quick.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +20,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
+
+from tests.support.examples import THOROUGH
+from tests.support.parts import needs
 
 # A shell starts a job in the background with SIGINT ignored, and nohup SIGHUP; tests of both and their processes need
 # them.
@@ -29,6 +36,8 @@ if hasattr(providers, "_get_local_constants"):
     providers._get_local_constants = lambda: providers._local_constants
 
 CORES = os.sched_getaffinity(0)
+# Threads of TVM that wait for work spin by default, which takes the cores from other workers. No test measures speed.
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 TESTS = Path(__file__).parent
 # Folders and files that run in an environment with Relax, too: what reads models, compiles, cuts, measures, runs them.
@@ -49,8 +58,11 @@ def _has_relax() -> bool:
 
 HAS_RELAX = _has_relax()
 
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60, print_blob=False)
-settings.load_profile("repeatable")
+# Every run of the tests draws the same examples: a failure on one machine is a failure on all. `make test` loads the
+# quick profile.
+settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=THOROUGH, print_blob=False)
+settings.register_profile("quick", settings.get_profile("thorough"), max_examples=THOROUGH // 8)
+settings.load_profile("thorough")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -66,32 +78,53 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if wanted else True
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The longest first, so that at the end no core waits for another.
-    items.sort(key=lambda item: item.path.name != "test_examples.py")
+    """Mark the cases that are not quick as thorough."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        if quick := item.get_closest_marker("quick_cases"):
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > quick.args[0]:
+                item.add_marker("thorough")
 
 
-def pytest_runtest_setup() -> None:
-    """Begin each test on all cores: one that leaves its thread bound to a device must not bind those after it."""
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin each test on all cores, as one that leaves its thread bound to a device must not bind those after it."""
     os.sched_setaffinity(0, CORES)
+    for mark in item.iter_markers("needs"):
+        needs(*mark.args)
 
 
 @pytest.fixture(scope="session")
-def empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+def folder_of_the_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder that all workers of this run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_cache(folder_of_the_run: Path) -> Iterator[None]:
+    """Let all workers share one cache of compiled models, so that no two of them compile the same; it starts empty."""
+    (folder_of_the_run / "cache" / "targets").mkdir(parents=True, exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(folder_of_the_run / "cache"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def empty_cache(folder_of_the_run: Path) -> Callable[[Path], Path]:
     """Make a folder an empty cache of compiled models.
 
     The first compile for a target is a child's, which takes seconds to start. So all caches share the records of the
     targets that compile.
     """
-    base = tmp_path_factory.getbasetemp()
-    records = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "targets"
-    records.mkdir(exist_ok=True)
 
     def make(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "targets").exists():  # several workers may share a cache
-            with suppress(FileExistsError):
-                (folder / "targets").symlink_to(records)
+        with suppress(FileExistsError):  # several workers may share a cache
+            (folder / "targets").symlink_to(folder_of_the_run / "cache" / "targets")
         return folder
 
     return make
@@ -99,7 +132,22 @@ def empty_cache(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Pa
 
 @pytest.fixture
 def own_cache(empty_cache: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give the test an empty cache of its own."""
+    """Give the test an empty cache, which no other test uses."""
     folder = empty_cache(tmp_path / "cache")
     monkeypatch.setenv("TVM_PIPELINE_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays() -> Iterator[None]:
+    """Fail a test that leaves another environment to the tests after it."""
+    before = dict(os.environ)
+    yield
+    after = dict(os.environ)
+    for own in ("PYTEST_CURRENT_TEST",):
+        before.pop(own, None), after.pop(own, None)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    os.environ.update({name: before[name] for name in changed & before.keys()})
+    for name in changed - before.keys():
+        del os.environ[name]
+    assert not changed, f"the test changed the environment: {sorted(changed)}"

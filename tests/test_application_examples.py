@@ -14,9 +14,10 @@ import pytest
 from PIL import Image
 
 from tests.support import example_models
+from tests.support.parts import needs
 from tvm_pipeline.video import Annotation
 
-pytest.importorskip("tvm")
+needs("tvm")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -50,6 +51,7 @@ def film(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.thorough
 def test_faces_keep_their_numbers_over_the_film(example, detector, film, tmp_path, capsys):
     video = tmp_path / "out.mp4"
     example("track").main([str(film), "--model", str(detector), "--seconds", "0", "--output", str(video)])
@@ -72,6 +74,7 @@ def test_a_face_that_is_gone_for_long_is_another_one(example):
     assert [one.label for one in tracker.update(face)] == ["face 2"]
 
 
+@pytest.mark.thorough
 def test_landmarks_lie_in_the_crops_of_their_frames(example, detector, film, tmp_path, capsys):
     mesh = example_models.write_mesh(tmp_path / "mesh.onnx")
     example("landmarks").main([str(film), "--detector", str(detector), "--mesh", str(mesh)])

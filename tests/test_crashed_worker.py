@@ -14,15 +14,14 @@ ROOT = Path(__file__).parents[1]
 CRASHES = "import os\n\ndef test_before(): pass\n\ndef test_ends_its_process(): os.kill(os.getpid(), {number})\n"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
 def test_a_crash_ends_the_run_and_names_the_test(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "test_crash.py").write_text(CRASHES.format(number=int(number)))
     for index in range(3):
         (tmp_path / f"test_sound_{index}.py").write_text("def test_sound(): pass\n")
-    makefile = (ROOT / "Makefile").read_text()
-    (options,) = (line.split("-m pytest")[1].split() for line in makefile.splitlines() if "-m pytest" in line)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
-    command += [*options, "-p", "no:cacheprovider", str(tmp_path)]
+    command += ["--numprocesses", "2", "--dist", "worksteal", "-p", "no:cacheprovider", str(tmp_path)]
     # The run around this one tells its workers who they are by the environment.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import tvm_pipeline
+from tests.support.parts import needs
 from tvm_pipeline.planning import SCHEDULERS, Scheduler
 from tvm_pipeline.planning.registry import ALL_LIMITS, BY_CUTS, EVERY, TIMED
 from tvm_pipeline.service.option_names import OTHER_NAMES
@@ -41,7 +42,9 @@ def test_files_that_pages_name_exist() -> None:
 
 def test_the_api_page_shows_an_example_of_every_public_name() -> None:
     """The page is made by griffe, which imports nothing, so it may take a name for something else than Python does."""
-    griffe = pytest.importorskip("griffe", reason="make docs installs it")
+    needs("griffe")
+    import griffe
+
     package = griffe.load("tvm_pipeline", search_paths=[ROOT], docstring_parser="google", resolve_aliases=True)
     without = []
     for name in tvm_pipeline.__all__:
@@ -51,6 +54,7 @@ def test_the_api_page_shows_an_example_of_every_public_name() -> None:
     assert not without
 
 
+@pytest.mark.thorough
 def test_the_page_lists_every_room_above_those_that_import_it() -> None:
     page = (ROOT / "docs/how-it-works.md").read_text()
     rooms = re.findall(r"^\| `tvm_pipeline/(\w+)/`", page, re.MULTILINE)

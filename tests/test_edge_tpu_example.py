@@ -16,8 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("ai_edge_litert")
-pytest.importorskip("av")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
+needs("av")
 
 from PIL import Image
 from tvm_pipeline_edgetpu.delegate import edge_tpus
@@ -192,6 +194,7 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 SCALE, ZERO = 0.018658448, -14  # of MobileNetV2's input
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(edge_tpus()), reason="what an Edge TPU computes differs from TFLite's CPU kernels")
 def test_pictures_and_a_video_are_classified_as_by_the_whole_file(tmp_path):
     y, x = np.mgrid[:224, :224]

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from tests.support.onnx_models import write_picture_net
+from tests.support.parts import needs
 
-pytest.importorskip("tvm")
+needs("tvm")
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -25,6 +26,7 @@ def run(*arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_relay_passes():
     out = run(EXAMPLES / "relay_passes.py")
     assert "stage_0 on cpu0" in out

@@ -12,6 +12,7 @@ import pytest
 import tvm_pipeline
 from tests import test_examples
 from tests.support.command import run_command
+from tests.support.parts import needs
 from tests.test_docs import TOOLS
 
 ROOT = Path(__file__).parents[1]
@@ -86,8 +87,8 @@ def test_the_readme_is_three_screens_long() -> None:
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the README's commands name."""
-    pytest.importorskip("tvm")
-    pytest.importorskip("onnx")
+    needs("tvm")
+    needs("onnx")
     from tests.support.onnx_models import write_picture_net
 
     monkeypatch.chdir(tmp_path)
@@ -97,7 +98,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_commands_for_a_model_run(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("av")
+    needs("av")
     from tests.video.test_sources import encode
 
     encode(here / "bikes.mp4")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tvm_pipeline import Bundle, Plan, open_bundle, plan, write_bundle
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
 from tvm_pipeline.runtime.comparison import Turn
@@ -16,6 +18,7 @@ def turn(plan: Plan, seconds: float) -> Turn:
     return Turn(RunStatistics(24, 50.0 / len(plan.devices), 0.04, None, None, 0.06, stages), 0.03)
 
 
+@pytest.mark.thorough
 def test_the_decision_comes_back_with_what_was_measured(tmp_path: Path) -> None:
     problem, model = example_problem(), example_model()
     decision = verified(problem, plan(problem), turn, 100.0)

@@ -146,7 +146,7 @@ FAULTS: dict[str, tuple[type, str, Any, str]] = {
     "another error for what was not saved": (
         FakeBackend,
         "load",
-        lambda self, folder: self._models["chain"] if any(folder.iterdir()) else {}["model"],
+        lambda self, folder, devices: self._models["chain"] if any(folder.iterdir()) else {}["model"],
         "load.. of an empty folder raises KeyError",
     ),
     "cuts a format in word only": (FakeModel, "slicer", lambda self: None, "slicer.. of a compiled chain gives None"),

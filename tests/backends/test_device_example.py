@@ -14,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnx")
 
 from tvm_pipeline_host import backend as host
 
@@ -67,6 +69,7 @@ def model(tmp_path: Path) -> Model:
     return load(write_picture_net(tmp_path / "net.onnx"))
 
 
+@pytest.mark.quick_cases(1)
 def test_it_keeps_the_contract(modelled: Backend, model: Model) -> None:
     check_backend(modelled, model)
 
@@ -88,6 +91,7 @@ def test_it_pays_for_its_transfers(modelled: Backend, model: Model) -> None:
         assert large > 10 * small
 
 
+@pytest.mark.thorough
 def test_its_measured_transfers_count_in_a_plan_with_the_host(modelled, model, monkeypatch) -> None:
     """A new backend with an upload and a download needs its own package only; nothing here names the example."""
     install(monkeypatch, modelled, host, own="host")
@@ -139,6 +143,7 @@ def test_no_file_of_the_project_knows_the_example() -> None:
             assert "modelled_device" not in path.read_text(), path
 
 
+@pytest.mark.thorough
 def test_the_profile_command_shows_its_transfers(modelled, monkeypatch, capfd, tmp_path) -> None:
     install(monkeypatch, modelled, host, own="host")
     outcome = run_command(capfd, monkeypatch, "profile", write_picture_net(tmp_path / "net.onnx"), "--json")
@@ -157,6 +162,7 @@ def reference(model: Model, frame: Array) -> Array:
     return expected
 
 
+@pytest.mark.thorough
 def test_it_shares_a_model_with_the_host(modelled, model, monkeypatch, tmp_path, caplog) -> None:
     """No platform file, one plan over both, and the results of onnx's own reference."""
     install(monkeypatch, modelled, host, own="host")
@@ -185,6 +191,7 @@ def test_it_shares_a_model_with_the_host(modelled, model, monkeypatch, tmp_path,
     compiled.close()
 
 
+@pytest.mark.thorough
 def test_the_commands_say_that_a_cpu_plays_the_device(modelled, monkeypatch, capfd, tmp_path) -> None:
     install(monkeypatch, modelled, host, own="host")
     outcome = run_command(capfd, monkeypatch, "devices", "--json")

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnx")
 
 from tvm_pipeline_host import backend
 from tvm_pipeline_host.detection import host_target
@@ -25,19 +27,10 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.frontends import load
 from tvm_pipeline.testing import FakeBackend
-from tvm_pipeline.tvm.linking import linker_for
 
 AARCH64 = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
 AMX = "llvm -mcpu=sapphirerapids"
 FAR = (4000, 4001)  # cores that no machine here has
-
-
-def _can_link() -> bool:
-    try:
-        linker_for("aarch64")
-    except PlatformError:
-        return False
-    return True
 
 
 def _names(compiled):
@@ -53,7 +46,7 @@ def net(tmp_path):
     return load(write_picture_net(tmp_path / "net.onnx"))
 
 
-@pytest.mark.skipif(not _can_link(), reason="needs a linker for AArch64, such as gcc-aarch64-linux-gnu or lld")
+@pytest.mark.needs("linker for AArch64")
 def test_code_for_an_arm_board_beside_code_for_this_processor(net, own_cache, tmp_path):
     board = Platform("board", (Device("arm", "host", FAR, AARCH64), Device("x86", "host", FAR[:1], host_target())))
     lead, settled = settle_platform(board, elsewhere=True)
@@ -86,6 +79,7 @@ def test_code_for_an_arm_board_beside_code_for_this_processor(net, own_cache, tm
         assert tar.extractfile("compiled/0/kernels.so").read()[:20] == header
 
 
+@pytest.mark.thorough
 def test_instructions_that_this_processor_lacks_are_not_run(net):
     flags = Path("/proc/cpuinfo").read_text()
     if "x86" not in os.uname().machine or "amx_tile" in flags:
@@ -111,7 +105,7 @@ def test_backends_that_compile_where_the_device_is(monkeypatch):
 
 
 def test_engines_serve_boards_and_edge_tpus_are_said_to_need_their_machine():
-    pytest.importorskip("onnxruntime")
+    needs("onnxruntime")
     engine, tpus = find_backend("onnxruntime"), find_backend("edgetpu")
     device = Device("cpu0", "onnxruntime", FAR, "cpu")
     assert engine.settle_elsewhere(device) == device

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("onnxruntime")
+needs("onnx")
+needs("ai_edge_litert")
 
 from tvm_pipeline_edgetpu import backend as tflite
 from tvm_pipeline_onnxruntime import backend as onnxruntime

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline_host import backend, detection
 from tvm_pipeline_host.host import bind
@@ -201,6 +203,7 @@ def test_an_open_target_is_this_machines() -> None:
     assert backend.settle(device).target == detection.host_target()
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["branching", "two_in_two_out", "shapes"])
 @pytest.mark.usefixtures("own_cache")
 def test_it_keeps_the_contract(name: str) -> None:

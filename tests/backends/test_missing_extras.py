@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.support.parts import needs
+
 DEVICES = """
 import sys
 sys.modules.update(dict.fromkeys({missing}))  # every import of them fails
@@ -28,8 +30,9 @@ def devices_without(*missing: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, " ".join(done.stderr.split())
 
 
+@pytest.mark.thorough
 def test_without_tflite_the_cpu_is_found() -> None:
-    pytest.importorskip("tvm")
+    needs("tvm")
     code, out, err = devices_without("ai_edge_litert")
     assert code == 0
     assert "host" in out

@@ -231,7 +231,7 @@ def test_a_damaged_saved_model(two, model, tmp_path):
     compiled.save(tmp_path, split(model).stages, platform)
     install_without_host = SlicedBackend([backend.backends["other"]])
     with pytest.raises(BundleError, match="needs the backend host"):
-        install_without_host.load(tmp_path)
+        install_without_host.load(tmp_path, [])
 
 
 def test_each_backend_prepares_its_own_part(two, model, monkeypatch):

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.boards.trees import CPUS, TREES, Tree, release, replace_by_folder, write
+from tests.support.examples import examples
 from tvm_pipeline.boards import board_environment, read_jetson
 from tvm_pipeline.boards.clocks import clocks, gpu_clock_folder
 from tvm_pipeline.boards.core_kinds import core_names
@@ -148,7 +149,7 @@ def test_broken_files_break_nothing(tree: Tree, tmp_path: Path) -> None:
     assert str(read_jetson(whole)) == tree.told
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.dictionaries(st.sampled_from(["compatible", "release", "mode", "memory", "flashed", "online"]), st.binary()))
 def test_any_bytes_are_read(tmp_path_factory: pytest.TempPathFactory, contents: dict[str, bytes]) -> None:
     root = tmp_path_factory.getbasetemp() / "any-bytes"

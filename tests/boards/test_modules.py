@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parts import needs
 from tvm_pipeline.boards.core_kinds import KINDS
 from tvm_pipeline.boards.modules import MODULES, Module
 from tvm_pipeline.tvm.target_text import tvm_target
@@ -24,7 +25,7 @@ def test_a_part_number_names_one_module() -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 def test_the_target_is_what_the_gpu_itself_would_get(module: Module) -> None:
-    pytest.importorskip("tvm")
+    needs("tvm")
     from tvm_pipeline_gpu.detection import Gpu
     from tvm_pipeline_gpu.targets import target_for
 
@@ -33,7 +34,7 @@ def test_the_target_is_what_the_gpu_itself_would_get(module: Module) -> None:
 
 
 def test_llvm_knows_every_kind_of_core() -> None:
-    pytest.importorskip("tvm")
+    needs("tvm")
     from tvm.target import codegen
 
     known = set(map(str, codegen.llvm_get_cpu_archlist(tvm_target("llvm -mtriple=aarch64-linux-gnu"))))

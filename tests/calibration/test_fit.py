@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from tests.calibration.boards import PRIOR, ROOFLINE, board, networks, stages, timed
+from tests.support.examples import examples
 from tvm_pipeline.calibration.constants import constants_of
 from tvm_pipeline.calibration.fit import calibrated
 from tvm_pipeline.calibration.stage_choice import Candidate, candidates
@@ -23,7 +24,7 @@ from tvm_pipeline.errors import ProfileError
 FACTORS = st.lists(st.floats(-1.1, 1.1).map(lambda log: float(np.exp(log))), min_size=8, max_size=8)
 
 
-@settings(max_examples=8, phases=[Phase.generate])
+@examples(8, phases=[Phase.generate])
 @given(factors=FACTORS)
 def test_the_constants_of_a_board_are_found_again(factors: list[float]) -> None:
     """Noiseless stages of a board, each constant up to three times as large or as small as the shipped one."""
@@ -42,7 +43,7 @@ def test_the_constants_of_a_board_are_found_again(factors: list[float]) -> None:
     assert found.left_out == "each of 4 networks"
 
 
-@settings(max_examples=5, phases=[Phase.generate])
+@examples(5, phases=[Phase.generate])
 @given(factors=FACTORS)
 def test_the_constants_of_a_roofline_are_found_again(factors: list[float]) -> None:
     """The factor of a kind that was measured, too; that of another kind stays as it was shipped."""

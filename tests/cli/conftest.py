@@ -7,9 +7,10 @@ import pytest
 
 from tests.support.command import Outcome, run_command
 from tests.support.onnx_models import write_picture_net
+from tests.support.parts import needs
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnx")
+needs("tvm")
+needs("onnx")
 
 
 @pytest.fixture

@@ -67,6 +67,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["bad.json", "bad.toml", "bad.txt"])
 def test_whatever_a_file_holds_the_command_ends_cleanly(name: str, cli, work: Path) -> None:
     sound = {"bad.json": GRAPH, "bad.toml": PLATFORM, "bad.txt": PLAN}[name]
@@ -92,6 +93,7 @@ def test_whatever_a_file_holds_the_command_ends_cleanly(name: str, cli, work: Pa
     assert sorted(path for path in work.rglob("*")) == before, "something was left behind"
 
 
+@pytest.mark.thorough
 def test_whatever_a_bundle_holds_the_command_ends_cleanly(cli, bundle: Path, work: Path) -> None:
     sound, file = bundle.read_bytes(), work / "bad.tar"
     refused = 0

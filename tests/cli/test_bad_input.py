@@ -64,6 +64,7 @@ def test_cores_that_do_not_exist(cli, model, tmp_path):
     fails(cli("plan", model, "--platform", platform), "far", "4096")
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("change", "word"),
     [
@@ -157,6 +158,7 @@ def test_empty_and_broken_videos_leave_no_output(cli, bundle, tmp_path):
     assert not (tmp_path / "out.mp4").exists()
 
 
+@pytest.mark.thorough
 def test_a_stream_that_ends_midway_keeps_what_came_before(cli, bundle, tmp_path):
     whole = tmp_path / "whole.mp4"
     assert cli("run", bundle, "--source", "synthetic:64x48@30:60", "--output", whole).code == 0
@@ -170,6 +172,7 @@ def test_a_stream_that_ends_midway_keeps_what_came_before(cli, bundle, tmp_path)
     assert "cut.mp4" in outcome.err
 
 
+@pytest.mark.thorough
 def test_no_space_and_read_only_places(cli, bundle, model):
     fails(cli("plan", bundle, "--verify", 0, "-o", "/proc/plan.txt"), "/proc/plan.txt")
     fails(cli("compile", model, "-o", "/proc/net.tar", "--scheduler", "single"), "/proc/net.tar")

@@ -274,6 +274,7 @@ def test_show_draws(cli, bundle, tmp_path, suffix):
     assert all(f"<!-- {frame}" in text for frame in range(8))
 
 
+@pytest.mark.thorough
 def test_preprocessing_beside_the_model_goes_into_the_bundle(cli, model, tmp_path):
     from tvm_pipeline import open_bundle
 

@@ -7,8 +7,6 @@ import pytest
 from tests.support.command import run_command
 from tests.support.memory_networks import PROFILES
 
-pytest.importorskip("ortools")
-
 
 def test_a_deployment_states_its_gap(capfd, monkeypatch) -> None:
     models = [f"{PROFILES / 'keras' / name}.json@10" for name in ("ResNet50", "MobileNetV2")]

@@ -8,6 +8,7 @@ from tests.support import power_trees as trees
 from tvm_pipeline.power import survey
 
 
+@pytest.mark.thorough
 def test_devices_lists_the_sensors_of_power(cli, tmp_path, monkeypatch):
     rails = trees.orin_nano(tmp_path)
     (tmp_path / "sys/class/hwmon/hwmon1/curr2_input").write_text("?\n")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-pytest.importorskip("prometheus_client")
+from tests.support.parts import needs
+
+needs("prometheus_client")
 
 from tests.fleet.plans import plan_of
 from tests.fleet.test_coordinator import HOME, Fleet

@@ -14,6 +14,7 @@ from tvm_pipeline.profiling import joules
 PLATFORM = 'name = "core"\n[[device]]\nname = "cpu0"\nbackend = "host"\ncores = [0]\n'
 
 
+@pytest.mark.thorough
 def test_profile_with_joules_says_idle_power_and_joules_of_a_frame(cli, model, tmp_path, monkeypatch):
     monkeypatch.setattr(
         joules, "Pace", partial(joules.Pace, window_s=0.02, idle_window_s=0.02, settle_s=0.2, longest_s=0.1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("onnx")
 
 from onnx import TensorProto, helper
 

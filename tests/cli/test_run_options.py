@@ -16,6 +16,7 @@ from itertools import groupby
 import pytest
 from PIL import Image
 
+from tests.support.parts import needs
 from tests.video.test_kinds import BY_ID, install
 from tvm_pipeline.service.inputs import is_live
 from tvm_pipeline.video.hardware import hardware_decoders
@@ -34,6 +35,7 @@ def test_several_sources_each_in_its_own_order(cli, bundle, tmp_path):
     assert all(row["age_s"] >= 0 for row in rows)
 
 
+@pytest.mark.thorough
 def test_a_policy_lets_frames_go_and_counts_them(cli, bundle, tmp_path):
     outcome = cli("run", bundle, "--source", WIDE, "--policy", "every=4", "--json")
     assert outcome.code == 0, outcome.err
@@ -42,6 +44,7 @@ def test_a_policy_lets_frames_go_and_counts_them(cli, bundle, tmp_path):
     assert outcome.json["measured"]["frames"] == 5
 
 
+@pytest.mark.thorough
 def test_a_limit_counts_the_frames_of_all_sources(cli, bundle):
     outcome = cli("run", bundle, "--source", WIDE, "--source", SMALL, "--limit", 7, "--json")
     assert outcome.json["measured"]["frames"] == 7, outcome.err
@@ -57,7 +60,7 @@ def test_what_was_decided_can_be_read_back(cli, bundle, tmp_path):
 
 
 def test_a_watched_run_says_where(cli, bundle):
-    pytest.importorskip("prometheus_client")
+    needs("prometheus_client")
     outcome = cli("run", bundle, "--source", WIDE, "--watch", "0")
     assert outcome.code == 0
     assert "watch it at http://127.0.0.1:" in outcome.err
@@ -88,6 +91,7 @@ def test_a_camera_is_one_however_it_is_named(cli, bundle, spec):
     assert "twice; a camera can be opened once only" in " ".join(outcome.err.split())
 
 
+@pytest.mark.thorough
 def test_a_source_of_an_installed_package(cli, bundle, tmp_path, monkeypatch):
     """It films by itself, so it is read ahead and its newest frame is the one that waits."""
     install(tmp_path, "film = tests.video.test_kinds:FILM")
@@ -133,6 +137,7 @@ def test_one_model_that_fails_ends_the_run_and_what_the_other_gave_is_kept(cli, 
         assert frames
 
 
+@pytest.mark.thorough
 def test_what_is_planned_for(cli, bundle):
     outcome = cli("run", bundle, "--source", WIDE, "--objective", "latency", "--adapt", "line-search", "--json")
     assert outcome.code == 0, outcome.err
@@ -140,6 +145,7 @@ def test_what_is_planned_for(cli, bundle):
     assert list(outcome.json["objectives"]) == ["latency"]
 
 
+@pytest.mark.thorough
 def test_a_full_disk_for_the_events_does_not_end_the_run(cli, bundle):
     outcome = cli("run", bundle, "--source", SMALL, "--events", "/dev/full", "--json")
     assert outcome.code == 0, outcome.err
@@ -148,9 +154,10 @@ def test_a_full_disk_for_the_events_does_not_end_the_run(cli, bundle):
     assert "it lacks: it was given" in outcome.err
 
 
+@pytest.mark.thorough
 def test_a_port_in_use(cli, bundle):
     """Of two models the second is watched at the next port."""
-    pytest.importorskip("prometheus_client")
+    needs("prometheus_client")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         options = ("--source", WIDE, "--source", SMALL, "--watch", port - 1)
@@ -160,7 +167,7 @@ def test_a_port_in_use(cli, bundle):
 
 
 def test_the_last_picture_is_served(cli, bundle):
-    pytest.importorskip("prometheus_client")
+    needs("prometheus_client")
     pictures: list[bytes] = []
 
     def ask(port: int) -> None:
@@ -182,6 +189,7 @@ def test_the_last_picture_is_served(cli, bundle):
     assert Image.open(BytesIO(pictures[0])).size == (64, 48)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -207,7 +215,7 @@ def test_the_last_picture_is_served(cli, bundle):
     ],
 )
 def test_what_run_refuses(cli, bundle, options, said):
-    pytest.importorskip("prometheus_client")
+    needs("prometheus_client")
     outcome = cli("run", bundle, "--source", WIDE, *options)
     assert outcome.code in (1, 2)
     assert said in outcome.err

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parts import needs
+
 # 10 and 20 ms on a, 30 and 25 ms on b; nothing between them.
 GRAPH = {
     "name": "net",
@@ -77,7 +79,7 @@ def test_the_tables_say_that_nothing_was_run(cli, what):
 
 
 def test_the_gantt_chart_is_that_of_the_run(cli, what, tmp_path):
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     outcome = cli("simulate", *what, "--rate", 10, "-o", tmp_path / "gantt.svg")
     assert outcome.code == 0, outcome.err
     assert "simulated" in (tmp_path / "gantt.svg").read_text()

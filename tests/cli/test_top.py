@@ -12,7 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-pytest.importorskip("prometheus_client")
+from tests.support.parts import needs
+
+needs("prometheus_client")
 
 from rich.console import Console
 

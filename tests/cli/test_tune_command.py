@@ -8,10 +8,11 @@ import re
 import pytest
 from tvm_pipeline_host.detection import host_target
 
+from tests.support.parts import needs
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.testing import FakeBackend, installed
 
-pytest.importorskip("tvm.relay", reason="tuning is Relay's alone")
+needs("Relay")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")
 
 
@@ -46,6 +47,7 @@ def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
 
 
+@pytest.mark.thorough
 def test_tune_for_an_objective_says_how_the_plan_moved(cli, model):
     reported = cli("tune", model, "--objective", "throughput", "--seconds", 0)
     assert reported.code == 0, reported.err
@@ -59,6 +61,7 @@ def test_objectives_of_bytes_are_refused(cli, model):
     assert "--objective memory,communication: it counts bytes, and tuning changes none" in outcome.err
 
 
+@pytest.mark.thorough
 def test_winograd_changes_only_what_is_compiled_with_the_option(cli, model, tmp_path):
     from tvm_pipeline.tvm.relay.tuning.tuning_records import records_file
 

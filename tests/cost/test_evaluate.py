@@ -72,6 +72,7 @@ def test_without_replicas_the_figures_are_those_of_the_simulated_queue(traits: T
     assert predicted.jitter_s == 0.0
 
 
+@pytest.mark.thorough
 @MEASURED_OR_NOT
 @given(rng=randoms())
 def test_replicas_in_front_share_frames_and_feed_the_rest_by_their_rates(traits: Traits, rng: random.Random) -> None:

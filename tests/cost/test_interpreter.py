@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from tests.cost.test_evaluate import CAPABLE, random_stages
 from tests.support.brute_force import verdict
+from tests.support.examples import examples
 from tests.support.graphs import random_problem, randoms
 from tests.support.simulation import push_frames
 from tvm_pipeline import planning
@@ -70,7 +71,7 @@ def test_simulated_turns_with_the_lock_may_fall_badly() -> None:
 
 
 @given(randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_no_run_is_faster_than_the_lock_allows(rng: random.Random) -> None:
     """Turns may fall badly, so it may be slower; the naive simulation agrees where nothing else is shared."""
     problem = random_problem(rng, operators=(1, 6), devices=(1, 4), traits=replace(CAPABLE, locks=True, busy=False))
@@ -85,8 +86,6 @@ def test_no_run_is_faster_than_the_lock_allows(rng: random.Random) -> None:
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid, cp_sat])
 def test_a_plan_that_the_lock_limits_is_proven(scheduler: Callable[[Problem], Plan]) -> None:
     """No plan makes more than 100 frames a second, and one of two stages does."""
-    if scheduler is cp_sat:
-        pytest.importorskip("ortools")
     plan = scheduler(row((3, 3, 4)))
     assert (plan.status, plan.bound) == ("optimal", plan.value)
     assert plan.value == pytest.approx((100.0,))
@@ -110,8 +109,6 @@ def test_stages_that_come_again_are_bounded_too() -> None:
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 @pytest.mark.parametrize("scheduler", ["best", "chain", "ideals", "hybrid", "cp-sat"])
 def test_a_throughput_beyond_the_lock_is_refused_with_the_reason(scheduler: str, objective: str) -> None:
-    if scheduler in ("cp-sat", "best"):
-        pytest.importorskip("ortools")
     problem = row((3, 3, 4), objective=objective, min_throughput_fps=110.0)
     words = "lock of the Python interpreter for 0.01 s of each frame.* no more than 100 frames.* asks for 110"
     with pytest.raises(InfeasibleError, match="no plan of row" if scheduler == "cp-sat" else words):
@@ -122,7 +119,6 @@ def test_a_throughput_beyond_the_lock_is_refused_with_the_reason(scheduler: str,
 
 def test_models_that_run_together_share_the_lock() -> None:
     """Two models at 60 and 30 frames a second hold it for 0.9 s of each."""
-    pytest.importorskip("ortools")
     demands = [Demand(row((3, 3, 4)), 60.0), Demand(row((3, 3, 4)), 30.0)]
     found = deploy(demands)
     assert found.utilisation["interpreter"] == pytest.approx(0.9)

@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.graphs import Traits, random_order, random_problem, randoms
 from tests.support.simulation import push_frames
 from tvm_pipeline.core.device_model import DeviceModel
@@ -155,8 +156,9 @@ def shared_stages(rng: random.Random, problem: Problem) -> tuple[Stage, ...]:
     )
 
 
+@pytest.mark.thorough
 @given(randoms())
-@settings(max_examples=60)
+@examples(60)
 def test_simulated_runs_are_as_fast_as_predicted(rng: random.Random) -> None:
     """With the slots of a pipeline and without buses, within 2 %.
 

@@ -9,10 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.cost.test_evaluate import CAPABLE, judged_or_skipped, random_stages
+from tests.support.examples import examples
 from tests.support.graphs import Traits, random_chain, random_problem, randoms
 from tests.support.simulation import push_frames
 from tvm_pipeline.core.device_model import DeviceModel
@@ -170,7 +171,7 @@ def test_devices_are_slow_while_the_pipeline_is_full_and_not_for_a_lone_frame() 
 
 @pytest.mark.parametrize("traits", [CAPABLE, MODELLED], ids=["measured", "modelled"])
 @given(rng=randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_without_buses_a_saturated_run_is_as_fast_as_predicted(traits: Traits, rng: random.Random) -> None:
     """With slots enough: by default, a device that comes again waits now and then for a frame to come back to it."""
     problem = random_problem(rng, operators=(1, 6), devices=(1, 4), traits=traits)
@@ -200,7 +201,7 @@ def test_edge_tpus_on_one_bus_run_as_in_the_naive_simulation(count: int) -> None
 
 
 @given(randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_replicas_with_slots_enough_are_as_fast_as_in_the_naive_simulation(rng: random.Random) -> None:
     problem = random_problem(rng, operators=(1, 5), devices=(2, 4), traits=MODELLED)
     stages = random_stages(rng, problem, replicated="any")
@@ -219,7 +220,7 @@ def senders_are_alike(problem: Problem, stages: tuple[Stage, ...]) -> bool:
 
 
 @given(randoms(), st.integers(1, 30))
-@settings(max_examples=60)
+@examples(60)
 def test_no_run_is_faster_than_predicted_and_none_loses_a_frame(rng: random.Random, in_flight: int) -> None:
     """Whatever the buses, replicas and slots: frames come out once, in order, and a device does one thing at a time.
 
@@ -238,7 +239,7 @@ def test_no_run_is_faster_than_predicted_and_none_loses_a_frame(rng: random.Rand
 
 
 @given(randoms(), st.booleans(), st.floats(1, 500), st.sampled_from((0.0, 0.3)), st.integers(1, 8))
-@settings(max_examples=60)
+@examples(60)
 def test_frames_come_out_once_in_order_or_are_counted_as_dropped(
     rng: random.Random, drop: bool, rate_fps: float, jitter: float, in_flight: int
 ) -> None:
@@ -294,6 +295,7 @@ def test_a_camera_that_is_slow_enough_sets_the_pace() -> None:
     assert [stage.bubble_share for stage in run.statistics.stages] == pytest.approx([0.75, 0.5])
 
 
+@pytest.mark.thorough
 def test_a_queue_with_poisson_arrivals_waits_as_theory_says() -> None:
     """M/D/1 (Pollaczek and Khinchine): at load r a frame waits r / (2 (1 - r)) service times in the mean."""
     run = simulate(*line(1.0), 40_000, poisson(0.6, seed=3), in_flight=1000)

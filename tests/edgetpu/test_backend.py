@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from tvm_pipeline_edgetpu import backend
 
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, random_network, random_stages, run, schema
+from tests.support.examples import examples
 from tests.support.fake_backend import make_plan
 from tvm_pipeline import Bundle, Pipeline, open_bundle, profile_model, write_bundle
 from tvm_pipeline.backends.contract import CompiledModel
@@ -87,7 +90,7 @@ def test_devices_keep_the_contract(plug, install_compiler):
 # Pipelines over stand-ins
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(seed=st.integers(0, 10**6), count=st.integers(2, 3))
 def test_pipelines_give_what_the_whole_model_gives(seed, count):
     content = random_network(seed)

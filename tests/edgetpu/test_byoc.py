@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("ai_edge_litert")
-pytest.importorskip("tvm")
-pytest.importorskip("tflite")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
+needs("tvm")
+needs("tflite")
 
 from tvm_pipeline_edgetpu.byoc import load_executor, partition_for_edgetpu
 from tvm_pipeline_edgetpu.model import TfliteModel, parse_model
@@ -37,6 +39,7 @@ from tests.edgetpu.networks import (
     run,
     schema,
 )
+from tests.support.examples import examples
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
 from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
 
@@ -106,7 +109,8 @@ def refuse_pools(model) -> None:
         pool.fusedActivationFunction = schema.ActivationFunctionType.RELU
 
 
-@settings(max_examples=4)
+@pytest.mark.thorough
+@examples(4)
 @given(seed=st.integers(0, 10**6))
 def test_networks_with_operators_that_tvm_keeps(seed):
     content = changed(random_network(seed), refuse_pools)
@@ -202,6 +206,7 @@ def every_kind() -> bytes:
     return writer.content([data], outputs)
 
 
+@pytest.mark.thorough
 def test_every_kind_of_operator_in_the_table():
     content = every_kind()
     model, feeds = read(content), random_feeds(read(content).graph)
@@ -277,6 +282,7 @@ np.save(outputs, executor.get_output(0).numpy())
 """
 
 
+@pytest.mark.thorough
 def test_mobilenet_exported_runs_in_another_process(tmp_path):
     content = MOBILENET.read_bytes()
     feeds = random_feeds(read(content).graph)

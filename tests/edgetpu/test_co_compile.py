@@ -5,11 +5,11 @@ from __future__ import annotations
 import tarfile
 
 import numpy as np
-import pytest
 
 from tests.support.command import run_command
+from tests.support.parts import needs
 
-pytest.importorskip("ai_edge_litert")
+needs("ai_edge_litert")
 
 from tests.edgetpu.fakes import write_compiler
 from tests.edgetpu.networks import random_feeds, random_network, run

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler, parse_report
 
@@ -152,6 +154,7 @@ def test_another_version_compiles_anew(tmp_path, compiler):
     assert len(calls(tmp_path)) == 2
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
@@ -185,6 +188,7 @@ def running(process: int) -> bool:
         return False
 
 
+@pytest.mark.thorough
 def test_a_compiler_that_hangs_is_ended_with_its_children(compiler, monkeypatch):
     monkeypatch.setenv("FAKE_EDGETPU_COMPILER", "hang")
     with pytest.raises(ModelError, match=r"did not end within 0\.5 s for stage 0; cut") as error:

@@ -9,7 +9,9 @@ import sys
 import numpy as np
 import pytest
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from ai_edge_litert.interpreter import Interpreter
 from tvm_pipeline_edgetpu.delegate import absence, edge_tpus, load

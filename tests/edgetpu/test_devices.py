@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from ai_edge_litert.interpreter import load_delegate
 from tvm_pipeline_edgetpu import backend
@@ -131,7 +133,7 @@ def test_devices_that_are_plugged_in_are_detected(plug, monkeypatch):
     ],
 )
 def test_a_model_that_edge_tpus_do_not_take_leaves_them_out(monkeypatch, caplog, model, words):
-    pytest.importorskip("tvm")
+    needs("tvm")
     plug_into_pycoral(monkeypatch, "usb", "usb")
     with caplog.at_level(logging.WARNING):
         platform = detect_platform(model)

@@ -13,8 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("ai_edge_litert")
-pytest.importorskip("tflite")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
+needs("tflite")
 
 from tests.edgetpu.fakes import libedgetpu
 from tests.edgetpu.networks import Op, Options, Type, Writer, changed, random_network, schema
@@ -80,7 +82,7 @@ def assert_says_stand_ins(told: dict[str, str], errors: str) -> None:
 
 
 def test_every_command_says_what_stands_in(cli, model, tmp_path):
-    pytest.importorskip("av")
+    needs("av")
     bundle = tmp_path / "net.tar"
     for arguments in (
         ("plan", model, "--platform", PLATFORM),
@@ -146,7 +148,7 @@ def test_without_the_library_and_with_it():
 
 
 def test_devices_that_are_here_run_what_was_compiled(cli, model, devices, compiler, tmp_path):
-    pytest.importorskip("av")
+    needs("av")
     compiled = cli(
         "compile", model, "--platform", PLATFORM, "--stages", 2, "--verify", 0, "-o", tmp_path / "net.tar", "--json"
     )
@@ -161,7 +163,7 @@ def test_devices_that_are_here_run_what_was_compiled(cli, model, devices, compil
 
 
 def test_a_bundle_whose_device_was_unplugged(cli, model, devices, compiler, tmp_path, monkeypatch):
-    pytest.importorskip("av")
+    needs("av")
     assert (
         cli("compile", model, "--platform", PLATFORM, "--stages", 2, "--verify", 0, "-o", tmp_path / "net.tar").code
         == 0
@@ -205,6 +207,7 @@ def test_a_compiler_that_fails_leaves_no_bundle(cli, model, devices, compiler, t
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_ctrl_c_ends_a_compiler_that_hangs(model, compiler, tmp_path):
     (tmp_path / "out").mkdir()
     there = {"LD_LIBRARY_PATH": str(libedgetpu().parent), "FAKE_EDGETPUS": "usb:0,usb:1"}
@@ -302,7 +305,7 @@ def test_a_model_that_an_edge_tpu_cannot_take(cli, tmp_path, change, words, is_r
 
 
 def test_a_model_of_another_format(cli, tmp_path):
-    pytest.importorskip("onnx")
+    needs("onnx")
     onnx = write_picture_net(tmp_path / "picture.onnx")
     told = "an Edge TPU takes .tflite: convert it to int8 TFLite, or leave the Edge TPUs out of the platform"
     fails(cli("plan", onnx, "--platform", PLATFORM), "picture is onnx", told)

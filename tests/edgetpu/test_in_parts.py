@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
 from tvm_pipeline_edgetpu.model import parse_model

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("ai_edge_litert")
-pytest.importorskip("tvm")
-pytest.importorskip("tflite")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
+needs("tvm")
+needs("tflite")
 
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, run, schema
 from tests.support.fake_backend import make_plan
@@ -136,6 +138,7 @@ def test_the_edge_tpu_backend_cuts_for_both_in_whichever_order_they_stand(model,
     assert all(device.target for device in platform.devices)  # the host's was settled by its own backend
 
 
+@pytest.mark.thorough
 def test_an_operator_of_tvm_differs_by_one_at_most(model, platform, frames):
     for operator in model.graph.operators:
         if operator.kind == "reshape":
@@ -152,6 +155,7 @@ def test_an_operator_of_tvm_differs_by_one_at_most(model, platform, frames):
             assert difference(output, expected[port.name]) <= 1, operator.name
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("stages", "most"),
     [
@@ -184,6 +188,7 @@ def test_tensors_cross_under_the_names_and_types_of_the_file(model, platform):
         assert {dtype for side in ports[0] for _, _, dtype, _ in side} == {"int8"}
 
 
+@pytest.mark.thorough
 def test_stages_of_tvm_alone_give_what_tvm_gives_for_the_whole_file(model, platform, frames):
     """Slices are compiled one by one, and no rounding depends on what else a compilation holds."""
     host = [device for device in platform.devices if device.backend == "host"]
@@ -199,6 +204,7 @@ def test_a_stage_that_only_shows_another_shape_is_a_copy(model, platform, device
     assert [port.shape for port in runner.outputs] == [(1, 128)]
 
 
+@pytest.mark.thorough
 def test_both_kinds_are_profiled_and_planned_together(model, platform, cache, tmp_path, frames):
     lead, _ = settle_platform(DESK)
     profile = profile_model(lead, model, platform, repeats=8)

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from ai_edge_litert import schema_py_generated as schema
 from tvm_pipeline_edgetpu.model import read_model

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from tests.support.command import run_command
+from tests.support.parts import needs
 
-pytest.importorskip("ai_edge_litert")
+needs("ai_edge_litert")
 
 from tests.edgetpu.fakes import write_compiler
 from tests.edgetpu.networks import random_feeds, random_network, run

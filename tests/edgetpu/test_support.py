@@ -7,7 +7,9 @@ import re
 import numpy as np
 import pytest
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given

@@ -228,6 +228,7 @@ def test_a_camera_goes_through_a_service_a_death_of_it_and_another_bundle(host):
     assert coordinator.twice == 0
 
 
+@pytest.mark.thorough
 def test_alone_a_host_goes_on_or_stops(host):
     """Nobody answers: services that die come again, and lines wait; with `stop` sources are closed until it hears."""
     coordinator = host.coordinator
@@ -267,6 +268,7 @@ def test_a_camera_that_can_be_opened_once_is_closed_before_the_new_bundle_opens_
     assert int((host.folder / "camera").read_text()) == host.process(1).pid
 
 
+@pytest.mark.thorough
 def test_an_agent_that_is_killed_is_followed_by_one_that_adopts(host):
     """Its services go on, every line that they write comes once, and a source that no order wants is closed."""
     coordinator = host.coordinator
@@ -338,6 +340,7 @@ def _tells_what_is_wrong(host: HostUnderTest) -> None:
     assert coordinator.reports[-1].ready == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
 def test_a_full_disk_is_told_and_costs_no_line_that_was_written(tmp_path, bundles, environment, monkeypatch):
     monkeypatch.setattr("tvm_pipeline.fleet.agent.LEAST_FREE_BYTES", 0)  # keeps the files, to compare with

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
 import stat
@@ -20,7 +19,7 @@ from tvm_pipeline.fleet.credentials import check_reach, make_key, own_address, r
 
 HERE = "127.0.0.2"
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="the program openssl is not here")
+pytestmark = pytest.mark.needs("openssl")
 
 
 @pytest.fixture(autouse=True)

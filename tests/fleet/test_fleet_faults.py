@@ -15,11 +15,12 @@ import resource
 import tempfile
 from pathlib import Path
 
-from hypothesis import Phase, settings
+from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.fleet.plans import HOSTS, plan_of
+from tests.support.examples import examples
 from tests.support.simulated_fleet import SimulatedHost
 from tvm_pipeline.fleet.collector import Collector
 from tvm_pipeline.fleet.coordinator import Coordinator
@@ -235,5 +236,5 @@ class FleetMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-FleetMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, phases=(Phase.generate,))
+FleetMachine.TestCase.settings = examples(40, stateful_step_count=25, phases=(Phase.generate,))
 TestFleetFaults = FleetMachine.TestCase

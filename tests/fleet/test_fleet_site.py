@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
-from os import environ
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -14,7 +12,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-pytest.importorskip("prometheus_client")
+from tests.support.parts import CHROMIUM, needs
+
+needs("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -27,7 +27,6 @@ from tvm_pipeline.fleet.messages import FleetStatus
 from tvm_pipeline.fleet.status_tables import duties_table, fleet_view, hosts_table
 
 TOKEN = "a-token-for-the-tests"
-CHROMIUM = environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 FIGURES = {
     "services": [{"model": "faces", "bundle": "ab", "pid": 7, "rss_bytes": 1 << 20, "statistics": {"fps": 9.5}}],
     "load": 0.5,
@@ -161,7 +160,7 @@ def test_the_page_needs_nothing_from_elsewhere(fleet):
     assert asked == set(re.findall(r'id="(\w+)"', text))
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `apt-get install chromium`, or name one by $CHROMIUM")
+@pytest.mark.needs("Chromium")
 def test_the_page_draws_a_fleet_in_chromium(fleet, tmp_path):
     with FleetSite(fleet.coordinator.status, token=TOKEN) as site:
         options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom")

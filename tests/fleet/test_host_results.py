@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from tests.support.examples import examples
 from tvm_pipeline.fleet import host_results
 from tvm_pipeline.fleet.host_results import HostResults
 from tvm_pipeline.service.log_files import segment_numbers, segment_path
@@ -267,4 +267,4 @@ class Lines(RuleBasedStateMachine):
 
 
 TestLines = Lines.TestCase
-TestLines.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestLines.settings = examples(25, stateful_step_count=25, deadline=None)

@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnx")
 
 from tests.remote.conftest import serving_board
 from tests.support.onnx_models import write_picture_net
@@ -117,6 +119,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosts]:
         yield Hosts(board)
 
 
+@pytest.mark.thorough
 def test_a_model_is_compiled_and_measured_once_for_a_kind(hosts: Hosts, tmp_path: Path) -> None:
     """On the host with least to do, or the next where that dies. The second time nothing is; other kinds are told."""
     hosts.other.add("shed")

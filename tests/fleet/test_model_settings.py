@@ -99,6 +99,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
             process.send(signal.SIGKILL)
 
 
+@pytest.mark.thorough
 def test_other_settings_are_another_service_and_another_epoch(fleet: Fleet, tmp_path: Path) -> None:
     """Labels and preprocessing travel as text; lines say what made them, and an agent that comes back keeps it so."""
     (tmp_path / "names.txt").write_text("colour of 0\ncolour of 1\ncolour of 2\n")
@@ -137,6 +138,7 @@ def test_settings_that_did_not_come_start_nothing(fleet: Fleet) -> None:
     assert not list(processes_of(fleet.folder))
 
 
+@pytest.mark.thorough
 def test_a_service_keeps_the_settings_of_its_name(fleet: Fleet) -> None:
     """A coordinator that was just begun leaves to a host what runs, and may know other settings already."""
     old, new = (ModelSettings({"decoder": "classification", "threshold": value}) for value in (0.25, 0.75))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fleets import least_key, lost_starving, may_take, unlike_fleet
 from tvm_pipeline.fleet.description import Camera, Fleet, Host
 from tvm_pipeline.fleet.placement import place
@@ -55,7 +56,7 @@ def tiny_fleets(draw):
     return Fleet(tuple(hosts), tuple(cameras), draw(st.integers(0, len(hosts) - 1)))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(tiny_fleets())
 def test_tiny_fleets_are_placed_as_well_as_any(fleet):
     placement = place(fleet, 10.0)
@@ -73,7 +74,7 @@ def test_tiny_fleets_are_placed_as_well_as_any(fleet):
     assert placement.least_starving == best[0]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(tiny_fleets())
 def test_without_time_a_placement_is_no_better_than_it_says(fleet):
     placement = place(fleet, 0.0)
@@ -86,6 +87,7 @@ def test_without_time_a_placement_is_no_better_than_it_says(fleet):
     assert without == {lost: n for lost, n in lost_starving(fleet, placement.host_of).items() if n}
 
 
+@pytest.mark.thorough
 def test_any_host_of_an_unlike_fleet_may_be_lost():
     fleet = unlike_fleet(cameras=60, hosts=10, level=0.55, seed=3)
     placement = place(fleet, 2.0)
@@ -166,6 +168,7 @@ def test_cameras_in_place_stay_unless_it_pays():
     assert set(placement.moved) == moved(hardly, placement)
 
 
+@pytest.mark.thorough
 def test_a_new_camera_moves_nobody():
     fleet = unlike_fleet(cameras=30, hosts=6, level=0.3, seed=1)
     before = place(Fleet(fleet.hosts, fleet.cameras[1:], 1), 1.0).host_of

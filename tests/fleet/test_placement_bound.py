@@ -7,9 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fleets import unlike_fleet
 from tvm_pipeline.fleet.fleet_arrays import FleetArrays
 from tvm_pipeline.fleet.placement import place
@@ -34,7 +35,7 @@ def shares(draw):
     return np.array(draw(st.lists(rows, min_size=1, max_size=5)))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(shares())
 def test_no_placement_beats_the_bound(share):
     best = least_most(share)

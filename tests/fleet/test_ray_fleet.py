@@ -8,7 +8,6 @@ import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -16,11 +15,12 @@ import pytest
 
 from tests.support.fleet_host import write_service_bundle
 from tests.support.onnx_models import write_picture_net
+from tests.support.parts import needs
 from tests.support.ray_fleet import HEAD, LocalFleet, local_fleet, wait_for
 from tvm_pipeline.fleet.host_processes import processes_of
 from tvm_pipeline.fleet.messages import FleetStatus
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not here; pip install 'tvm-pipeline[fleet]'")
+pytestmark = pytest.mark.needs("ray")
 
 FLEET = """
 [[host]]
@@ -178,8 +178,8 @@ def test_a_run_that_stays_watches_the_fleet(fleet: LocalFleet) -> None:
 
 def test_a_model_file_is_compiled_and_measured_on_its_host(fleet: LocalFleet) -> None:
     """It has no figures in the file; the camera before is left alone."""
-    pytest.importorskip("tvm")
-    pytest.importorskip("onnx")
+    needs("tvm")
+    needs("onnx")
     write_picture_net(fleet.folder / "net.onnx")
     more = '[[model]]\nname = "net"\nfile = "net.onnx"\n'
     more += '[[camera]]\nname = "hall"\nsource = "synthetic:64x64@10"\nmodels = ["net@10"]\n'

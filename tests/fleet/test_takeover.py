@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tvm_pipeline.fleet.messages import FleetPlan
 from tvm_pipeline.fleet.takeover import take_over
 
@@ -68,7 +69,7 @@ def least_starving(plan, stay, alive):
     return least
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150, deadline=None)
 @given(fleets())
 def test_those_in_place_stay_and_the_fewest_starve(case):
     plan, host_of, alive = case

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.parts import needs
 from tvm_pipeline import frontends
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import GraphError, ModelError, OptionError
@@ -119,8 +120,9 @@ def test_relay_files_bring_their_parameters(tmp_path: Path) -> None:
 
 
 def test_a_relay_module_is_told_from_an_operator_graph(tmp_path: Path) -> None:
-    relay = pytest.importorskip("tvm.relay", reason="Relay writes the module")
+    needs("Relay")
     import tvm
+    from tvm import relay
 
     x = relay.var("x", shape=(1, 4))
     module = tmp_path / "module.json"
@@ -147,7 +149,9 @@ def test_the_examples_of_the_docstrings_run() -> None:
 
 def onnx_net(shape: Any = (1, 30), kind: str = "FLOAT", change: Callable[[Any], None] = lambda model: None) -> bytes:
     """Return y = x @ w, in which the graph lists the initializer w among its inputs, as old files do."""
-    onnx = pytest.importorskip("onnx")
+    needs("onnx")
+    import onnx
+
     helper, dtype = onnx.helper, getattr(onnx.TensorProto, kind)
     weight = onnx.numpy_helper.from_array(np.ones((30, 30), np.float32), "w")
     graph = helper.make_graph(
@@ -325,8 +329,12 @@ def tflite_net(
     inputs: int = 1,
 ) -> bytes:
     """Return a TFLite file of the smallest kind: x, weights in a buffer, and operators that read them."""
-    tflite = pytest.importorskip("tflite")
-    flatbuffers = pytest.importorskip("flatbuffers")
+    needs("tflite")
+    import tflite
+
+    needs("flatbuffers")
+    import flatbuffers
+
     builder = flatbuffers.Builder(0)
 
     def offsets(start: Callable[..., None], items: list[int]) -> int:
@@ -443,7 +451,7 @@ def test_tflite_with_control_flow_or_state_is_read(tmp_path: Path, figures: dict
     ],
 )
 def test_what_is_no_tflite_file(tmp_path: Path, content: bytes, message: str) -> None:
-    pytest.importorskip("tflite")
+    needs("tflite")
     with pytest.raises(ModelError, match=rf"net\.tflite: .*{message}"):
         load(tflite_file(tmp_path, content))
 

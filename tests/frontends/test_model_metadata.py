@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parts import needs
 from tests.support.tiny_yolo import write_tiny_yolo
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.frontends import load
@@ -20,7 +21,7 @@ DATA = Path(__file__).parents[1] / "edgetpu" / "data" / "mobilenet_v2_int8.tflit
 
 
 def test_ultralytics_metadata_fills_open_sizes_and_says_so(tmp_path) -> None:
-    pytest.importorskip("onnx")
+    needs("onnx")
     path = write_tiny_yolo(tmp_path / "net.onnx")
     model = load(path)
     assert model.inputs[0].shape == (1, 3, 64, 64)
@@ -37,7 +38,9 @@ def test_ultralytics_metadata_fills_open_sizes_and_says_so(tmp_path) -> None:
 
 @pytest.mark.parametrize("imgsz", ["", "[0, 64]", "64", "[64, 64", "['a', 'b']", "[64, 64, 3]", "(" * 500])
 def test_sizes_that_are_none_leave_the_input_open(tmp_path, imgsz) -> None:
-    onnx = pytest.importorskip("onnx")
+    needs("onnx")
+    import onnx
+
     proto = onnx.load(write_tiny_yolo(tmp_path / "net.onnx"))
     onnx.helper.set_model_props(proto, {"imgsz": imgsz})
     onnx.save(proto, tmp_path / "net.onnx")
@@ -125,7 +128,7 @@ def parsed(description: bytes = b""):
 
 
 def test_labels_and_normalisation_of_tflite_files(tmp_path) -> None:
-    pytest.importorskip("tflite")
+    needs("tflite")
     path = tmp_path / "net.tflite"
     path.write_bytes(DATA.read_bytes() + archive(labels__txt="cat\ndog\n"))
     assert load(path).metadata == {"labels": "cat\ndog\n", **QUANTISED}
@@ -136,7 +139,7 @@ def test_labels_and_normalisation_of_tflite_files(tmp_path) -> None:
 
 
 def test_damaged_descriptions_are_no_matter() -> None:
-    pytest.importorskip("tflite")
+    needs("tflite")
     whole = described()
     draw = __import__("random").Random(3)
     for _ in range(300):

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("onnx")
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("onnx")
 
 import onnx
 from onnx import TensorProto, helper, numpy_helper

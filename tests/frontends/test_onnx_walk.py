@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("onnx")
 
 from onnx import TensorProto, helper
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tflite")
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("tflite")
+needs("ai_edge_litert")
 
 from ai_edge_litert import schema_py_generated as schema
 

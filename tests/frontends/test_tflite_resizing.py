@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("ai_edge_litert")
 
 from ai_edge_litert.interpreter import Interpreter
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,23 +14,17 @@ from tvm_pipeline_host.detection import host_target
 
 from tests.support import software_cuda as device
 from tests.support.networks import as_model, relay_module
+from tests.support.parts import needs
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 
 
-def of_all_workers(factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the run; each worker of xdist has one of its own in it."""
-    base = factory.getbasetemp()
-    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-
-
 @pytest.fixture(scope="session")
-def software_cuda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def software_cuda_folder(folder_of_the_run: Path) -> Path:
     """Return the folder of the libraries, for processes of their own; skips the test where there is no g++."""
-    if device.compiler() is None:
-        pytest.skip("the software CUDA device needs g++")
-    folder = of_all_workers(tmp_path_factory) / "software_cuda"
+    needs("g++")
+    folder = folder_of_the_run / "software_cuda"
     folder.mkdir(exist_ok=True)
     built = folder / "built"
     with (folder / "lock").open("w") as lock:
@@ -81,22 +74,13 @@ def gpu(software_cuda: SoftwareCuda) -> Device:
 
 
 @pytest.fixture(scope="session")
-def gpu_cache(empty_cache: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache for what any worker has compiled."""
-    return empty_cache(of_all_workers(tmp_path_factory) / "gpu_cache")
+def compiled() -> Callable[..., RelayModel]:
+    @cache
+    def compile_(name: str, host: str, *targets: str) -> RelayModel:
+        model = as_model(name, *relay_module(name))
+        return RelayModel.compile(model, targets, bind, lambda _: None, host=host)
 
-
-@pytest.fixture(scope="session")
-def compiled(gpu_cache: Path) -> Iterator[Callable[..., RelayModel]]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVM_PIPELINE_CACHE", str(gpu_cache))
-
-        @cache
-        def compile_(name: str, host: str, *targets: str) -> RelayModel:
-            model = as_model(name, *relay_module(name))
-            return RelayModel.compile(model, targets, bind, lambda _: None, host=host)
-
-        yield compile_
+    return compile_
 
 
 @pytest.fixture

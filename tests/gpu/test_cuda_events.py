@@ -26,6 +26,7 @@ def clock(software_cuda: SoftwareCuda) -> DeviceClock:
     return found
 
 
+@pytest.mark.thorough
 def test_an_event_lies_before_and_behind_each_call(clock: DeviceClock, software_cuda: SoftwareCuda) -> None:
     before, handles = software_cuda.recorded(), software_cuda.handles()
     seen: list[tuple[int, int]] = []
@@ -45,6 +46,7 @@ def test_an_event_lies_before_and_behind_each_call(clock: DeviceClock, software_
     assert software_cuda.handles() == handles
 
 
+@pytest.mark.thorough
 def test_events_are_of_the_device_that_the_target_names(
     software_cuda: SoftwareCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:

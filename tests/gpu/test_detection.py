@@ -14,6 +14,7 @@ from tvm_pipeline_gpu.detection import Gpu, listed_by_tvm, survey
 from tvm_pipeline_gpu.targets import completed, mismatch, target_for
 
 from tests.gpu.fake_drivers import CUDA_GEFORCE, CUDA_ORIN, GEFORCE, INTEL, MALI, POCL, Drivers
+from tests.support.parts import needs
 
 
 @pytest.fixture
@@ -123,6 +124,7 @@ def test_a_driver_that_fails_costs_its_own_devices(drivers, caplog, fault, words
     assert words in caplog.text
 
 
+@pytest.mark.thorough
 def test_a_driver_that_hangs(drivers: Drivers, caplog, monkeypatch) -> None:
     monkeypatch.setattr(detection, "TIMEOUT_S", 1.0)
     drivers.have(cuda="hang", opencl=MALI)
@@ -233,7 +235,9 @@ def test_the_target_of_a_device(gpu: Gpu, target: str) -> None:
     ],
 )
 def test_architectures_are_those_of_tvms_tags(tag: str, capability: tuple[int, int]) -> None:
-    tvm = pytest.importorskip("tvm")
+    needs("tvm")
+    import tvm
+
     assert target_for(Gpu("cuda", tag, capability=capability)) == f"cuda -arch={tvm.target.Target(tag).attrs['arch']}"
 
 

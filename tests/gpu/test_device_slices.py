@@ -10,7 +10,9 @@ from random import Random
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import tvm
 from tvm_pipeline_gpu.gpu import bind
@@ -37,6 +39,7 @@ def names(model: RelayModel) -> list[str]:
     return [operator.name for operator in model.graph.operators]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FLOAT_NETWORKS)
 def test_slices_on_the_gpu_equal_its_unsplit_model(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
     model = mixed(name)
@@ -50,6 +53,7 @@ def test_slices_on_the_gpu_equal_its_unsplit_model(name: str, mixed: Mixed, gpu:
             np.testing.assert_array_equal(own, expected)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", FLOAT_NETWORKS)
 def test_stages_on_cpu_and_gpu_in_turn(name: str, mixed: Mixed, gpu: Device, cpu: Device) -> None:
     model, random = mixed(name), Random(1)

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import tvm
 from tvm import autotvm, relay
-from tvm_pipeline_gpu.detection import survey
 from tvm_pipeline_gpu.gpu import bind
 
 from tests.support.networks import as_model
@@ -62,8 +63,7 @@ HOST = "llvm"
 
 @pytest.fixture(scope="session")
 def _pocl() -> None:
-    if not any(gpu.kind == "opencl" and gpu.is_software for gpu in survey().gpus):
-        pytest.skip("PoCL is not installed: apt install pocl-opencl-icd")
+    needs("OpenCL")
     ready_to_run("opencl")
 
 

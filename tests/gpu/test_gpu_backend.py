@@ -12,7 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline_gpu import GpuBackend, backend
 from tvm_pipeline_gpu.detection import survey

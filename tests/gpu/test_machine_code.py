@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import tvm
 from tvm import relay
@@ -38,6 +40,7 @@ def result(model: RelayModel) -> np.ndarray:
     return model_outputs(model, run_stages(model, [(names, gpu)], random_frame(model.graph.inputs)))[0]
 
 
+@pytest.mark.thorough
 def test_machine_code_is_for_its_generation(
     software_cuda: SoftwareCuda, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

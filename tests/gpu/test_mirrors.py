@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.fake_backend import make_plan
 from tests.support.software_cuda import SoftwareCuda

@@ -8,7 +8,9 @@ from random import Random
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline_gpu.detection import survey
 from tvm_pipeline_gpu.gpu import bind
@@ -26,9 +28,8 @@ NETWORK = "shapes"
 
 @pytest.fixture
 def pocl(monkeypatch: pytest.MonkeyPatch) -> Device:
+    needs("OpenCL")
     found = [gpu for gpu in survey().gpus if gpu.kind == "opencl" and gpu.is_software]
-    if not found:
-        pytest.skip("PoCL is not installed: apt install pocl-opencl-icd")
     ready_to_run("opencl")
     return Device("gpu", "gpu", (), f"{found[0].address} -device=intel_graphics -max_num_threads=256", stand_in="PoCL")
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import tvm
 from tvm import relay
@@ -53,11 +55,6 @@ def detector() -> Model:
     body = relay.nn.relu(relay.add(kept, relay.const(0.25)))
     mod = tvm.IRModule.from_expr(relay.Function(relay.analysis.free_vars(body), body))
     return as_model("detector", relay.transform.InferType()(mod), w.params)
-
-
-@pytest.fixture(autouse=True)
-def _cache(gpu_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(gpu_cache))
 
 
 @pytest.fixture
@@ -133,6 +130,7 @@ def test_nms_stays_on_the_cpu(model: RelayModel, platform: Platform, gpu: Device
         check_results(loaded, bundle.plan, bundle.platform)
 
 
+@pytest.mark.thorough
 def test_it_is_said_at_each_compile_and_found_out_once(
     platform: Platform, own_cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,6 +203,7 @@ def test_operators_that_differ_are_refused_whatever_the_order(
     assert np.isnan(seconds).sum() == 2 * len(chosen)
 
 
+@pytest.mark.thorough
 def test_without_a_cpu_a_difference_is_an_error(
     compiled: Callable[..., RelayModel], branching: RelayModel, cpu: Device, gpu: Device
 ) -> None:

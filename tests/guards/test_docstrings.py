@@ -71,6 +71,7 @@ def existing() -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_files_that_docstrings_name_exist() -> None:
     """A docstring or a comment that sends a reader to `name.py` or `room/name.py` names a file that is there."""
     known = existing() | NO_FILES

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.memory import Buffer, MemoryGraph, peak_bytes
 from tvm_pipeline.memory.arena import Lifetime, check_layout, exact_layout, lifetimes, most_alive, plan_arena
@@ -165,7 +166,7 @@ def memory_graphs(draw: st.DrawFn) -> MemoryGraph:
     return MemoryGraph("random", tuple(map(str, range(count))), tuple(buffers), workspace, tuple(marks))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(memory_graphs())
 def test_lifetimes_take_the_bytes_of_the_footprint(graph: MemoryGraph) -> None:
     order = range(len(graph))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 
+from tests.support.examples import examples
 from tests.support.graphs import randoms
 from tests.support.memory_networks import Net
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -43,7 +44,7 @@ def simulated(graph: OperatorGraph, order: Sequence[str]) -> list[int]:
     return steps
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(randoms())
 def test_bytes_alive_are_those_of_the_parts(rng: random.Random) -> None:
     graph = random_graph(rng)

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 
+from tests.support.examples import examples
 from tests.support.graphs import randoms
 from tests.support.memory import least_peak, random_memory_graph, simulated_peak
 from tvm_pipeline.memory import Buffer, MemoryGraph, minimum_peak
@@ -30,7 +32,7 @@ print("plain" if config.DISABLE_JIT else "compiled", file=sys.stderr)
 
 
 @given(randoms())
-@settings(max_examples=150)
+@examples(150)
 def test_no_order_needs_less(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 7)
     least = least_peak(graph)
@@ -40,7 +42,7 @@ def test_no_order_needs_less(rng: random.Random) -> None:
 
 
 @given(randoms())
-@settings(max_examples=50)
+@examples(50)
 def test_free_orders_stand_between_their_bound_and_their_peak(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 6)
     least = least_peak(graph)
@@ -78,6 +80,7 @@ def test_sums_in_any_order_take_one_buffer() -> None:
     assert (found.peak_bytes, found.status) == (20, "optimal")
 
 
+@pytest.mark.thorough
 def test_compiled_and_plain_loops_find_the_same_orders() -> None:
     outputs = {}
     for plain, name in (("1", "plain"), ("0", "compiled")):

@@ -7,8 +7,9 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from tests.support.examples import examples
 from tests.support.graphs import graphs, random_chain, random_order, randoms
 from tests.support.memory import random_memory_graph, simulated_peak
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -47,7 +48,7 @@ def test_a_peak_is_that_of_the_buffers_spans(rng: random.Random) -> None:
 
 
 @given(graphs(), randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_every_order_of_an_operator_graph_is_one_of_its_memory_graph(graph: OperatorGraph, rng: random.Random) -> None:
     memory = memory_graph(graph)
     position = {name: index for index, name in enumerate(memory.operators)}
@@ -118,7 +119,7 @@ def test_bad_orders_and_methods_are_named() -> None:
 
 
 @given(graphs(2), randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_the_order_of_a_stage_is_judged_without_a_search(graph: OperatorGraph, rng: random.Random) -> None:
     order = random_order(rng, graph)
     start, end = sorted(rng.sample(range(len(order) + 1), 2))

@@ -10,8 +10,9 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from tests.support.examples import examples
 from tests.support.graphs import randoms
 from tests.support.memory_networks import Net, randwire
 from tvm_pipeline.core.graph import OperatorGraph
@@ -170,7 +171,7 @@ def test_a_convolution_in_groups_is_none_that_adds_over_all_channels() -> None:
     assert rewritable(grouped, memory_graph(grouped)) == {"concat_3": "piecewise"}
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(randoms())
 def test_no_choice_of_rewritings_needs_less(rng: random.Random) -> None:
     graph = random_net(rng)
@@ -188,7 +189,7 @@ def test_no_choice_of_rewritings_needs_less(rng: random.Random) -> None:
     assert all(peaks[tuple(n for n in kept if n != left)] > peaks[kept] for left in kept)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(randoms())
 def test_parts_in_the_place_of_an_operator_need_no_more_and_lose_nothing(rng: random.Random) -> None:
     graph = random_net(rng)

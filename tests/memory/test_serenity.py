@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from tests.support.examples import examples
 from tests.support.graphs import randoms
 from tests.support.memory import least_peak, random_memory_graph, simulated_peak
 from tvm_pipeline.memory import Buffer, MemoryGraph, footprint, minimum_peak, serenity
@@ -14,7 +15,7 @@ from tvm_pipeline.memory.orders import kahn_order
 
 
 @given(randoms())
-@settings(max_examples=60)
+@examples(60)
 def test_no_order_needs_less(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 6)
     found = minimum_peak(graph, "serenity")
@@ -22,7 +23,7 @@ def test_no_order_needs_less(rng: random.Random) -> None:
 
 
 @given(randoms())
-@settings(max_examples=60)
+@examples(60)
 def test_each_of_its_ideas_can_be_left_out(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 7)
     for divide, budgeting in ((False, False), (True, False), (False, True)):

@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tvm_pipeline.errors import GraphError, OptionError
 from tvm_pipeline.memory import Buffer, MemoryGraph
 from tvm_pipeline.memory.orders import kahn_order, program_order
@@ -123,7 +124,7 @@ def test_the_rule_is_never_better_than_the_best_evictions() -> None:
     assert 80 <= same < 100
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(st.lists(st.sets(st.integers(0, 5), min_size=1, max_size=2), min_size=1, max_size=8), st.integers(2, 4))
 def test_the_rule_is_optimal_for_pages(reads: list[set[int]], capacity: int) -> None:
     """As Belady proved: of buffers of one size, none of which is ever written."""
@@ -189,7 +190,7 @@ def test_orders_must_be_legal() -> None:
 
 
 @given(st.integers(0, 2**32), st.integers(4, 40))
-@settings(max_examples=20)
+@examples(20)
 def test_never_worse_than_what_is_known(seed: int, capacity: int) -> None:
     rng = random.Random(seed)
     graph = random_graph(rng, 20)

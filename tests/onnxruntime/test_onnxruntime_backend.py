@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("onnxruntime")
+needs("onnx")
 
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
@@ -72,6 +74,7 @@ def in_stages(compiled: CompiledModel, groups: Sequence[Sequence[str]], frame: M
     return tensors
 
 
+@pytest.mark.quick_cases(1)
 def test_it_keeps_the_contract(tmp_path: Path) -> None:
     devices = [Device(f"cpu{core}", "onnxruntime", (core,)) for core in CORES[:2]]
     check_backend(backend, load(write_picture_net(tmp_path / "net.onnx")), devices)

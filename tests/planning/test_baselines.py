@@ -57,6 +57,7 @@ def assert_sound(problem: Problem, name: str) -> None:
     assert Plan.parse(str(plan)) == plan
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("objective", TIMED)
 @pytest.mark.parametrize("name", BASELINES)
 @given(data=st.data())
@@ -71,6 +72,7 @@ def test_baselines_of_bytes_need_no_seconds(name: str, problem: Problem) -> None
     assert_sound(problem, name)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", BASELINES)
 @given(data=st.data())
 def test_without_a_number_of_stages_it_is_the_best_of_all_numbers(name: str, data: st.DataObject) -> None:

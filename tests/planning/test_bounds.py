@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.planning.test_solve import every
 from tests.support import generators
 from tests.support.brute_force import every_cut, every_sharing, least
+from tests.support.examples import examples
 from tests.support.graphs import (
     TIMED,
     Traits,
@@ -61,7 +62,7 @@ def assert_below(problem: Problem, bound: tuple[float, ...], plans: Iterator[tup
         assert stated <= optimum + 1e-9 * abs(optimum)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(randoms())
 def test_no_plan_is_better_than_its_bound(rng: random.Random) -> None:
     problem = random_problem(
@@ -70,7 +71,7 @@ def test_no_plan_is_better_than_its_bound(rng: random.Random) -> None:
     assert_below(problem, lower_bound(problem, again=True), every(problem))
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(randoms())
 def test_no_pipeline_is_better_than_the_bound_of_its_cuts(rng: random.Random) -> None:
     traits = replace(EVERYTHING, joules=False, idle=False)
@@ -89,7 +90,7 @@ def test_no_pipeline_is_better_than_the_bound_of_its_cuts(rng: random.Random) ->
     assert_below(problem, lower_bound(problem), once)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(randoms())
 def test_no_plan_is_better_where_stages_were_measured_as_a_whole(rng: random.Random) -> None:
     problem = random_problem(rng, rng.choice(TIMED), operators=(1, 4), devices=(1, 2), traits=EVERYTHING)
@@ -102,7 +103,7 @@ def test_no_plan_is_better_where_stages_were_measured_as_a_whole(rng: random.Ran
     assert_below(problem, lower_bound(problem, again=True), every(problem))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(randoms())
 def test_no_plan_is_better_beside_ordered_operators(rng: random.Random) -> None:
     traits = replace(EVERYTHING, ordered=True)
@@ -110,7 +111,7 @@ def test_no_plan_is_better_beside_ordered_operators(rng: random.Random) -> None:
     assert_below(problem, lower_bound(problem, again=True), every_sharing(problem))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(randoms())
 def test_no_plan_has_fewer_bytes(rng: random.Random) -> None:
     objective: Objective = rng.choice([objective for objective in OBJECTIVES if objective not in TIMED])
@@ -118,7 +119,7 @@ def test_no_plan_has_fewer_bytes(rng: random.Random) -> None:
     assert_below(problem, lower_bound(problem), every(replace(problem, objective=objective)))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(randoms())
 def test_no_cut_has_fewer_bytes_cross_than_its_window_says(rng: random.Random) -> None:
     graph = rng.choice((random_chain, random_dag))(rng, rng.randint(2, 7))
@@ -178,6 +179,7 @@ def kinds() -> dict[str, Callable[[Objective], Problem]]:
     }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("kind", kinds())
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
@@ -200,6 +202,7 @@ def test_every_plan_has_a_gap(kind: str, objective: Objective) -> None:
     assert made
 
 
+@pytest.mark.thorough
 def test_local_search_and_a_bound_take_the_place_of_a_list_of_downsets() -> None:
     problem = on_corals(generators.nasnet(1), 4, stages=4, time_limit_s=3.0)
     planning.plan(problem)  # the first plan of a fresh installation compiles the loops, which takes of its time

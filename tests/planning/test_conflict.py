@@ -69,6 +69,7 @@ def random_limits(seed: int) -> Problem:
     return problem
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("scheduler", "seeds"), [(ideals, range(400)), (hybrid, range(200))])
 def test_what_is_named_is_in_conflict_and_nothing_of_it_can_be_left_out(
     scheduler: Callable[[Problem], Plan], seeds: range

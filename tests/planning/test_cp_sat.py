@@ -10,10 +10,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least, serving_once, verdict
+from tests.support.examples import examples
 from tests.support.graphs import BY_EDGES, LEXICOGRAPHIC, TIMED, Traits, lexicographic_problems, problems
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -27,8 +28,6 @@ from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.sat import least_seconds
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.sat.staging import Staging
-
-pytest.importorskip("ortools")
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 IDLE = replace(EVERYTHING, locks=True, idle=True, unstated=True)
@@ -68,14 +67,14 @@ def assert_best(problem: Problem, plans: list[tuple[Stage, ...]]) -> None:
 
 
 @given(data=st.data(), together=st.booleans())
-@settings(max_examples=150)
+@examples(150)
 def test_bytes_are_the_least_of_all_plans(data: st.DataObject, together: bool) -> None:
     problem = data.draw(lexicographic_problems(operators=(2, 7), children_together=together))
     assert_best(problem, in_space(problem))
 
 
 @given(data=st.data(), together=st.booleans())
-@settings(max_examples=150)
+@examples(150)
 def test_bytes_with_communication_by_edges_are_the_least_of_all_plans(data: st.DataObject, together: bool) -> None:
     problem = data.draw(lexicographic_problems(BY_EDGES, operators=(2, 7), children_together=together))
     assert_best(problem, in_space(problem))
@@ -113,9 +112,10 @@ def test_the_two_counts_of_communication_choose_different_cuts() -> None:
             assert (found.stages[0].operators, found.value, found.status) == (first, value, "optimal")
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("objective", TIMED)
 @given(data=st.data(), traits=st.sampled_from([Traits(), EVERYTHING, IDLE]), together=st.booleans())
-@settings(max_examples=200)
+@examples(200)
 def test_seconds_and_joules_are_the_best_of_all_plans(
     objective: Any, data: st.DataObject, traits: Traits, together: bool
 ) -> None:
@@ -123,9 +123,10 @@ def test_seconds_and_joules_are_the_best_of_all_plans(
     assert_best(problem, in_space(problem))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("objective", TIMED)
 @given(data=st.data(), chance=st.randoms(use_true_random=False))
-@settings(max_examples=120)
+@examples(120)
 def test_limits_are_met_exactly(objective: Any, data: st.DataObject, chance: random.Random) -> None:
     """The limit is the very figure of one of the plans, which is to stay allowed."""
     problem = data.draw(problems(objective, operators=(1, 5), traits=replace(IDLE, modelled=chance.random() < 0.5)))

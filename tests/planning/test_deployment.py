@@ -8,10 +8,11 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, verdict
+from tests.support.examples import examples
 from tests.support.graphs import Traits, random_problem
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -22,8 +23,6 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile, un
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, PlanError
 from tvm_pipeline.planning.deployment import Demand, deploy, judge_deployment
-
-pytest.importorskip("ortools")
 
 
 def row(name: str, operators: int, platform: Platform, seconds: float | None, param_bytes: int = 1) -> Problem:
@@ -81,7 +80,7 @@ def holds_a_shared_cache(demands: list[Demand]) -> bool:
     rng=st.randoms(use_true_random=False),
     traits=st.sampled_from([Traits(), Traits(modelled=True, buses=True, copies=True)]),
 )
-@settings(max_examples=80)
+@examples(80)
 def test_the_busiest_device_is_as_idle_as_can_be(rng: random.Random, traits: Traits) -> None:
     demands = two_demands(rng, traits)
     best = least_utilisation(demands)

@@ -21,8 +21,6 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import InfeasibleError, PlanError, SearchTimeError
 from tvm_pipeline.planning.deployment import Demand, deploy, judge_deployment
 
-pytest.importorskip("ortools")
-
 
 def least_peak(graph: OperatorGraph, members: tuple[str, ...]) -> int:
     """Return the fewest bytes of activations of a stage, by trying every order."""

@@ -9,10 +9,11 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_chain, every_plan, figure, least, serving_once
+from tests.support.examples import examples
 from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.device_model import DeviceModel
@@ -80,7 +81,7 @@ def check(problem: Problem, scheduler: Scheduler, *, proves: bool = True) -> Non
 
 
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_throughput(scheduler: Scheduler, data: st.DataObject) -> None:
     traits = data.draw(st.sampled_from([Traits(), WITHOUT_BUSES, EVERYTHING]))
@@ -91,7 +92,7 @@ def test_throughput(scheduler: Scheduler, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_least_sums(scheduler: Scheduler, objective: Objective, data: st.DataObject) -> None:
     """Devices without a memory limit or a parameter cache may come again."""
@@ -101,9 +102,10 @@ def test_least_sums(scheduler: Scheduler, objective: Objective, data: st.DataObj
     check(problem, scheduler, proves=scheduler is not hybrid or not counts_period(problem))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_least_sums_under_a_throughput(scheduler: Scheduler, objective: Objective, data: st.DataObject) -> None:
     traits = data.draw(st.sampled_from([Traits(), WITHOUT_BUSES, EVERYTHING]))
@@ -113,7 +115,7 @@ def test_least_sums_under_a_throughput(scheduler: Scheduler, objective: Objectiv
 
 
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_throughput_under_a_latency(scheduler: Scheduler, data: st.DataObject) -> None:
     traits = data.draw(st.sampled_from([Traits(), WITHOUT_BUSES, EVERYTHING]))
@@ -123,7 +125,7 @@ def test_throughput_under_a_latency(scheduler: Scheduler, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_children_together(scheduler: Scheduler, data: st.DataObject) -> None:
     objective = data.draw(st.sampled_from(TIMED))
@@ -142,6 +144,7 @@ def mixed(seed: int, scheduler: Scheduler) -> tuple[Problem, bool]:
     return problem, not counts_period(problem) or not (scheduler is hybrid or traits.buses)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
 def test_problems_of_every_kind(scheduler: Scheduler) -> None:
     """Hypothesis likes its problems small; these are larger on average."""
@@ -168,7 +171,7 @@ def test_time_that_is_over_proves_nothing(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_without_time_there_is_a_plan_with_a_bound(scheduler: Scheduler, data: st.DataObject) -> None:
     """The plan may be one of no search at all, and so better than the scheduler's own space."""
@@ -187,7 +190,7 @@ def test_without_time_there_is_a_plan_with_a_bound(scheduler: Scheduler, data: s
         assert figure(problem, plan.predicted) <= optimum + 1e-9 * abs(optimum)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(randoms(), st.sampled_from(TIMED))
 def test_equal_devices_change_places_without_a_trace(rng: random.Random, objective: Objective) -> None:
     """Only the first free one of equal devices is tried, so their order in the platform must not matter."""
@@ -356,13 +359,13 @@ def test_too_many_ideals_are_refused_with_what_to_use_instead() -> None:
 
 
 @given(problems("throughput"))
-@settings(max_examples=20)
+@examples(20)
 def test_the_same_problem_gives_the_same_plan(problem: Problem) -> None:
     assert planned(ideals, problem) == planned(ideals, problem)
 
 
 @given(problems("throughput", operators=(2, 8), devices=(2, 4), traits=WITHOUT_BUSES, choose_stages=False))
-@settings(max_examples=30)
+@examples(30)
 def test_more_freedom_is_never_worse(problem: Problem) -> None:
     plans = [planned(scheduler, problem) for scheduler in (chain, ideals, hybrid)]
     assume(plans[0] is not None)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.brute_force import every_sharing, figure, least
+from tests.support.examples import examples
 from tests.support.graphs import Traits, problems
 from tvm_pipeline import planning
 from tvm_pipeline.core.device_model import DeviceModel
@@ -185,7 +186,7 @@ def test_a_modelled_device_replicates_the_model_and_does_no_host_work() -> None:
     assert {n for s in best.stages if "tpu" in s.devices for n in s.operators} <= set(plan.stages[1].operators)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, deadline=None)
 @given(problems("throughput", operators=(2, 4), devices=(2, 3), traits=Traits(ordered=True), choose_stages=False))
 def test_replicas_are_legal_and_never_better_than_all_plans(problem: Problem) -> None:
     if not any(operator.ordered for operator in problem.graph.operators):

@@ -6,9 +6,10 @@ import math
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.generators import nasnet, random_dag
 from tests.support.graphs import randoms
 from tvm_pipeline.core.device_model import DeviceModel
@@ -46,7 +47,7 @@ def plans_of(problem: Problem, stages: int) -> list[float]:
 
 
 @given(chance=randoms(), stages=st.integers(2, 4), cached=st.sampled_from((0, 10_000, 7_000_000)))
-@settings(max_examples=25)
+@examples(25)
 def test_they_are_legal_and_no_better_than_the_best(chance: random.Random, stages: int, cached: int) -> None:
     graph = random_dag(chance, 14)
     problem = Problem(graph, tpus(stages, replace(TPU, cached_bytes=cached)), unmeasured(graph), stages=stages)

@@ -6,9 +6,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.brute_force import every_cut, every_plan, every_sharing, figure, least, verdict
+from tests.support.examples import examples
 from tests.support.graphs import TIMED, Traits, graphs, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -22,7 +23,7 @@ from tvm_pipeline.runtime.replanning import quick_plan
 
 
 @given(graphs(least=1, most=6))
-@settings(max_examples=40)
+@examples(40)
 def test_no_stages_hold_more_than_the_bound(graph: OperatorGraph) -> None:
     """One device serves all stages, each with its own copy of every tensor that it reads or writes."""
     param_bytes = sum(operator.param_bytes for operator in graph.operators)
@@ -48,7 +49,7 @@ def idle(rng: random.Random, problem: Problem) -> tuple[Problem, Problem]:
 
 
 @given(randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_plans_are_those_without_the_limit(rng: random.Random) -> None:
     traits = Traits(memory=False, modelled=rng.random() < 0.3, ordered=rng.random() < 0.3)
     problem = random_problem(rng, rng.choice(TIMED), operators=(2, 5), devices=(1, 3), traits=traits)
@@ -70,7 +71,7 @@ def test_plans_are_those_without_the_limit(rng: random.Random) -> None:
 
 
 @given(randoms())
-@settings(max_examples=20)
+@examples(20)
 def test_the_judge_accepts_what_it_accepts_without_the_limit(rng: random.Random) -> None:
     problem = random_problem(rng, operators=(2, 3), devices=(2, 3), traits=Traits(memory=False), choose_stages=False)
     limited, free = idle(rng, problem)
@@ -79,7 +80,7 @@ def test_the_judge_accepts_what_it_accepts_without_the_limit(rng: random.Random)
 
 
 @given(randoms())
-@settings(max_examples=30)
+@examples(30)
 def test_a_frame_is_as_fast_as_the_best_of_all_plans_in_which_devices_come_again(rng: random.Random) -> None:
     traits = Traits(memory=False, overlapping=False)
     problem = random_problem(rng, "latency", operators=(2, 4), devices=(2, 3), traits=traits, choose_stages=False)

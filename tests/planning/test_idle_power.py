@@ -31,6 +31,7 @@ def problem_of(seed: int, traits: Traits = CAPABLE, operators: tuple[int, int] =
     return replace(problem, platform=replace(problem.platform, idle_w=rng.choice((0.5, 2.0, 8.0))))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("scheduler", "seeds"), [(chain, 60), (ideals, 30), (hybrid, 20)])
 def test_searches_prove_the_least_energy(scheduler: test_dynamic_programming.Scheduler, seeds: int) -> None:
     for seed in range(seeds):

@@ -197,6 +197,7 @@ def test_overflow_wants_equal_caches(caches: dict[str, int | None]) -> None:
     assert ideals(network("memory,communication", **caches)).predicted.memory_bytes == 6
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("objective", LEXICOGRAPHIC)
 @pytest.mark.parametrize(("name", "together"), [("ResNet50", False), ("Xception", True)])
 def test_another_solver_agrees_on_published_networks(name: str, together: bool, objective: Objective) -> None:

@@ -39,6 +39,7 @@ def cases(seeds: range) -> list[tuple[list[Demand], float]]:
     return found
 
 
+@pytest.mark.thorough
 def test_no_deployment_is_better_than_the_bound() -> None:
     near = near_by_intervals = 0
     known = cases(range(24))
@@ -55,6 +56,7 @@ def test_no_deployment_is_better_than_the_bound() -> None:
     assert near_by_intervals >= 1
 
 
+@pytest.mark.thorough
 def test_the_bound_is_the_best_deployment_of_equal_parts() -> None:
     """8 operators of 10 ms and 4 of 10 ms at 10 fps are 1.2 seconds a second: 0.4 on each of three devices."""
     platform = Platform("box", tuple(Device(name) for name in "abc"))
@@ -74,6 +76,7 @@ def test_caches_are_shared_in_the_bound() -> None:
     assert max(deploy(demands).utilisation.values()) == pytest.approx(0.01)
 
 
+@pytest.mark.thorough
 def test_a_first_deployment_is_there_at_once_and_better_with_time() -> None:
     rng = random.Random(3)
     platform = Platform("box", tuple(Device(name) for name in "abcd"))

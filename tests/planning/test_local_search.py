@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least
+from tests.support.examples import examples
 from tests.support.generators import nasnet, random_dag
 from tests.support.graphs import (
     BY_EDGES,
@@ -72,25 +73,28 @@ def assert_as_good(problem: Problem) -> None:
     assert figure(problem, found.predicted) == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.thorough
 @given(data=st.data(), together=st.booleans(), by_edges=st.booleans())
-@settings(max_examples=25)
+@examples(25)
 def test_bytes_are_the_least_of_all_plans(data: st.DataObject, together: bool, by_edges: bool) -> None:
     objectives = BY_EDGES if by_edges else LEXICOGRAPHIC
     assert_as_good(data.draw(lexicographic_problems(objectives, operators=(2, 6), children_together=together)))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("objective", TIMED)
 @given(data=st.data(), chance=randoms(), traits=st.sampled_from([Traits(), EVERYTHING, IDLE]))
-@settings(max_examples=25)
+@examples(25)
 def test_seconds_and_joules_are_the_best_of_all_plans(
     objective: Any, data: st.DataObject, chance: random.Random, traits: Traits
 ) -> None:
     assert_as_good(constrained(chance, data.draw(problems(objective, operators=(1, 5), traits=traits))))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("objective", TIMED + LEXICOGRAPHIC[1:2] + BY_EDGES[1:2])
 @given(chance=randoms(), data=st.data())
-@settings(max_examples=15)
+@examples(15)
 def test_the_figures_of_the_moves_are_those_of_the_judge(
     objective: Any, chance: random.Random, data: st.DataObject
 ) -> None:
@@ -117,6 +121,7 @@ def test_the_figures_of_the_moves_are_those_of_the_judge(
             assert found == pytest.approx([*figures, 0.0][:3] if isinstance(figures, tuple) else [figures, 0.0, 0.0])
 
 
+@pytest.mark.thorough
 def test_a_seed_and_a_number_of_moves_give_one_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = of(NASNET, tpus(4), stages=4)
     first = local_search(problem, moves=5000, seed=3)
@@ -135,7 +140,7 @@ def test_moves_improve_a_plan_that_no_order_of_the_graph_has() -> None:
 
 
 @given(problem=problems(operators=(2, 6), devices=(2, 3), traits=EVERYTHING), chance=randoms())
-@settings(max_examples=20)
+@examples(20)
 def test_a_plan_is_never_worse_than_its_hint(problem: Problem, chance: random.Random) -> None:
     legal = [stages for stages in every_plan(problem, problem.stages) if least(problem, iter([stages])) is not None]
     if legal:
@@ -191,6 +196,7 @@ def test_where_no_plan_is_found_the_message_says_that_one_may_exist() -> None:
         local_search(of(NASNET, tpus(2, memory_bytes=1000), activations=False), moves=500)
 
 
+@pytest.mark.thorough
 def test_graphs_of_one_operator_and_of_thousands() -> None:
     single = random_dag(random.Random(0), 1)
     assert len(local_search(of(single, tpus(3)), moves=10).stages) == 1

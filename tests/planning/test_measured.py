@@ -31,6 +31,7 @@ def problem_of(model: FakeModel, platform: Platform, seconds: float = 1e-3) -> P
     return Problem(model.graph, platform, Profile(model.graph.name, model.graph.fingerprint, devices), stages=2)
 
 
+@pytest.mark.thorough
 def test_the_device_has_the_last_word():
     # By the profile four and four are best; in truth the first two take nearly all the time.
     model = chain_model(8, hooks={(name, "d0"): busy(SLOW_S) for name in ("op0", "op1")})

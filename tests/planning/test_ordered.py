@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.planning.test_dynamic_programming import check, of_chain
 from tests.support.brute_force import every_plan, every_sharing, figure, least
+from tests.support.examples import examples
 from tests.support.graphs import TIMED, Traits, constrained, problems, random_problem, randoms
 from tvm_pipeline import planning
 from tvm_pipeline.core.plan import Plan
@@ -39,6 +40,7 @@ def mixed(seed: int) -> tuple[Problem, Traits]:
     return constrained(rng, random_problem(rng, objective, operators=(1, 5), traits=traits)), traits
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("scheduler", [chain, ideals, hybrid])
 def test_searches_find_the_best_of_all_plans(scheduler: Callable[[Problem], Plan]) -> None:
     for seed in range(120):
@@ -46,7 +48,7 @@ def test_searches_find_the_best_of_all_plans(scheduler: Callable[[Problem], Plan
         check(problem, scheduler, proves=not counts_period(problem) or not (scheduler is hybrid or traits.buses))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(problems("throughput", operators=(1, 5), devices=(2, 4), traits=Traits(ordered=True)))
 def test_hybrids_without_links_are_proven(problem: Problem) -> None:
     """Unequal transfers to replicas are all that keeps the search from a proof."""
@@ -92,7 +94,7 @@ def check_best(problem: Problem) -> None:
         assert value <= optimum + 1e-9 * abs(optimum)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40, deadline=None)
 @given(st.data())
 def test_the_bound_of_best_holds_for_replicas_that_serve_other_stages(data: st.DataObject) -> None:
     traits = data.draw(
@@ -112,7 +114,7 @@ def test_the_bound_of_best_holds_for_replicas_that_serve_other_stages(data: st.D
 
 
 @given(randoms(), st.sampled_from(TIMED))
-@settings(max_examples=40, deadline=None)
+@examples(40, deadline=None)
 def test_no_plan_is_better_than_the_bound_of_all(rng: random.Random, objective: Objective) -> None:
     problem = random_problem(rng, objective, operators=(1, 4), devices=(1, 3), traits=EVERYTHING)
     best = least(problem, every_sharing(problem))

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, verdict
+from tests.support.examples import examples
 from tests.support.graphs import TIMED, Traits, problems
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.graph_files import read_graph
@@ -66,7 +67,7 @@ def check(problem: Problem) -> None:
     assert speeds == sorted(speeds, reverse=True)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     problem=problems("throughput", operators=(1, 5), traits=Traits(modelled=True, idle=True), choose_stages=False),
     together=st.booleans(),
@@ -75,13 +76,13 @@ def test_the_front_in_three_figures(problem: Problem, together: bool) -> None:
     check(replace(problem, children_together=together))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(problems("throughput", operators=(1, 5), traits=Traits(powerless=True, joules=False)))
 def test_where_a_power_is_unknown_the_front_in_two(problem: Problem) -> None:
     check(problem)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_limits_hold_for_every_plan(data: st.DataObject) -> None:
     objective = data.draw(st.sampled_from(TIMED))
@@ -111,7 +112,7 @@ def test_the_front_by_hand() -> None:
     assert named(pareto(network())) == ["cpu | gpu", "gpu"]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     problems("throughput", operators=(1, 5), traits=Traits(modelled=True, buses=True, copies=True), choose_stages=False)
 )

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least
+from tests.support.examples import examples
 from tests.support.graphs import TIMED, Traits, random_chain, random_platform, random_profile, randoms
 from tvm_pipeline.core.in_mode import for_mode, in_mode
 from tvm_pipeline.core.plan import Plan, Stage
@@ -79,7 +80,7 @@ def test_the_reason_says_what_the_other_modes_would_give() -> None:
     assert slow.plan.status == "optimal"  # that `low` has none is proven, so it has no better one
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(rng=randoms(), objective=st.sampled_from(TIMED))
 def test_it_is_the_best_of_all_modes(rng: random.Random, objective: Objective) -> None:
     """Against every plan of each mode; modes differ in their figures, power and devices, and some have no plan."""

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.brute_force import every_cut, every_plan, least
+from tests.support.examples import examples
 from tests.support.generators import nasnet, randwire
 from tests.support.graphs import Traits, random_chain, random_dag, random_problem, randoms
 from tests.support.memory_networks import PROFILES
@@ -57,7 +58,8 @@ def some_graph(rng: random.Random) -> OperatorGraph:
     return rng.choice((random_chain, random_dag, random_dag))(rng, rng.randint(2, 7))
 
 
-@settings(max_examples=40)
+@pytest.mark.thorough
+@examples(40)
 @given(randoms())
 def test_a_least_cut_is_the_least_of_all_downsets_that_are_left(rng: random.Random) -> None:
     graph = some_graph(rng)
@@ -89,7 +91,7 @@ def test_a_least_cut_is_the_least_of_all_downsets_that_are_left(rng: random.Rand
     assert not inside[state == OUTSIDE].any()
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(randoms())
 def test_a_tree_bounds_how_far_a_stage_reaches_and_ends_there(rng: random.Random) -> None:
     graph = some_graph(rng)
@@ -129,7 +131,7 @@ def bounded(rng: random.Random) -> Problem:
     return replace(problem, stages=min(len(problem.platform.devices), len(problem.graph)))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(randoms())
 def test_no_pipeline_is_better_than_the_refined_bound(rng: random.Random) -> None:
     problem = bounded(rng)
@@ -142,7 +144,7 @@ def test_no_pipeline_is_better_than_the_refined_bound(rng: random.Random) -> Non
         assert -1 / best >= refined.period_s * (1 - 1e-9)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(randoms())
 def test_it_is_on_the_best_pipeline_where_cuts_hold_one_another(rng: random.Random) -> None:
     """Of a chain each cut holds those before. So nothing is left out but that a stage may not be empty."""

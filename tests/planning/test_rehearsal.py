@@ -21,6 +21,7 @@ def problem_on(platform: str, network: str = "ResNet101", stages: int | None = 4
     return Problem(graph, read_platform(PROFILES / "platforms" / f"{platform}.toml"), unmeasured(graph), stages=stages)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", ["DenseNet201", "ResNet101"])
 def test_the_choice_is_no_slower_than_the_planner_s_own_or_a_baseline_s(network):
     problem = problem_on("coral-usb-4", network)

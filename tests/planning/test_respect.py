@@ -8,11 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import generators
 from tests.support.brute_force import every_chain, figure, least
+from tests.support.examples import examples
 from tests.support.graphs import Traits, graphs, lexicographic_problems, problems, random_order
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -97,7 +98,7 @@ def along_any_order(problem: Problem, rng: random.Random) -> tuple[list[int], Pr
     return order, replace(problem, graph=reordered(problem.graph, order))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(problem=lexicographic_problems(operators=(2, 7)), rng=st.randoms(use_true_random=False))
 def test_rho_finds_the_best_of_all_pieces_in_bytes(problem: Problem, rng: random.Random) -> None:
     order, in_order = along_any_order(problem, rng)

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least, serving_once
+from tests.support.examples import examples
 from tests.support.graphs import Traits, problems
 from tvm_pipeline import planning
 from tvm_pipeline.core.device_model import DeviceModel
@@ -36,7 +37,7 @@ def space(problem: Problem) -> Iterator[tuple[Stage, ...]]:
                     yield stages
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     problem=st.sampled_from([Traits(), Traits(modelled=True), Traits(modelled=True, buses=True, copies=True)]).flatmap(
         lambda traits: problems("throughput", operators=(3, 5), devices=(2, 3), traits=traits)
@@ -47,7 +48,7 @@ def test_it_is_the_fastest_plan_in_which_a_device_comes_again(problem: Problem, 
     check(problem, together)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     problem=st.sampled_from(
         [Traits(idle=True, locks=True), Traits(idle=True, modelled=True, buses=True, copies=True)]

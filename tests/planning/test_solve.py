@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.brute_force import every_plan, figure, least, serving_once
+from tests.support.examples import examples, seeds
 from tests.support.graphs import TIMED, Traits, lexicographic_problems, problems, random_problem
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
@@ -95,6 +96,7 @@ def random_of_a_kind(seed: int) -> tuple[Problem, bool]:
     return problem, not counts_period(problem)
 
 
+@pytest.mark.thorough
 def test_it_is_the_best_of_all_plans_of_every_kind() -> None:
     for seed in range(250):
         problem, proves = random_of_a_kind(seed)
@@ -111,20 +113,20 @@ def test_what_a_bus_or_a_mean_over_replicas_hides_is_not_claimed(seed: int) -> N
     check(replace(problem, min_throughput_fps=float(rng.randint(20, 100))))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(problems("throughput", operators=(1, 5)))
 def test_throughput_is_the_best_of_pipelines_replicas_and_both(problem: Problem) -> None:
     check(problem)
 
 
 @pytest.mark.parametrize("objective", ["latency", "energy"])
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_a_single_frame_is_the_best_of_all_pipelines(objective: Objective, data: st.DataObject) -> None:
     check(data.draw(problems(objective, operators=(1, 4))), proves=True)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(lexicographic_problems(operators=(2, 6)), st.booleans())
 def test_bytes_are_the_best_of_all_stagings(problem: Problem, together: bool) -> None:
     problem = replace(problem, children_together=together)
@@ -138,7 +140,7 @@ def test_bytes_are_the_best_of_all_stagings(problem: Problem, together: bool) ->
     assert (decision.plan.status, decision.plan.value) == ("optimal", optimum)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(problems("throughput", operators=(1, 5), traits=EVERYTHING))
 def test_without_time_there_is_still_a_plan(problem: Problem) -> None:
     try:
@@ -160,7 +162,7 @@ REFUSED = {("revisits", "latency")}
 @pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "predpar"])
 def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
     made = 0
-    for seed in range(15):
+    for seed in seeds(15):
         rng = random.Random(seed)
         problem = random_problem(rng, rng.choice(TIMED), operators=(2, 4), traits=Traits(modelled=True))
         try:

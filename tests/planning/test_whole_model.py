@@ -18,6 +18,7 @@ from tvm_pipeline.errors import InfeasibleError
 from tvm_pipeline.planning.baselines.whole_model import replicas, single, singles
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(data=st.data())
 def test_single_is_the_best_device(objective: str, data: st.DataObject) -> None:
@@ -32,6 +33,7 @@ def test_single_is_the_best_device(objective: str, data: st.DataObject) -> None:
     assert len(names) == len(singles(problem))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @given(data=st.data())
 def test_replicas_are_the_best_of_all_sets_that_can(objective: str, data: st.DataObject) -> None:

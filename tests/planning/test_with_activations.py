@@ -10,9 +10,10 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from tests.support.brute_force import every_chain, every_plan, figure, least, serving_once, verdict
+from tests.support.examples import examples
 from tests.support.graphs import Traits, graphs, random_chain, random_problem, randoms
 from tests.support.memory import least_peak
 from tvm_pipeline import planning
@@ -80,7 +81,7 @@ def once(problem: Problem, plans: Iterator[tuple[Stage, ...]]) -> Iterator[tuple
 
 
 @given(randoms())
-@settings(max_examples=30)
+@examples(30)
 def test_a_plan_gets_an_order_that_fits_where_there_is_one(rng: random.Random) -> None:
     problem = replace(tight_problem(rng), min_throughput_fps=None)
     free = replace(problem, activations=False)
@@ -95,7 +96,7 @@ def test_a_plan_gets_an_order_that_fits_where_there_is_one(rng: random.Random) -
 
 
 @given(randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_the_best_cut_of_an_order_is_found(rng: random.Random) -> None:
     problem = tight_problem(rng)
     again = not counts_period(problem)
@@ -110,7 +111,7 @@ def test_the_best_cut_of_an_order_is_found(rng: random.Random) -> None:
 
 
 @given(randoms())
-@settings(max_examples=40)
+@examples(40)
 def test_no_plan_is_better_than_the_bound_and_each_fits(rng: random.Random) -> None:
     problem = tight_problem(rng)
     apart = counts_period(problem)
@@ -131,7 +132,7 @@ def test_no_plan_is_better_than_the_bound_and_each_fits(rng: random.Random) -> N
 
 
 @given(graphs(least=1, most=6))
-@settings(max_examples=30)
+@examples(30)
 def test_the_cheap_bound_is_one(graph: OperatorGraph) -> None:
     names = [operator.name for operator in graph.operators]
     bound = least_needs(graph)

@@ -9,9 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import Meter, chosen_sensor
 from tvm_pipeline.power.log_file import LogFile
@@ -92,7 +93,7 @@ def test_a_meter_reads_a_log_while_it_grows(tmp_path: Path) -> None:
     assert whole.energy_j == pytest.approx(1.01 * (50 + 8) / 2 + 0.09 * 8)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 @given(
     rows=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 99_999)), min_size=1, max_size=12),
     cuts=st.lists(st.integers(0, 400), max_size=6),

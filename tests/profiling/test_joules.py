@@ -127,6 +127,7 @@ def test_a_drift_of_the_idle_machine_is_said() -> None:
     assert found.idle.uncertainty > 0.05
 
 
+@pytest.mark.thorough
 def test_a_process_that_does_not_rest_is_said() -> None:
     sensor = Counting()
     platform, profile = profiled("d0")

@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from tests.support import software_cuda as device
+from tests.support.parts import needs
 from tests.support.software_cuda import SoftwareCuda
 
 
 @pytest.fixture(scope="session")
-def software_cuda_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def software_cuda_folder(folder_of_the_run: Path) -> Path:
     """Return the folder of the libraries, built once for all processes; skips the test where there is no g++."""
-    if device.compiler() is None:
-        pytest.skip("the software CUDA device needs g++")
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "software_cuda"
+    needs("g++")
+    folder = folder_of_the_run / "software_cuda"
     folder.mkdir(exist_ok=True)
     built = folder / "built"
     with (folder / "lock").open("w") as lock:

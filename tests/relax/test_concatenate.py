@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op
 
 from tests.relax.fused import TARGETS, run
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import concatenate
 
 RNG = np.random.default_rng(0)
@@ -18,7 +19,7 @@ EACH_TARGET = pytest.mark.parametrize("target", TARGETS, ids=lambda target: targ
 
 
 @EACH_TARGET
-@settings(max_examples=3)
+@examples(3)
 @given(
     st.lists(st.sampled_from([1, 2, 5, 16]), min_size=1, max_size=5),
     st.integers(-5, 4),

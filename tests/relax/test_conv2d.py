@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, te, tirx, topi
 from tvm.s_tir import Schedule
 from tvm_ffi import structural_map, structural_walk
 
 from tests.relax.layers import EPILOGUES, blocked, convolution, plain, target_of, with_epilogue
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import conv2d, lowering
 from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
 from tvm_pipeline.tvm.relax.schedules.epilogue import RULE, blocks_of
@@ -85,7 +86,7 @@ def layers(draw: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lanes", LANES)
-@settings(max_examples=12)
+@examples(12)
 @given(layer=layers())
 def test_convolutions_of_any_shape(lanes: int, layer: dict[str, Any]) -> None:
     target = target_of(lanes)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.relax.layers import EPILOGUES, blocked, compiled, target_of, transposed, with_epilogue
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import conv2d_transpose
 from tvm_pipeline.tvm.tiles import channel_block
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(
     lanes=st.sampled_from((16, 8, 4)),
     channels=st.sampled_from((3, 8, 24)),

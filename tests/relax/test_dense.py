@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op
 
 from tests.relax.fused import TARGETS, run
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import dense
 from tvm_pipeline.tvm.relax.schedules.cores import cores_of
 
@@ -22,7 +23,7 @@ COLUMNS = st.sampled_from([1, 5, 16, 40, 48, 112])
 
 
 @EACH_TARGET
-@settings(max_examples=3)
+@examples(3)
 @given(st.sampled_from([1, 2, 7, 30]), st.integers(1, 9), COLUMNS)
 def test_weights(target: tvm.target.Target, rows: int, terms: int, columns: int) -> None:
     x, weights = (RNG.standard_normal(shape).astype("float32") for shape in ((rows, terms), (terms, columns)))
@@ -39,7 +40,7 @@ def test_weights(target: tvm.target.Target, rows: int, terms: int, columns: int)
 
 
 @EACH_TARGET
-@settings(max_examples=3)
+@examples(3)
 @given(st.integers(1, 3), st.sampled_from([1, 5, 30]), st.integers(1, 9), COLUMNS)
 def test_activations(target: tvm.target.Target, batches: int, rows: int, terms: int, columns: int) -> None:
     left = RNG.standard_normal((batches, rows, terms)).astype("float32")

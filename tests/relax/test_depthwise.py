@@ -6,12 +6,13 @@ import re
 
 import numpy as np
 import tvm
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tvm import te
 from tvm.s_tir import Schedule
 
 from tests.relax.layers import EPILOGUES, blocked, compiled, convolution, target_of, with_epilogue
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import depthwise
 from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
 from tvm_pipeline.tvm.tiles import channel_block
@@ -49,7 +50,7 @@ def _apart(
 _few = st.integers(1, 3)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(
     lanes=st.sampled_from((16, 8, 4)),
     channels=st.sampled_from((3, 10, 16, 24, 32)),

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from tests.relax.layers import EPILOGUES, blocked, compiled, convolution, target_of, with_epilogue
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import group_conv2d
 from tvm_pipeline.tvm.tiles import channel_block
 
 
-@settings(max_examples=4)
+@examples(4)
 @given(
     lanes=st.sampled_from((16, 8, 4)),
     groups=st.sampled_from((2, 3, 4, 8)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ def compiled(folder: Path) -> None:
     compile_module("net", import_model(model), TARGET, folder)
 
 
-@pytest.mark.skipif(not (shutil.which("aarch64-linux-gnu-ld") or shutil.which("ld.lld")), reason="no linker for it")
+@pytest.mark.needs("linker for AArch64")
 def test_a_linker_alone_makes_a_library_for_another_processor(tmp_path: Path) -> None:
     compiled(tmp_path)
     made = read_library(tmp_path / "kernels.so")

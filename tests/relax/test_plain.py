@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, te
 from tvm.relax import op
 
 from tests.relax.fused import TARGETS, Array, run
+from tests.support.examples import examples
 
 RNG = np.random.default_rng(0)
 SHAPES = st.lists(st.sampled_from([1, 2, 3, 7, 8, 16, 32]), min_size=1, max_size=4).map(tuple)
@@ -31,7 +32,7 @@ def check(build: Any, expected: Any, *arrays: Array, target: tvm.target.Target, 
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.attrs["mcpu"])
-@settings(max_examples=3)
+@examples(3)
 @given(SHAPES, st.data())
 def test_broadcasts(target: tvm.target.Target, shape: tuple[int, ...], data: st.DataObject) -> None:
     other = tuple(data.draw(st.sampled_from([1, extent])) for extent in shape)
@@ -45,7 +46,7 @@ def test_broadcasts(target: tvm.target.Target, shape: tuple[int, ...], data: st.
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.attrs["mcpu"])
-@settings(max_examples=3)
+@examples(3)
 @given(SHAPES, st.data())
 def test_transposes_and_slices(target: tvm.target.Target, shape: tuple[int, ...], data: st.DataObject) -> None:
     axes = data.draw(st.permutations(range(len(shape))))
@@ -60,7 +61,7 @@ def test_transposes_and_slices(target: tvm.target.Target, shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.attrs["mcpu"])
-@settings(max_examples=3)
+@examples(3)
 @given(SHAPES, st.data())
 def test_reductions(target: tvm.target.Target, shape: tuple[int, ...], data: st.DataObject) -> None:
     axes = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1, max_size=max(1, len(shape) - 1)))

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax
 from tvm.relax import op
 
 from tests.relax.fused import TARGETS, Array, run
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import pooling
 
 RNG = np.random.default_rng(0)
@@ -59,7 +60,7 @@ def poolings(draw: st.DrawFn) -> tuple[Array, dict[str, Any]]:
 
 
 @EACH_TARGET
-@settings(max_examples=3)
+@examples(3)
 @given(poolings())
 def test_largest_of_windows(target: tvm.target.Target, drawn: tuple[Array, dict[str, Any]]) -> None:
     x, how = drawn
@@ -75,7 +76,7 @@ def test_largest_of_windows(target: tvm.target.Target, drawn: tuple[Array, dict[
 
 
 @EACH_TARGET
-@settings(max_examples=3)
+@examples(3)
 @given(poolings(), st.booleans())
 def test_means_of_windows(
     target: tvm.target.Target, drawn: tuple[Array, dict[str, Any]], includes_padding: bool

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tvm import relax, te
 from tvm.relax import op
 
 from tests.relax.fused import TARGETS, Array, run
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relax.schedules import elementary, softmax
 from tvm_pipeline.tvm.relax.schedules.cores import cores_of
 
@@ -26,7 +27,7 @@ def exact(x: Array, axis: int) -> Array:
 
 
 @EACH_TARGET
-@settings(max_examples=3)
+@examples(3)
 @given(st.lists(st.sampled_from([1, 3, 8, 16, 33, 40]), min_size=1, max_size=3), st.integers(-3, 2), st.booleans())
 def test_rows(target: tvm.target.Target, shape: list[int], axis: int, is_log: bool) -> None:
     axis = axis % len(shape) - (len(shape) if axis < 0 else 0)

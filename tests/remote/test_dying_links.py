@@ -38,6 +38,7 @@ def proxied(server):
         yield proxy, board
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("way", ["cut_up", "cut_down"])
 @pytest.mark.parametrize("after", [1, 40, 100_000])
 def test_a_link_that_breaks_inside_a_frame(proxied, way, after):
@@ -64,6 +65,7 @@ def test_many_breaks(proxied):
     proxy.cut_up = proxy.cut_down = None
 
 
+@pytest.mark.thorough
 def test_a_silent_link_is_noticed_and_the_call_goes_on(proxied, tmp_path):
     proxy, board = proxied
     lines: list[str] = []
@@ -87,6 +89,7 @@ def test_a_link_is_made_again_between_two_calls(proxied):
     assert board.call("count", {})[0] == before + 1
 
 
+@pytest.mark.thorough
 def test_a_slow_link_is_no_dead_one(proxied):
     proxy, board = proxied
     proxy.delay_s, links = 0.1, proxy.links
@@ -130,6 +133,7 @@ def test_another_client_waits_for_one_that_leaves(proxied, server):
         assert other.call("count", {})[0] == 1
 
 
+@pytest.mark.thorough
 def test_an_upload_of_another_session_goes_on(free, tmp_path):
     content = np.random.default_rng(4).bytes(5_000_000)
     path = tar_of(tmp_path / "other.tar", {"weights": content})
@@ -148,6 +152,7 @@ def test_an_upload_of_another_session_goes_on(free, tmp_path):
         assert proxy.up - before < 5_000_000 - here + 20_000
 
 
+@pytest.mark.thorough
 def test_a_link_that_stays_away_costs_the_session(free, tmp_path):
     lines: list[str] = []
     with Proxy(free.address.port) as proxy, ThreadPoolExecutor(1) as pool:
@@ -165,6 +170,7 @@ def test_a_link_that_stays_away_costs_the_session(free, tmp_path):
             assert board.call("count", {})[0] == 1
 
 
+@pytest.mark.thorough
 def test_a_client_may_wait_less_once_it_is_served(free, tmp_path):
     with Proxy(free.address.port) as proxy, Board.connect(proxy.address, silent_s=600.0, keep_s=1.0) as board:
         board.expect_within(0.5)
@@ -178,6 +184,7 @@ def test_a_client_may_wait_less_once_it_is_served(free, tmp_path):
                 running.result(20)
 
 
+@pytest.mark.thorough
 def test_a_client_that_leaves_ends_what_it_called(free, tmp_path):
     lines: list[str] = []
     with ThreadPoolExecutor(1) as pool, Board.connect(str(free.address), **TIMES) as board:
@@ -189,6 +196,7 @@ def test_a_client_that_leaves_ends_what_it_called(free, tmp_path):
         until(lambda: free.is_free)
 
 
+@pytest.mark.thorough
 def test_a_server_that_was_started_again_is_told(tmp_path):
     with serving_board(tmp_path, **TIMES) as first, Proxy(first.address.port) as proxy, connected(proxy) as board:
         board.call("count", {})

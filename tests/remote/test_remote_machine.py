@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnx")
 
 from tests.cli.conftest import cli
 from tests.remote.conftest import serving_board
@@ -59,6 +61,7 @@ def desk(tmp_path):
     return file
 
 
+@pytest.mark.thorough
 def test_a_profile_has_the_operators_and_devices_of_the_same_machine(cli, net, address, tmp_path):
     there, here = tmp_path / "there.json", tmp_path / "here.json"
     for file, remote in ((there, ("--remote", address)), (here, ())):
@@ -139,6 +142,7 @@ def test_devices_that_the_board_lacks_are_said_by_it(cli, net, address, tmp_path
     assert "device far names cores [4000]" in outcome.err
 
 
+@pytest.mark.thorough
 def test_a_bundle_for_another_platform_is_refused_by_the_board(cli, net, address, machine, desk, tmp_path):
     made = compile_source(net, platform=desk, machine=machine)
     path = _saved(machine, made, tmp_path / "net.tar")
@@ -166,6 +170,7 @@ def test_another_tvm_is_said_with_both_versions(cli, net, tmp_path):
     assert not (tmp_path / "net.tar").exists()
 
 
+@pytest.mark.thorough
 def test_a_board_that_is_lost_while_it_measures_leaves_no_output(cli, net, desk, tmp_path, monkeypatch):
     with serving_board(tmp_path / "board", keep_s=1.0) as server, Proxy(server.address.port) as proxy:
 
@@ -210,6 +215,7 @@ def test_a_board_tells_what_it_would_tune(cli, net, address):
     assert [target["kernels"] for target in outcome.json["targets"]] == [3]
 
 
+@pytest.mark.thorough
 def test_outputs_of_a_board_that_are_wrong_are_an_error(net, machine, desk):
     made = compile_source(net, platform=desk, machine=machine)
     [lines] = machine.check(made, compile_source(net, platform=desk))

@@ -19,10 +19,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.remote.conftest import until
+from tests.support.examples import examples
+from tests.support.parts import needs
 from tvm_pipeline.errors import BoardLostError, OptionError
 from tvm_pipeline.remote import serving
 from tvm_pipeline.remote.address import Address, parse_address
@@ -52,7 +54,7 @@ def answer_to(server, content):
         return came
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.binary(max_size=100), st.sampled_from([b"", PREFACE, PREFACE[:10], struct.pack("<i", 0xFF271)[:3]]))
 def test_any_bytes_are_survived(server, content, before):
     answer_to(server, before + content)
@@ -244,6 +246,7 @@ def lives(pid):
         return False
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_the_command_serves_until_it_is_ended(serve_rpc, number, tmp_path):
     process, line = serve_rpc()
@@ -274,7 +277,8 @@ def test_the_help_gives_the_times(cli):
 
 
 def test_a_stock_client_of_tvm(server):
-    tvm = pytest.importorskip("tvm")
+    needs("tvm")
+    import tvm
     from tvm import rpc
 
     until(lambda: server.is_free)

@@ -7,9 +7,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
+from tests.support.parts import needs
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.errors import OptionError, PlanError
@@ -43,7 +45,7 @@ def inception(blocks: int) -> OperatorGraph:
 
 @pytest.mark.parametrize("suffix", [".png", ".svg"])
 def test_pictures_are_real(tmp_path: Path, suffix: str) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     graph = inception(12)
     path = tmp_path / f"graph{suffix}"
     draw_graph(graph, plan_of(graph, 30, 60), path)
@@ -55,8 +57,10 @@ def test_pictures_are_real(tmp_path: Path, suffix: str) -> None:
             assert f"<!-- {operator.name} -->" in text
         assert "<!-- stage 1 on cpu1: 30 operators, 30.7 kB of parameters -->" in text
     else:
-        image = pytest.importorskip("PIL.Image")
-        with image.open(path) as picture:
+        needs("PIL")
+        from PIL import Image
+
+        with Image.open(path) as picture:
             assert picture.format == "PNG"
             assert 0.7 < picture.width / picture.height < 3
             colours = {colour: count for count, colour in picture.convert("RGB").getcolors(1 << 22)}
@@ -67,7 +71,7 @@ def test_pictures_are_real(tmp_path: Path, suffix: str) -> None:
 
 def test_cuts_are_marked_with_what_crosses(tmp_path: Path) -> None:
     """Cut 1 is crossed by the outputs of the two branches behind it, by one block's input, and by the stem's."""
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     graph = inception(2)
     # The first stage ends after left1 and middle_a1: they cross, and so do concatenate0 and stem.
     plan = plan_of(graph, 1 + 7 + 2)
@@ -76,7 +80,7 @@ def test_cuts_are_marked_with_what_crosses(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     with pytest.raises(PlanError, match="does not hold the operators of inception"):
         draw_graph(inception(2), plan_of(inception(1)), tmp_path / "graph.svg")
     with pytest.raises(OptionError, match=r"\.png or \.svg"):
@@ -99,7 +103,7 @@ def graphs(draw: st.DrawFn) -> tuple[OperatorGraph, Plan]:
 
 
 @given(graphs())
-@settings(max_examples=50, deadline=None)
+@examples(50, deadline=None)
 def test_layout_shows_all_and_covers_nothing(case: tuple[OperatorGraph, Plan]) -> None:
     graph, plan = case
     rows = layered.layered(graph, plan)

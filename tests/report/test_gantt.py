@@ -10,9 +10,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
+from tests.support.parts import needs
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Link, Platform
@@ -98,7 +100,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, tuple[Stage, ...]]:
 
 
 @given(problems(), st.integers(1, 12))
-@settings(max_examples=60, deadline=None)
+@examples(60, deadline=None)
 def test_what_is_drawn_is_possible(case: tuple[Problem, tuple[Stage, ...]], frames: int) -> None:
     """That a long run is as fast as predicted is tested with the simulator."""
     stages = case[1]
@@ -151,7 +153,7 @@ def bars_of(frames: int) -> list[Bar]:
 
 
 def test_picture_names_bottleneck_devices_and_figures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     draw_gantt(EVALUATION, PLAN, bars_of(4), tmp_path / "plan.svg")
     text = (tmp_path / "plan.svg").read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
@@ -161,10 +163,12 @@ def test_picture_names_bottleneck_devices_and_figures(tmp_path: Path) -> None:
 
 
 def test_picture_has_a_colour_for_each_frame(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    image = pytest.importorskip("PIL.Image")
+    needs("matplotlib")
+    needs("PIL")
+    from PIL import Image
+
     draw_gantt(EVALUATION, PLAN, bars_of(5), tmp_path / "plan.png")
-    with image.open(tmp_path / "plan.png") as picture:
+    with Image.open(tmp_path / "plan.png") as picture:
         assert picture.format == "PNG"
         area = sorted((count for count, _ in picture.convert("RGB").getcolors(1 << 20)), reverse=True)
     # The ground and five frames, each far more than the letters of a label.
@@ -172,7 +176,7 @@ def test_picture_has_a_colour_for_each_frame(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     with pytest.raises(OptionError, match=r"plan\.bmp: pictures are \.png or \.svg"):
         draw_gantt(EVALUATION, PLAN, bars_of(8), tmp_path / "plan.bmp")
     with pytest.raises(PipelineError, match=r"cannot write .*absent"):

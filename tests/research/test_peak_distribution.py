@@ -6,8 +6,9 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from tests.support.examples import examples
 from tests.support.graphs import randoms
 from tests.support.memory import every_order, random_memory_graph, simulated_peak
 from tests.support.memory_networks import PROFILES
@@ -19,7 +20,7 @@ from tvm_pipeline.research import peak_distribution
 from tvm_pipeline.research.peak_distribution import Orders
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(randoms())
 def test_every_order_is_counted(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 6)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from hypothesis import given, settings
+from hypothesis import given
 
+from tests.support.examples import examples
 from tests.support.graphs import randoms
 from tests.support.memory_networks import PROFILES
 from tvm_pipeline.core.graph_files import read_graph
@@ -36,7 +37,7 @@ def on_a_map(tensors: list[Lifetime]) -> list[int]:
     return offsets
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(randoms())
 def test_each_tensor_lies_in_the_smallest_gap(rng: random.Random) -> None:
     firsts = sorted(rng.randint(0, 12) for _ in range(rng.randint(1, 12)))

@@ -8,10 +8,11 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.machine import Loads, Machine, plan_of, problem_of
+from tests.support.examples import examples
 from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.plan import Measured, Prediction, Stage
 from tvm_pipeline.core.profile import DeviceProfile
@@ -251,7 +252,7 @@ def test_a_camera_that_gives_what_is_asked_misses_nothing(stat: Path):
     assert not machine.switches
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(
     figures=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=6),
     target=st.one_of(st.tuples(st.just("min_throughput_fps"), st.floats(20, 1500)), st.tuples(

@@ -37,6 +37,7 @@ def freed_in_pieces() -> list[np.ndarray]:
     return kept
 
 
+@pytest.mark.thorough
 @glibc
 def test_it_goes_back_when_a_plan_runs_and_when_another_one_follows():
     """In a process of its own: in one that ran other tests, malloc may serve it from what they have left."""

@@ -176,6 +176,7 @@ def test_a_host_operator_that_hangs_is_named():
     never.set()
 
 
+@pytest.mark.thorough
 def test_waiting_for_a_frame_is_no_hang_and_does_not_hold_up_the_end():
     app, came = Numbers(chain_model(OPERATORS)), threading.Event()
     host = app.host

@@ -99,6 +99,7 @@ def test_the_same_results_as_without(tmp_path: Path) -> None:
                 np.testing.assert_array_equal(result.outputs[name], expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("way", "told"),
     [
@@ -165,6 +166,7 @@ def test_a_process_goes_when_its_stage_is_closed() -> None:
         runner.close()
 
 
+@pytest.mark.thorough
 def test_processes_that_die_again_and_again_cost_no_frame(tmp_path: Path) -> None:
     """Segmentation faults in the middle of frames of either device, and then a kill from outside."""
     model, platform = chain(2, op0=AddOne(tmp_path, at=(40, 90))), fake_platform("d0", "d1")

@@ -9,10 +9,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.runtime.machine import Machine, plan_of, problem_of
+from tests.support.examples import examples
 from tests.support.fake_backend import chain_model, numbers, values
 from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.statistics import StageRecord
@@ -96,7 +97,7 @@ def test_a_search_is_that_of_the_listing(data: st.DataObject) -> None:
     assert (end.value.value, tried) == (chosen, wanted)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(data=st.data(), alpha=st.sampled_from([0.25, 0.5, 1.0]), keeps_m=st.booleans())
 def test_m_is_an_average_and_a_search_begins_where_it_is_wrong(
     data: st.DataObject, alpha: float, keeps_m: bool
@@ -233,6 +234,7 @@ def test_a_device_that_is_gone_and_back_begins_a_search(stat: Path):
     assert cut_of(machine.plan) == 4
 
 
+@pytest.mark.thorough
 def test_trials_cost_no_frame_while_a_device_really_slows_down(monkeypatch: pytest.MonkeyPatch):
     """Operators sleep for 2 ms, those of d1 from frame 120 on for 8 ms: the best cut goes from 3 to 5."""
     monkeypatch.setattr("tvm_pipeline.runtime.line_search.WINDOW_S", 0.1)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.runtime.machine import problem_of
 from tests.support.fake_backend import chain_model
+from tests.support.parts import needs
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.errors import OptionError, PlanError, RunError
@@ -89,7 +90,7 @@ def test_a_cut_that_does_not_run_is_shown_with_its_reason(turn: int, tmp_path: P
     assert str(found.chosen.cut) == str(found.best.cut) == "3 b | 5 a"
     (row,) = [row for row in cuts_table(found).rows if row[0] == "5 a | 3 b"]
     assert row[-1] == "not possible: 5a 3b fell over"
-    pytest.importorskip("matplotlib")
+    needs("matplotlib")
     draw_cuts(found, tmp_path / "cuts.svg", "net, every cut")
     text = (tmp_path / "cuts.svg").read_text()
     assert all(f"<!-- {label} -->" in text for label in ("net, every cut", "a | b, measured", "predicted best"))

@@ -116,6 +116,7 @@ def test_bytes_do_not_change_while_it_runs_so_throughput_counts():
         assert pipeline.given.objective == "throughput"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("strategy", [lambda: None, Adaptation])
 def test_a_limit_that_a_failure_breaks_is_told_and_told_again_when_it_is_kept(strategy, monkeypatch):
     """Little alone makes 125 frames a second; the cool-down is long enough for that to be told."""

@@ -10,9 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.fake_backend import (
     LAYOUTS,
     FakeModel,
@@ -84,7 +85,7 @@ def assert_same(results: list[Result], model: FakeModel, frames: list[dict[str, 
         assert result.latency_s > 0
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(
     seed=st.integers(0, 2**32),
     operators=st.integers(1, 10),
@@ -104,7 +105,7 @@ def test_any_split_of_any_model_computes_what_the_model_does(
         assert_same(list(pipeline.map(given_frames)), model, given_frames)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(seed=st.integers(0, 2**32), in_flight=st.integers(1, 5), moves=st.lists(st.booleans(), max_size=40))
 def test_submit_and_result_in_any_order_hold_just_in_flight_frames(
     seed: int, in_flight: int, moves: list[bool]

@@ -52,6 +52,7 @@ def test_one_that_never_reads_its_long_order_holds_nobody_up(tmp_path: Path, mon
     process.close()
 
 
+@pytest.mark.thorough
 def test_one_that_is_stopped_is_killed_when_its_stage_is_closed_and_that_is_told(
     little_grace: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +89,7 @@ def held(process: int) -> Iterator[None]:
             holder.kill()
 
 
+@pytest.mark.thorough
 def test_one_that_cannot_be_killed_holds_up_neither_its_thread_nor_the_end(
     little_grace: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

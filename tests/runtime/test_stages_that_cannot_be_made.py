@@ -37,6 +37,7 @@ def begun(before: set[int]) -> set[int]:
     return found
 
 
+@pytest.mark.thorough
 def test_one_that_hangs_while_it_loads_is_ended_and_told() -> None:
     model, platform = chain(op0=HangsLoading()), fake_platform("d0")
     plan = one_stage(model)
@@ -62,6 +63,7 @@ def test_a_device_that_fails_while_a_run_begins_is_left_out(tmp_path: Path) -> N
         assert [event.kind for event in pipeline.events] == ["failure", "start"]
 
 
+@pytest.mark.thorough
 def test_a_replacement_that_hangs_while_it_is_made_is_left_out_too(tmp_path: Path) -> None:
     """As in a soak: one stage dies, and the process in its place is stopped at its start."""
     model, platform = chain(op0=AddOne(tmp_path, at=(30,))), fake_platform("d0", "d1", "d2")
@@ -143,6 +145,7 @@ def test_stop_does_not_wait_for_a_stage_that_is_being_made(tmp_path: Path, monke
     assert waited_s < 20  # of the 60 that it may take to make a stage
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_child_whose_parent_has_hung_up_prints_nothing(gone: bool, capfd: pytest.CaptureFixture[str]) -> None:
     """It tells what it made, or that the model's folder is gone, to nobody."""

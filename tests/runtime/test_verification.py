@@ -236,6 +236,7 @@ def test_time_for_too_few_turns_is_not_spent(fps: float) -> None:
     assert runs.turns == {"two": 0, "replicas": 0}
 
 
+@pytest.mark.thorough
 def test_turns_that_take_longer_than_predicted_end_the_race() -> None:
     """By the prediction three rounds take 2.1 s; one takes 1.6 s."""
     runs = Runs(two=100, replicas=99)

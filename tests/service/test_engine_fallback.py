@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnxruntime")
-pytest.importorskip("ai_edge_litert")
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnxruntime")
+needs("ai_edge_litert")
 
 import onnxruntime
 from tvm_pipeline_edgetpu import backend as edgetpu

@@ -60,6 +60,7 @@ def settings(request, known, tmp_path, monkeypatch):
     return made
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("does", "told"),
     [
@@ -85,6 +86,7 @@ def test_a_decoder_that_ends_its_thread_or_finds_nonsense(settings, tmp_path, do
     assert lines == list(range(11))
 
 
+@pytest.mark.quick_cases(1)
 def test_a_decoder_that_hangs_is_named(settings, tmp_path):
     with pytest.raises(
         RunError,

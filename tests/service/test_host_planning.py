@@ -42,6 +42,7 @@ def test_the_plan_of_a_run_holds_the_work_around_the_model(cli, bundle, tmp_path
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, cache):
     first = cli("run", bundle, "--source", FILM, "--json")
     assert "planned for this bundle" not in first.err
@@ -59,6 +60,7 @@ def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, c
     assert "before" not in cli("run", bundle, "--source", FILM).err
 
 
+@pytest.mark.thorough
 def test_candidates_run_side_by_side_on_the_source(cli, bundle):
     outcome = cli("run", bundle, "--source", FILM, "--verify", 4)
     assert outcome.code == 0, outcome.err
@@ -66,6 +68,7 @@ def test_candidates_run_side_by_side_on_the_source(cli, bundle):
     assert "measure" in outcome.err  # what it measured; or, on a machine that is very busy, that there was no time
 
 
+@pytest.mark.thorough
 def test_a_plan_of_the_model_alone_gets_the_work_around_it(cli, bundle, tmp_path):
     with open_bundle(bundle) as opened:
         names = [operator.name for operator in opened.graph.operators]
@@ -81,6 +84,7 @@ def test_a_plan_of_the_model_alone_gets_the_work_around_it(cli, bundle, tmp_path
     assert operators(outcome.json) == ["host/read", "host/prepare", *names, "host/decode"]
 
 
+@pytest.mark.thorough
 def test_a_rate_that_no_plan_keeps_up_with_is_said(cli, bundle):
     outcome = cli("run", bundle, "--source", FILM, "--rate", 1e6, "--json")
     assert "no plan keeps up with 1e+06 frames a second and 10% to spare: the best makes" in outcome.err
@@ -89,6 +93,7 @@ def test_a_rate_that_no_plan_keeps_up_with_is_said(cli, bundle):
     assert "throughput" in outcome.json["objectives"]
 
 
+@pytest.mark.thorough
 def test_a_rate_makes_latency_the_objective(cli, bundle):
     outcome = cli("run", bundle, "--source", FILM, "--rate", 50, "--json")
     assert "no plan keeps up" not in outcome.err
@@ -102,6 +107,7 @@ def test_a_rate_is_positive(rate):
         Settings(bundle=["net.tar"], source=[FILM], rate=rate).check()
 
 
+@pytest.mark.thorough
 def test_isolated_stages_have_the_work_around_them_in_the_parent(cli, bundle, tmp_path):
     lines = tmp_path / "out.jsonl"
     outcome = cli("run", bundle, "--source", FILM, "--isolate", "--results", lines, "--adapt", "off")
@@ -116,6 +122,7 @@ def test_a_decoder_that_fails_is_named_before_anything_runs(cli, bundle, tmp_pat
     assert "the decoder bad:decode failed at frame 0 of synthetic:64x48@30:12: KeyError: 'heat'" in outcome.err
 
 
+@pytest.mark.thorough
 def test_a_bundle_of_a_whole_application_is_shown_like_any_other(cli, model, tmp_path):
     app, lines = tmp_path / "app.tar", tmp_path / "out.jsonl"
     compiled = cli("compile", model, "-o", app, "--source", FILM, "--verify", 0, "--json")

@@ -78,6 +78,7 @@ def test_a_model_file_is_compiled_once_and_what_is_assumed_is_said(compiled, net
     assert [line for line in heard.lines if "profile" not in line] == [note, f"{net} was compiled before ({kept})"]
 
 
+@pytest.mark.thorough
 def test_one_command_from_a_model_file_to_boxes(cli, net, tmp_path):
     lines = tmp_path / "found.jsonl"
     first = cli("run", net, "--source", FILM, "--results", lines, "--output", tmp_path / "out.mp4", "--adapt", "off")
@@ -92,6 +93,7 @@ def test_one_command_from_a_model_file_to_boxes(cli, net, tmp_path):
     assert (tmp_path / "out.mp4").stat().st_size > 0
 
 
+@pytest.mark.thorough
 def test_a_bundle_that_is_damaged_is_made_again(compiled, net):
     _, kept, _ = compiled
     kept.write_bytes(b"damaged")
@@ -116,6 +118,7 @@ def test_a_service_reads_labels_and_preprocessing_beside_its_file(tmp_path):
         assert settings.preprocessing == given[1]
 
 
+@pytest.mark.thorough
 def test_the_decoder_of_an_application_is_that_of_its_bundle(cli, net, tmp_path):
     app, lines = tmp_path / "app.tar", tmp_path / "found.jsonl"
     options = ("--decoder", "yolo", "--classes", "dog", "--verify", 0)
@@ -128,6 +131,7 @@ def test_the_decoder_of_an_application_is_that_of_its_bundle(cli, net, tmp_path)
     assert [found_in(line) for line in lines.read_text().splitlines()] == [boxes()[1:]] * 5
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

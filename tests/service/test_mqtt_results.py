@@ -14,10 +14,12 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-pytest.importorskip("paho.mqtt.client")
+from tests.support.parts import needs
+
+needs("paho-mqtt")
 
 from tests.service.test_service import service
-from tests.support.mqtt import MOSQUITTO, NO_MOSQUITTO, Broker, Reader, until
+from tests.support.mqtt import Broker, Reader, until
 from tvm_pipeline.errors import OptionError, PipelineError, RunError
 from tvm_pipeline.service import mqtt_results
 from tvm_pipeline.service.mqtt_results import MqttResults, is_broker, parse_broker
@@ -31,7 +33,6 @@ from tvm_pipeline.video.hardware import hardware_decoders
 HUSH = (
     "$7$101$M9woF+zMr47YO8XQ$W8FurmRaOzTPx7E3kmO4M9Bm+GfjQtJEZJrMulWCHiwlw/ljROcqED0C1bx9vYtrfJnnXVP4auc7sz8DKL29zg=="
 )
-needs_broker = pytest.mark.skipif(not MOSQUITTO, reason=NO_MOSQUITTO)
 
 
 class Lines:
@@ -121,7 +122,7 @@ def test_without_the_extra_it_is_named_and_only_a_broker_needs_it():
 # The broker
 
 
-@needs_broker
+@pytest.mark.needs("mosquitto")
 def test_a_run_publishes_its_lines(cli, bundle, tmp_path, broker):
     """Another model of the run would have a topic of its own. What decodes the film is said, too."""
     with open_source("synthetic:64x48@30:40") as source, VideoFile(tmp_path / "film.mp4", 30) as video:
@@ -153,7 +154,7 @@ def test_a_run_publishes_its_lines(cli, bundle, tmp_path, broker):
     assert not (tmp_path / "mqtt:").exists()
 
 
-@needs_broker
+@pytest.mark.needs("mosquitto")
 def test_each_line_comes_once_and_in_order_through_restarts(broker):
     lines = Lines(broker)
     with Reader(broker) as reader:
@@ -177,7 +178,7 @@ def test_each_line_comes_once_and_in_order_through_restarts(broker):
     ]
 
 
-@needs_broker
+@pytest.mark.needs("mosquitto")
 def test_what_a_broker_that_forgets_had_not_confirmed_is_published_again(tmp_path, monkeypatch):
     monkeypatch.setattr(mqtt_results, "RETRY_S", (1.5, 1.5))  # the reader comes back first
     with Broker(tmp_path, keeps=False) as broker, Reader(broker) as reader:
@@ -197,7 +198,7 @@ def test_what_a_broker_that_forgets_had_not_confirmed_is_published_again(tmp_pat
     assert numbers(reader)[before - 2000 :] == list(range(before, 2000))  # some may have come before, too
 
 
-@needs_broker
+@pytest.mark.needs("mosquitto")
 def test_a_full_memory_makes_frames_wait_and_then_ends_the_run(broker):
     lines = Lines(broker, most_bytes=100, patience_s=20.0)
     with Reader(broker) as reader:
@@ -221,7 +222,7 @@ def test_a_full_memory_makes_frames_wait_and_then_ends_the_run(broker):
     assert len(lines.said) <= 1  # the error is said once
 
 
-@needs_broker
+@pytest.mark.needs("mosquitto")
 def test_the_end_waits_for_the_broker_and_says_what_it_has_not_confirmed(broker):
     lines = Lines(broker, patience_s=0.3)
     with pytest.raises(RunError, match="has not confirmed the last 7 lines; check the broker"):
@@ -235,7 +236,7 @@ def test_the_end_waits_for_the_broker_and_says_what_it_has_not_confirmed(broker)
     assert "has not confirmed the last 3 lines" in lines.said[-1]
 
 
-@needs_broker
+@pytest.mark.needs("mosquitto")
 def test_a_broker_that_refuses_is_said(tmp_path):
     (tmp_path / "acl").write_text("user me\ntopic write mine/#\n")
     (tmp_path / "users").write_text(f"me:{HUSH}\n")

@@ -44,6 +44,7 @@ def settings(bundle: Path, sensor: str) -> Settings:
     )
 
 
+@pytest.mark.thorough
 def test_a_run_tells_the_joules_of_a_frame_by_the_log_of_a_meter(bundle: Path, tmp_path: Path) -> None:
     log = tmp_path / "meter.csv"
     with logger(log, 7.0):
@@ -57,6 +58,7 @@ def test_a_run_tells_the_joules_of_a_frame_by_the_log_of_a_meter(bundle: Path, t
     assert measured["energy"]["by"] == report.energy.by
 
 
+@pytest.mark.thorough
 def test_without_a_sensor_nothing_is_measured(bundle: Path, tmp_path: Path) -> None:
     (report,) = Service(settings(bundle, "none")).run()
     assert report.to_json()["measured"]["energy_j"] is None
@@ -74,6 +76,7 @@ def test_power_without_a_sensor_says_what_was_looked_for_and_what_to_do(tmp_path
         required_sensor("none", tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_profile_whose_sensor_fails_stays_without_joules() -> None:
     platform, profile = profiled("d0")
     said: list[str] = []

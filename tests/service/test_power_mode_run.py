@@ -61,6 +61,7 @@ def test_a_run_takes_permission_to_set_its_mode(cli, low, nvpmodel, tmp_path):
     assert nvpmodel.asked == [1, 0]
 
 
+@pytest.mark.thorough
 def test_a_worker_and_a_supervisor_that_are_killed_leave_no_mode(cli, low, nvpmodel, tmp_path):
     """The supervisor puts back what its worker had set; what both of them leave, the next start of a run puts back."""
     arguments = ["run", low, *SOURCE, "--supervise", "--allow-power-modes"]

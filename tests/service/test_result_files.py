@@ -42,6 +42,7 @@ def slow_decoder(folder: Path) -> str:
     return f"{folder / 'found.py'}:decode"
 
 
+@pytest.mark.thorough
 def test_results_and_video_are_read_while_they_are_written(cli, bundle, tmp_path):
     lines, video = tmp_path / "lines.jsonl", tmp_path / "out.mp4"
     lines.write_text("of an earlier run\n")
@@ -113,6 +114,7 @@ def test_a_segment_ends_before_the_first_frame_that_is_too_late_for_its_source(s
         assert [[tuple(row) for row in segment] for segment in lines_of(lines)] == frames
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_path):
     """Each line once; the video lacks the last second before each kill at most, and nothing is overwritten."""
     lines, video, name = tmp_path / "lines.jsonl", tmp_path / "out.mp4", slow_decoder(tmp_path)
@@ -155,6 +157,7 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
             assert at_least <= pictures(segment_path(video, number)) <= len(segment)
 
 
+@pytest.mark.thorough
 def test_settings_read_anew_go_on_with_the_same_output_in_the_next_segment(cli, bundle, tmp_path):
     name = slow_decoder(tmp_path)
     text = (
@@ -190,6 +193,7 @@ def limited(tmp_path) -> Iterator[Callable[..., str]]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("full", ["results", "output", "the first line"])
 def test_a_disk_that_becomes_full_ends_the_run_and_keeps_what_came(cli, bundle, tmp_path, limited, full):
     lines, video = tmp_path / "lines.jsonl", tmp_path / "out.mp4"

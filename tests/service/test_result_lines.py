@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tvm_pipeline.runtime import Result
 from tvm_pipeline.service.result_lines import ResultLine, result_line, schema
 from tvm_pipeline.service.video_extra import Analysed, Annotation, Frame
@@ -58,7 +59,7 @@ annotations = st.builds(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(annotations), st.booleans(), st.sampled_from(["", "faces"]))
 def test_every_line_keeps_the_schema(found, decoded, model) -> None:
     line = line_of(found, decoded=decoded, model=model)

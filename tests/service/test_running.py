@@ -53,7 +53,7 @@ def test_a_run_from_python(bundle, tmp_path):
     root = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root")
     write(root, "sys/class/thermal/cooling_device1/cur_state", "1\n")
     lines, heard = tmp_path / "lines.jsonl", Heard()
-    settings = Settings(bundle=[bundle], source=["synthetic:64x48@30:20"], results=str(lines), adapt="off")
+    settings = Settings(bundle=[bundle], source=["synthetic:64x48@30:20"], results=str(lines), adapt="off", verify=0)
     (report,) = Service(settings, listener=heard, root=root).run()
     assert report.statistics.frames == 20
     assert (report.source, report.frame, report.label) == ("synthetic:64x48@30:20", 19, "")
@@ -67,6 +67,7 @@ def test_a_run_from_python(bundle, tmp_path):
     assert heard.looks >= 1
 
 
+@pytest.mark.thorough
 def test_a_run_in_another_thread_can_be_stopped(bundle):
     """Signals belong to the main thread, so that such a run leaves them alone."""
     reports = []

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.parts import needs
 from tvm_pipeline.service.file import read_service
 
 FILM = "synthetic:64x48@30:300"
@@ -135,7 +136,7 @@ def test_a_missing_file(cli, tmp_path):
 
 
 def test_a_token_that_others_can_read(cli, bundle, tmp_path, monkeypatch):
-    pytest.importorskip("prometheus_client")
+    needs("prometheus_client")
     secret = "0123456789-secret-0123456789"
     text = f'bundle = "{bundle}"\nsource = "{FILM}"\nlimit = 3\nwatch = 0\ntoken = "{secret}"\n'
     config = service(tmp_path, text)
@@ -194,6 +195,7 @@ def test_settings_read_anew_while_a_file_plays(cli, bundle, tmp_path):
     assert list(dict.fromkeys(row["annotations"][0]["label"] for row in found)) == ["before", "after"]
 
 
+@pytest.mark.thorough
 def test_several_files_go_on_each_where_it_was(cli, bundle, tmp_path):
     lines, films = tmp_path / "lines.jsonl", ["synthetic:64x48@30:120", "synthetic:32x32@30:90"]
     found = decoder(tmp_path / "found.py", "thing")
@@ -209,6 +211,7 @@ def test_several_files_go_on_each_where_it_was(cli, bundle, tmp_path):
     assert frames == {films[0]: list(range(120)), films[1]: list(range(0, 90, 4))}
 
 
+@pytest.mark.thorough
 def test_another_source_begins_at_its_beginning(cli, bundle, tmp_path):
     lines, other = tmp_path / "lines.jsonl", "synthetic:32x32@30:40"
     rest = f'bundle = "{bundle}"\nresults = "lines.jsonl"\ndecoder = "{decoder(tmp_path / "found.py", "thing")}"\n'
@@ -225,6 +228,7 @@ def test_another_source_begins_at_its_beginning(cli, bundle, tmp_path):
     assert frames == {FILM: list(range(len(frames[FILM]))), other: list(range(40))}
 
 
+@pytest.mark.thorough
 def test_a_control_file_that_comes_goes_wrong_and_vanishes(cli, bundle, tmp_path):
     lines, control = tmp_path / "lines.jsonl", tmp_path / "control.toml"
     config = service(

@@ -164,6 +164,7 @@ def test_the_first_one_drains_a_run(cli, bundle, tmp_path, monkeypatch):
     assert frames_in_order(tmp_path) > 5
 
 
+@pytest.mark.thorough
 def test_another_one_ends_a_run_at_once(bundle, tmp_path):
     """Also where nothing can be drained, because a decoder does not return."""
     command = Command(

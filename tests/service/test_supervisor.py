@@ -69,6 +69,7 @@ def test_a_worker_that_is_killed_goes_on_where_it_was(cli, bundle, tmp_path, mon
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_one_that_dies_at_once_is_started_ever_less_often(cli, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text("import os\nif 'TVM_PIPELINE_WORKER' in os.environ: os.abort()\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -122,6 +122,7 @@ def test_what_bounds_the_plan_is_searched_and_the_plan_follows(tuned: Callable[.
     assert [result.plan for result in found.measured] == [found.before, found.after]
 
 
+@pytest.mark.thorough
 def test_each_figure_is_that_of_the_best_plan_by_what_was_gained(tuned: Callable[..., Any]) -> None:
     draw = np.random.default_rng(3)
     lengths = []

@@ -18,6 +18,7 @@ import pytest
 
 from tests.service.test_running import Heard
 from tests.support.onnx_models import write_remembering_net
+from tests.support.parts import needs
 from tests.video.test_sources import encode
 from tvm_pipeline import Bundle, Problem, open_bundle, write_bundle
 from tvm_pipeline import plan as planned
@@ -107,6 +108,7 @@ def running(folder: Path, bundle: Path, more: str = "", counts: FrameCounts | No
         run.stop()
 
 
+@pytest.mark.thorough
 def test_sources_come_and_go_by_signals(cli, bundle, tmp_path):
     """From no source to none again; one that stays loses no frame, and one that went gives none."""
     run = Run(tmp_path, bundle)
@@ -157,6 +159,7 @@ def test_sources_come_and_go_by_signals(cli, bundle, tmp_path):
     assert run.status["pid"] == os.getpid()
 
 
+@pytest.mark.thorough
 def test_one_that_is_not_there_holds_up_nobody_and_is_opened_when_it_comes(bundle, tmp_path):
     film = tmp_path / "late.mp4"
     with running(tmp_path, bundle) as run:
@@ -211,6 +214,7 @@ def cameras(monkeypatch) -> dict[str, Any]:
     books["hang"].set()
 
 
+@pytest.mark.thorough
 def test_another_tag_is_another_source(bundle, tmp_path, cameras):
     """One that can be opened once only is closed before; each counts from 0, and the tag alone tells them apart."""
     with running(tmp_path, bundle) as run:
@@ -233,6 +237,7 @@ def test_another_tag_is_another_source(bundle, tmp_path, cameras):
         assert last_of_old < tags.index(f"gate@{epoch + 1}")
 
 
+@pytest.mark.thorough
 def test_no_frame_waits_inside_while_it_warms_up(bundle, tmp_path):
     """The first line is of a new frame, so that none lacks between it and the next one."""
     asked, goes = tmp_path / "asked", tmp_path / "goes"
@@ -256,6 +261,7 @@ def test_no_frame_waits_inside_while_it_warms_up(bundle, tmp_path):
     assert run.frames("hall")[0] > 20
 
 
+@pytest.mark.thorough
 def test_one_that_hangs_holds_up_nobody(bundle, tmp_path, cameras):
     with running(tmp_path, bundle, "stall = 0.2") as run:
         run.change(stuck="hangs:0", hall=HALL)
@@ -269,6 +275,7 @@ def test_one_that_hangs_holds_up_nobody(bundle, tmp_path, cameras):
     assert run.frames("hall") == list(range(len(run.frames("hall"))))
 
 
+@pytest.mark.thorough
 def test_only_the_rate_changes(bundle, tmp_path):
     """It keeps its reader; what the policy drops is counted, in the file of the status too."""
     with running(tmp_path, bundle) as run:
@@ -283,6 +290,7 @@ def test_only_the_rate_changes(bundle, tmp_path):
     assert later[2] - later[0] >= 8
 
 
+@pytest.mark.thorough
 def test_other_settings_begin_again_and_a_tag_goes_on(bundle, tmp_path):
     counts = FrameCounts(tmp_path / "counts")
     (tmp_path / "counts").mkdir()
@@ -303,8 +311,9 @@ def test_other_settings_begin_again_and_a_tag_goes_on(bundle, tmp_path):
     assert FrameCounts(tmp_path / "counts").of("", "hall").tolist() == [len(run.frames("hall"))] * 2
 
 
+@pytest.mark.thorough
 def test_without_a_source_it_is_healthy(bundle, tmp_path):
-    pytest.importorskip("prometheus_client")
+    needs("prometheus_client")
 
     def health() -> int:
         try:
@@ -367,6 +376,7 @@ def test_what_does_not_go_with_it(changed, said):
         Service(settings)
 
 
+@pytest.mark.thorough
 def test_one_source_under_two_tags(bundle, tmp_path):
     """Also where a run does not wait."""
     settings = Settings(
@@ -384,6 +394,7 @@ def test_without_a_file_of_settings(cli, bundle):
     assert (outcome.code, "--wait needs --config: sources come and go" in outcome.err) == (2, True)
 
 
+@pytest.mark.thorough
 def test_no_state_goes_from_one_source_into_the_other(tmp_path):
     """A model that carries a state begins again with each change of its source, of which there is one at most."""
     model = write_remembering_net(tmp_path / "remembering.onnx")

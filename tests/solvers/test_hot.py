@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 # Prints plans of every search with a hot loop; the seeds are those of any program that runs it.
 PROGRAM = """
 import random, sys
@@ -89,6 +91,7 @@ print(pareto._sift is not first)
     assert run(program)[0] == "True\nTrue\n"
 
 
+@pytest.mark.thorough
 def test_a_renamed_tuple_does_not_break_what_is_kept_on_disk(tmp_path: Path) -> None:
     """The line of the loop stays the same, so that numba finds its old file, which names a class that is gone."""
     module = """

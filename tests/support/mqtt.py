@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,9 +12,7 @@ from pathlib import Path
 from paho.mqtt.client import Client
 from paho.mqtt.enums import CallbackAPIVersion
 
-# A package puts it where the search path of a user may not look.
-MOSQUITTO = shutil.which("mosquitto", path="/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/homebrew/sbin")
-NO_MOSQUITTO = "no MQTT broker: `apt-get install mosquitto`"
+from tests.support.parts import MOSQUITTO
 
 
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> bool:

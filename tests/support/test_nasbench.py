@@ -10,7 +10,7 @@ from pathlib import Path
 import networkx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
@@ -29,6 +29,7 @@ from nasbench import (
 )
 from predpar_data import CHOSEN, LEARNED, TESTED, board, labelled, networks, partitions, role
 
+from tests.support.examples import examples
 from tests.support.test_generators import check, sinks, sources
 
 seeds = st.integers(0, 2**32)
@@ -86,7 +87,7 @@ def test_the_default_network_has_the_parameters_that_are_published() -> None:
     assert param_bytes(graph) - 2 * channels - 3 * 10 == 2_694_282
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(seeds)
 def test_random_networks_keep_their_limits(seed: int) -> None:
     graph = random_nasbench(random.Random(seed))

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import as_model, relay_module
 

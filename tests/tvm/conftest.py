@@ -1,15 +1,16 @@
-"""Networks compiled once for all tests of this room, into a cache of their own."""
+"""Networks compiled once for all tests of this room."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline_host.detection import host_target
 
@@ -27,13 +28,6 @@ def describe(name: str) -> Model:
     if name in SMALL_PICTURES:
         return load(name, {"data": SMALL_PICTURES[name]})
     return as_model(name, *relay_module(name))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _cache_of_the_room(empty_cache: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TVM_PIPELINE_CACHE", str(empty_cache(tmp_path_factory.mktemp("cache"))))
-        yield
 
 
 @pytest.fixture(scope="session")

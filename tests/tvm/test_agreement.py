@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline_host import backend
 
@@ -46,6 +48,7 @@ def weights_of(model: RelayModel, device: Device, operator: str) -> str:
     return max(model.cut([operator], device).params.values(), key=lambda name: params[name].numpy().nbytes)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["branching", "splitting", "two_in_two_out", "int8"])
 def test_targets_that_compute_the_same_agree(name: str, compiled: Compiled, two_devices: Pair) -> None:
     lines: list[str] = []
@@ -64,6 +67,7 @@ def test_one_target_is_not_checked(compiled: Compiled, two_devices: Pair) -> Non
     assert lines == []
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_the_host_backend_checks_once(two_devices: Pair) -> None:
     model, lines = as_model("shapes", *relay_module("shapes")), []
@@ -116,6 +120,7 @@ def test_an_error_of_a_thousandth_is_found(compiled: Compiled, two_devices: Pair
         )
 
 
+@pytest.mark.thorough
 def test_other_integers_are_found(compiled: Compiled, two_devices: Pair) -> None:
     model = pair_of(compiled, "int8", two_devices)
     operator = next(o for o in model.graph.operators if "conv2d" in o.kind)

@@ -7,11 +7,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
 
+needs("tvm")
+
+from tests.support.examples import examples
 from tests.support.networks import NETWORKS, Weights, as_model, image
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tests.tvm.test_numbering import conv, conv_and_add, read, written
@@ -43,12 +46,13 @@ def close(model: RelayModel, cut: list[list[str]], devices: Pair, frame: dict[st
         np.testing.assert_allclose(output, wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max())
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [*NETWORKS, "squeezenet"])
 def test_stages_on_alternating_targets_compute_the_same(name: str, compiled: Compiled, two_devices: Pair) -> None:
     model = compiled(name, *(device.target for device in two_devices))
     frame = random_frame(model.graph.inputs)
 
-    @settings(max_examples=20)
+    @examples(20)
     @given(st.integers(0, 2**32), st.integers(2, 4), st.booleans())
     def check(seed: int, stages: int, swapped: bool) -> None:
         stages = min(stages, len(model.graph))
@@ -58,6 +62,7 @@ def test_stages_on_alternating_targets_compute_the_same(name: str, compiled: Com
     check()
 
 
+@pytest.mark.thorough
 def test_every_boundary_of_a_chain_of_operators(compiled: Compiled, two_devices: Pair) -> None:
     model = compiled("mobile", *(device.target for device in two_devices))
     frame = random_frame(model.graph.inputs)
@@ -91,6 +96,7 @@ AXES: dict[str, Callable[[Weights, relay.Expr], relay.Expr]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", AXES)
 def test_blocked_tensors_whose_axes_change(name: str, two_devices: Pair) -> None:
     weights = Weights()
@@ -105,6 +111,7 @@ def test_blocked_tensors_whose_axes_change(name: str, two_devices: Pair) -> None
         close(model, [names[:k], names[k:]], two_devices[::-1], frame)
 
 
+@pytest.mark.thorough
 def test_sizes_are_the_same_whatever_the_target(compiled: Compiled, two_devices: Pair) -> None:
     first, second = (device.target for device in two_devices)
     for name in ("branching", "mobile", "squeezenet"):
@@ -185,6 +192,7 @@ def both(first: Entry, second: Entry) -> Kernel:
     return Kernel((("conv2d", 64),) * 2, arguments, (first, second), (written(0), written(1)), 0, 0)
 
 
+@pytest.mark.thorough
 def test_a_shortcut_stays_the_shortcut_where_another_target_fuses_the_addition_into_it() -> None:
     """resnet-18 cut cpu, cpu, GPU once gave logits that were off by 64 %: main convolution and shortcut had swapped."""
     model = load("resnet-18", {"data": (1, 3, 64, 64)})

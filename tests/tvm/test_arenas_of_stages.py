@@ -5,9 +5,9 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable
 
-import pytest
+from tests.support.parts import needs
 
-pytest.importorskip("tvm")
+needs("tvm")
 
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.relay.compiled import RelayModel

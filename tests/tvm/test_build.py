@@ -12,7 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages

@@ -7,7 +7,9 @@ import re
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.tvm.targets import run
 from tvm_pipeline.tvm.relay.channels_first import channels_first
@@ -38,6 +40,7 @@ def network(layout: str, kernel_layout: str) -> tuple[tvm.IRModule, dict[str, tv
     return relay.transform.InferType()(mod), params
 
 
+@pytest.mark.thorough
 def test_values_are_those_of_channels_last() -> None:
     mod, params = network("NHWC", "HWIO")
     changed = channels_first(mod, params)

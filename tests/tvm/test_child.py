@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import as_model, relay_module
 from tests.tvm.test_build import text_model
@@ -98,6 +100,7 @@ def test_ctrl_c_ends_the_child() -> None:
         build_library(text_model("tanh(%x)"), TARGET, interrupt)
 
 
+@pytest.mark.thorough
 def test_only_what_is_new_to_the_cache_is_compiled_in_a_child(cache: Path) -> None:
     before, started = children(), []
 
@@ -118,6 +121,7 @@ def test_only_what_is_new_to_the_cache_is_compiled_in_a_child(cache: Path) -> No
     assert started[-1] == 1
 
 
+@pytest.mark.thorough
 def test_what_the_child_warns_of_is_in_this_log(caplog: pytest.LogCaptureFixture) -> None:
     build_library(as_model("int8", *relay_module("int8")), "llvm -mcpu=sapphirerapids")
     assert not [record for record in caplog.records if "AMX" in record.getMessage()], "it has no dense layer"
@@ -127,6 +131,7 @@ def test_what_the_child_warns_of_is_in_this_log(caplog: pytest.LogCaptureFixture
     assert [record.name for record in caplog.records if "AMX" in record.getMessage()] == ["tvm_pipeline.tvm.relay.int8"]
 
 
+@pytest.mark.thorough
 def test_a_large_model_is_compiled_for_several_targets_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both children live when the second one begins to compile; the libraries are those of one after the other."""
     monkeypatch.setattr(several_targets, "WORTH_A_CHILD", 0)

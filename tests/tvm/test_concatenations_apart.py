@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
 

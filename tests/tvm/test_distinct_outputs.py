@@ -7,7 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.numbering import numbered

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import relay_module
 from tvm_pipeline.core.graph import Operator, OperatorGraph
@@ -143,6 +145,7 @@ def convolutions(graph: OperatorGraph) -> int:
     return sum(operator.macs for operator in graph.operators if "conv2d" in operator.kind)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["branching", "mobile", "splitting"])
 def test_blocked_layouts_change_no_figure(name: str) -> None:
     mod, params = relay_module(name)

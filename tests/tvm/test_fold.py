@@ -8,16 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import tvm
 from tvm import relay
 from tvm.contrib import graph_executor
 
+from tests.support.examples import examples
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build, fast_context
 
 TARGET = "llvm -mcpu=x86-64-v3" if platform.machine() == "x86_64" else "llvm"
@@ -159,6 +162,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.quick_cases(17)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_operator_of_the_table(name: str, relay_must_not_fold: Callable[[], None]) -> None:
     assert_folds_as_relay(OPERATORS[name])
@@ -212,7 +216,7 @@ def test_folds_what_relay_folds_and_nothing_else(name: str) -> None:
     assert mod.astext() == before, "the caller's module was changed"
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(st.data())
 def test_random_chains_of_operators(data: st.DataObject) -> None:
     shapes = data.draw(hnp.mutually_broadcastable_shapes(num_shapes=3, max_dims=4, max_side=4))
@@ -225,7 +229,7 @@ def test_random_chains_of_operators(data: st.DataObject) -> None:
     assert_folds_as_relay(data.draw(unary)(relay.sqrt(relay.abs(expr))))
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(st.permutations("NCHW"), st.permutations("NCHWc"), st.sampled_from([2, 4]))
 def test_blocking_a_layout_and_back_is_the_identity(plain: list[str], blocked: list[str], block: int) -> None:
     if blocked.index("c") < blocked.index("C"):
@@ -239,6 +243,7 @@ def test_blocking_a_layout_and_back_is_the_identity(plain: list[str], blocked: l
     np.testing.assert_array_equal(back.data.numpy(), x.data.numpy())
 
 
+@pytest.mark.thorough
 def test_deep_graph() -> None:
     half = relay.const(np.float32(0.5))
     constant, mixed = half, X
@@ -286,6 +291,7 @@ def run(library: Any) -> np.ndarray:
     return executor.get_output(0).numpy()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", [float_network, int8_network])
 def test_a_network_built_both_ways_gives_the_same_outputs(
     network: Callable[[], relay.Expr], relay_must_not_fold: Callable[[], None]

@@ -14,11 +14,14 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
 
+needs("tvm")
+
+from tests.support.examples import examples
 from tests.support.networks import as_model, whole_outputs
 from tests.support.planned import planned
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
@@ -121,6 +124,7 @@ def tangled(request: pytest.FixtureRequest, cpu: Device) -> RelayModel:
     return RelayModel.compile(made, [cpu.target], lambda _: None, lambda _: None)
 
 
+@pytest.mark.thorough
 def test_tangled_networks_are_cut_anywhere_and_by_the_planner(tangled: RelayModel, cpu: Device) -> None:
     kernels = tangled.libraries[cpu.target].kernels
     assert any(kernel.is_glue and len(kernel.reads) > 1 for kernel in kernels), "nothing was tested"
@@ -131,7 +135,7 @@ def test_tangled_networks_are_cut_anywhere_and_by_the_planner(tangled: RelayMode
         written = run_stages(tangled, [(stage, cpu) for stage in stages], frame)
         assert [array.tobytes() for array in model_outputs(tangled, written)] == expected
 
-    @settings(max_examples=15)
+    @examples(15)
     @given(st.integers(0, 2**32), st.integers(2, 4), st.sampled_from(("listed", "memory")))
     def at_random(seed: int, stages: int, order: Order) -> None:
         tangled.order = order

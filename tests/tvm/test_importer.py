@@ -9,7 +9,9 @@ import threading
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import onnx
 import tvm
@@ -144,7 +146,7 @@ def test_an_operator_that_is_refused_is_named_with_its_node(monkeypatch: pytest.
 
 def test_what_onnxslim_simplifies_imports_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """What is refused feeds no output here: TVM's importer takes every node of a file."""
-    pytest.importorskip("onnxslim")
+    needs("onnxslim")
     content = onnx_bytes([WRAPPED, helper.make_node("Neg", ["x"], ["y"])], PADS, opset=19)
     mod, _ = import_model(model(content, outputs=("y",)))
     assert mod["main"].body.op.name == "negative"

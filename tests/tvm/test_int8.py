@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import relay_module
 from tests.tvm.targets import TARGETS, WITHOUT_VNNI, built, run
@@ -60,6 +62,7 @@ def plain() -> list[Array]:
     return run(fast_build(mod, "llvm", params), FRAME)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
     mod, params = relay_module("int8")
@@ -68,6 +71,7 @@ def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: lis
         np.testing.assert_array_equal(outputs[0], plain[0])
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_sums_are_exact(target: str) -> None:
     mod, frame, expected = products()
@@ -77,6 +81,7 @@ def test_sums_are_exact(target: str) -> None:
             np.testing.assert_array_equal(output, sums)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("target", [*(f"llvm -mcpu={cpu}" for cpu in VNNI), WITHOUT_VNNI])
 def test_vnni_is_used_where_the_target_has_it(target: str) -> None:
     image = relay.var("image", shape=(1, 16, 4, 4), dtype="uint8")
@@ -94,6 +99,7 @@ def test_layers_are_not_scheduled_for_amx_and_it_is_said(caplog: pytest.LogCaptu
     assert "AMX is not used" in caplog.text
 
 
+@pytest.mark.thorough
 def test_numbers_are_rounded_once_on_arm() -> None:
     """`sqrdmulh` rounds the product with a scale, and the shift behind it rounds once more."""
     mod, params = relay_module("int8")

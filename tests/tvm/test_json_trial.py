@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError

@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.elf import AARCH64, read_library
 from tvm_pipeline.core.model import Model
@@ -42,15 +43,13 @@ def module() -> tvm.IRModule:
 
 def only(linker: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave one linker on the PATH; skip the test where it is not installed."""
-    found = find_spec("ziglang") if linker == "ziglang" else shutil.which(linker)
-    if not found:
-        pytest.skip(f"{linker} is not installed")
+    needs(linker)
     programs = folder / "programs"
     programs.mkdir()
     if linker == "ziglang":
         monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(folder / "zig"))
     else:
-        (programs / linker).symlink_to(str(found))
+        (programs / linker).symlink_to(str(shutil.which(linker)))
     monkeypatch.setenv("PATH", str(programs))
 
 
@@ -67,7 +66,8 @@ def test_a_linker_alone_makes_a_library_for_another_processor(
     assert not made.has_versions, "a board whose C library is older would refuse it"
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64" or not shutil.which("x86_64-linux-gnu-ld"), reason="its linker")
+@pytest.mark.needs("x86_64-linux-gnu-ld")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="it is the linker of another processor")
 def test_such_a_library_loads_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine's own code, linked as if this were another machine."""
     x = relay.var("x", shape=(64,))

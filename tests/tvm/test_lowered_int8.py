@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.tvm.targets import run, runs_here
 from tvm_pipeline.tvm.relay.channels_first import channels_first
@@ -90,6 +92,7 @@ def libraries() -> dict[str, Any]:
     return {target: fast_build(channels_first(network()), target) for target in TARGETS}
 
 
+@pytest.mark.thorough
 def test_bits_are_those_of_tvm(libraries: dict[str, Any]) -> None:
     with fast_context():
         (expected,) = run(relay.build(network(), TARGETS[0]), FRAME)
@@ -110,6 +113,7 @@ def operators(function: relay.Function) -> list[str]:
     return found
 
 
+@pytest.mark.thorough
 def test_a_convolution_is_one_kernel_with_all_that_belongs_to_it(libraries: dict[str, Any]) -> None:
     for library in libraries.values():
         metadata = library.function_metadata

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
 
+needs("tvm")
+
+from tests.support.examples import examples
 from tests.support.networks import Weights, as_model, image
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
@@ -113,6 +116,7 @@ def test_a_slice_takes_less_and_computes_the_same(model: RelayModel, cpu: Device
     assert [node for node, _ in ordered.operator_nodes] == sorted(node for node, _ in ordered.operator_nodes)
 
 
+@pytest.mark.thorough
 def test_no_order_needs_less(cpu: Device, target: str) -> None:
     described = as_model("two towers", *module(partial(towers, wide=(64, 48))))
     model = RelayModel.compile(described, [target], lambda _: None, lambda _: None)
@@ -128,7 +132,7 @@ def test_every_cut_is_bit_exact_and_takes_no_more(
     ordered = in_order(plain)
     frame = random_frame(plain.graph.inputs)
 
-    @settings(max_examples=10)
+    @examples(10)
     @given(st.integers(0, 2**32), st.integers(1, 3))
     def check(seed: int, stages: int) -> None:
         cut = random_stages(plain.graph, Random(seed), stages)

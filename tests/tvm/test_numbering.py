@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from random import Random
 
 import networkx as nx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.tvm.alignment import align

@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import onnx
 import tvm

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import Weights
 from tests.support.overwriting_cases import CASES, aligned, check
@@ -31,6 +33,7 @@ from tvm.script import from_source  # isort: skip
 from tvm.script import tir as T  # noqa: N812 isort: skip
 
 
+@pytest.mark.quick_cases(19)
 @pytest.mark.parametrize("name", CASES)
 def test_a_function_of_tir(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = CASES[name]
@@ -181,6 +184,7 @@ def test_kernels_of_relay(tmp_path: Path) -> None:
     check_kernels(library)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", list(filter(runs_here, LEVELS)))
 def test_a_residual_is_overwritten_whatever_the_vectors(target: str, tmp_path: Path) -> None:
     weights = Weights()
@@ -189,6 +193,7 @@ def test_a_residual_is_overwritten_whatever_the_vectors(target: str, tmp_path: P
     check_kernels(library)
 
 
+@pytest.mark.thorough
 def test_kernels_of_bytes(tmp_path: Path) -> None:
     weights = Weights()
     library = library_of(bytes_chain(weights), weights, here()[-1], tmp_path)

@@ -74,6 +74,7 @@ ENDS: dict[str, tuple[Ends, list[str]]] = {
 }
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ENDS)
 def test_results_are_the_same(name: str) -> None:
     end, expected = ENDS[name]

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import NETWORKS, relay_module
 from tests.support.stages import random_frame, random_stages
@@ -124,6 +126,7 @@ def test_one_function_a_stage_called_in_order() -> None:
     assert called == ["stage_0", "stage_1", "stage_2"]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_built_by_relay_it_computes_the_same_bits(name: str, target: str) -> None:
     # branching skips a stage, splitting has an operator of three outputs, two_in_two_out and shapes several outputs.
@@ -135,6 +138,7 @@ def test_built_by_relay_it_computes_the_same_bits(name: str, target: str) -> Non
         np.testing.assert_array_equal(output, expected)
 
 
+@pytest.mark.thorough
 def test_stock_relay_build_takes_it(target: str) -> None:
     mod, names = fused("shapes")
     made = PartitionPipeline(plan_of([names[:3], names[3:]]))(mod)
@@ -158,6 +162,7 @@ def test_several_tensors_cross_and_skip_stages() -> None:
     assert len(last.params) <= 2
 
 
+@pytest.mark.thorough
 def test_parameters_that_are_not_bound(target: str) -> None:
     mod, params = relay_module("branching")
     unfused = ExtractOperatorGraph("net", params)(relay.transform.InferType()(mod))

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnx")
 
 from onnx import helper
 
@@ -60,8 +62,11 @@ def run_stages(made: Compiled, cuts: list[list[str]], frame: Any) -> Any:
     return known[made.compiled.graph.outputs[0]]
 
 
+@pytest.mark.thorough
 def test_a_compiled_model_is_that_of_the_file_in_less_memory(made) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
+    needs("onnxruntime")
+    import onnxruntime
+
     path, compiled = made
     found = compiled.rewriting
     assert found is not None
@@ -81,6 +86,7 @@ def test_a_compiled_model_is_that_of_the_file_in_less_memory(made) -> None:
         assert (run_stages(compiled, [names[:cut], names[cut:]], frame) == whole).all()
 
 
+@pytest.mark.thorough
 def test_a_model_and_its_rewritten_one_are_two_in_the_cache(made) -> None:
     path, compiled = made
     plain = compile_source(path)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline.tvm.relay.fold import fast_context
 from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
@@ -233,6 +235,7 @@ def test_expected_module_of_fewer_bytes(name: str) -> None:
     assert optimal_peak_bytes(after) < optimal_peak_bytes(before)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("names", [("convolution", "depthwise"), ("channels last",), ("int8", "int8 depthwise")])
 def test_equal_outputs(names: tuple[str, ...]) -> None:
     """Bit for bit but for sums of floats."""

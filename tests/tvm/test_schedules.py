@@ -58,6 +58,7 @@ def layer(random: Random) -> tuple[tvm.IRModule, dict[str, Any], Tensor]:
     return module, weights.params, Tensor("data", (1, channels, height, width))
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", list(filter(runs_here, LEVELS)))
 def test_random_convolutions_have_the_bits_of_topi(target: str) -> None:
     random = Random(target)
@@ -70,6 +71,7 @@ def test_random_convolutions_have_the_bits_of_topi(target: str) -> None:
         np.testing.assert_array_equal(own, expected, err_msg=str(module))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("channels", [10, 17, 40])
 def test_channels_that_fill_no_vector(channels: int) -> None:
     weights = Weights()
@@ -83,6 +85,7 @@ def test_channels_that_fill_no_vector(channels: int) -> None:
         np.testing.assert_allclose(own, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_target_builds(target: str) -> None:
     module, params, tensor = layer(Random(1))
@@ -117,6 +120,7 @@ def deep() -> Callable[[str], tuple[Network, str]]:
     return compiled
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", list(filter(runs_here, LEVELS)))
 def test_weights_are_fetched_before_they_are_needed_and_change_no_bit(
     deep: Callable[[str], tuple[Network, str]], target: str

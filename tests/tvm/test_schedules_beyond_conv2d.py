@@ -131,6 +131,7 @@ def network(layer: Layer, random: Random) -> Network:
     return module, weights.params, Tensor("data", shape)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", X86)
 @pytest.mark.parametrize("layer", [transposed, grouped, pooled, largest, concatenated])
 def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str) -> None:
@@ -144,6 +145,7 @@ def test_random_layers_have_the_bits_of_topi(layer: Layer, target: str) -> None:
         np.testing.assert_array_equal(own, run(library, frame)[0], err_msg=str(module))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("target", [target for target in TARGETS if target not in X86])
 @pytest.mark.parametrize("layer", [transposed, pooled, concatenated])
 def test_targets_of_other_machines_build(layer: Layer, target: str) -> None:
@@ -163,6 +165,7 @@ def spread(x: Array, kernel: Array, stride: int, padding: int) -> Array:
     return y[:, :, padding or None : -padding or None, padding or None : -padding or None]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("stride", "extent", "padding"),
     [(1, 3, 1), (2, 2, 0), (2, 3, 1), (2, 4, 1), (3, 2, 0), (4, 8, 2), (9, 9, 0), (16, 16, 0)],
@@ -186,6 +189,7 @@ def test_a_transposed_convolution_is_what_its_definition_says(
     np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
     """In one pass LLVM multiplies and adds by one instruction, so values are nearer to the true ones than TOPI's."""
     weights = Weights()
@@ -201,6 +205,7 @@ def test_scale_and_shift_behind_a_concatenation_round_once() -> None:
         np.testing.assert_allclose(own, run(library, frame)[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("layer", "instruction"),
     [

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.tvm.targets import LEVELS, run, runs_here
 from tvm_pipeline.backends.contract import Array
@@ -75,6 +77,7 @@ def network() -> tuple[tvm.IRModule, dict[str, Array], list[Array]]:
     return relay.transform.InferType()(mod), frame, expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", [*LEVELS, WITH_VNNI])
 def test_sums_are_exact(
     target: str, network: tuple[tvm.IRModule, dict[str, Array], list[Array]], monkeypatch: pytest.MonkeyPatch

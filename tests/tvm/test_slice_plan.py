@@ -12,9 +12,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.stages import random_stages
 from tests.tvm.test_numbering import library, random_fusion, random_network
 from tvm_pipeline.core.graph import Tensor
@@ -180,7 +181,7 @@ def carried_out(plan: SlicePlan, of: Kernels, frame: Sequence[Symbol]) -> list[S
     return symbols
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.randoms(use_true_random=False))
 def test_slices_compute_what_the_whole_does(draw: Random) -> None:
     one = random_library(draw)

@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
 
+needs("tvm")
+
+from tests.support.examples import examples
 from tests.support.networks import NETWORKS, Weights, as_model, every_tensor, image, relay_module
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
@@ -55,6 +58,7 @@ def plain_tvm(
     return [executor.get_output(index).numpy() for index in range(executor.get_num_outputs())]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_whole_as_one_stage_is_what_plain_tvm_computes(
     name: str, compiled: Compiled, cpu: Device, target: str
@@ -70,6 +74,7 @@ def test_the_whole_as_one_stage_is_what_plain_tvm_computes(
         assert np.std(output.astype("float64")) > 1e-3, "outputs all alike would prove nothing"
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", [*NETWORKS, "squeezenet", "mobilenet"])
 def test_every_cut_is_bit_exact(name: str, compiled: Compiled, cpu: Device, target: str) -> None:
     model = compiled(name)
@@ -77,7 +82,7 @@ def test_every_cut_is_bit_exact(name: str, compiled: Compiled, cpu: Device, targ
     expected = every_tensor(model, target, frame)
     crossed: set[str] = set()
 
-    @settings(max_examples=40)
+    @examples(40)
     @given(st.integers(0, 2**32), st.integers(2, 4))
     def check(seed: int, stages: int) -> None:
         cut = random_stages(model.graph, Random(seed), stages)
@@ -207,6 +212,7 @@ def test_inputs_are_read_and_never_written(compiled: Compiled, cpu: Device) -> N
         assert before == [ctypes.string_at(array.ctypes.data, array.nbytes) for array in inputs]
 
 
+@pytest.mark.thorough
 def test_every_kernel_counts_to_one_operator(compiled: Compiled, cpu: Device) -> None:
     for name in NETWORKS:
         model = compiled(name)
@@ -229,6 +235,7 @@ def test_what_is_no_stage_is_refused(compiled: Compiled, cpu: Device) -> None:
         model.stage([], cpu)
 
 
+@pytest.mark.thorough
 def test_fields_of_a_split_cross_where_only_one_is_read(two_devices: tuple[Device, Device]) -> None:
     """Behind a split that cuts a block, the change of layout is given every field, and reads one."""
     weights = Weights()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import Weights, image, relay_module
 from tests.tvm.targets import TARGETS, built, run
@@ -44,6 +46,7 @@ def plain() -> list[Array]:
     return run(fast_build(mod, "llvm", params), FRAME)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: list[Array]) -> None:
     mod, params = relay_module("splitting")
@@ -53,6 +56,7 @@ def test_the_network_builds_and_its_outputs_are_the_same(target: str, plain: lis
         np.testing.assert_allclose(outputs[0], plain[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("channels", "sections"), [(24, 3), (10, 5), (96, 4)])
 def test_blocks_of_every_extent_are_split(channels: int, sections: int, target: str) -> None:
     weights = Weights()

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 import tvm
 

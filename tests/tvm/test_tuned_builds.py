@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
@@ -47,6 +49,7 @@ def random_choices(mod: tvm.IRModule, params: dict[str, Any], target: str, rando
     return {workload: random.choice(choices) for workload, choices in possible.items() if choices}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", HERE)
 def test_every_choice_has_the_bits_of_the_rule(target: str) -> None:
     random, met = Random(target), set()
@@ -60,6 +63,7 @@ def test_every_choice_has_the_bits_of_the_rule(target: str) -> None:
     assert CONV2D in met
 
 
+@pytest.mark.thorough
 def test_a_choice_is_what_is_compiled() -> None:
     """Both templates: code under a choice is other code than without."""
     mod, params = relay_module("mobile")
@@ -70,6 +74,7 @@ def test_a_choice_is_what_is_compiled() -> None:
         assert fast_build(mod, TARGET, params, {workload: choice}).get_lib().get_source("asm") != plain, workload
 
 
+@pytest.mark.thorough
 def test_the_workload_of_a_function_is_what_topi_asks_for() -> None:
     asked = set()
 
@@ -112,6 +117,7 @@ def choose(library: Library, count: int) -> dict[Workload, Choice]:
     return chosen
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
     said: list[str] = []
@@ -133,6 +139,7 @@ def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
     assert said == []
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path, own_cache: Path) -> None:
     """Its workloads are not known yet; the library is found again, whatever else is recorded."""
@@ -155,6 +162,7 @@ def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path
     assert sorted(path.name for path in (own_cache / "libraries").iterdir() if path.name.startswith("new")) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) -> None:
     model, device = as_model("mobile", *relay_module("mobile")), Device("cpu0", "host", (0,), TARGET)
@@ -176,6 +184,7 @@ def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) 
             np.testing.assert_array_equal(found, output)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_a_library_of_an_earlier_version_is_not_tuned() -> None:
     folder = build_library(as_model("branching", *relay_module("branching")), TARGET).folder

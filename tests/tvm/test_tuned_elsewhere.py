@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("tvm")
-pytest.importorskip("onnx")
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnx")
 
 from tvm_pipeline_host import backend
 from tvm_pipeline_host.detection import host_target
@@ -18,6 +20,7 @@ from tvm_pipeline.frontends import load
 from tvm_pipeline.tvm.relay.tuning.tuning_records import records_file
 
 
+@pytest.mark.thorough
 def test_records_of_a_board(own_cache, tmp_path):
     path, device = write_picture_net(tmp_path / "net.onnx"), Device("cpu0", "host", (0,), host_target())
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
@@ -68,6 +70,7 @@ def poor_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "CYCLES_PER_INPUT", -0.3)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("poor_rule")
 def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used() -> None:
     model = network()
@@ -95,6 +98,7 @@ def test_better_tiles_than_those_of_a_poor_rule_are_found_and_used() -> None:
     assert not searched & {record.workload for record in read_records(TARGET)[2 * report.measured :]}
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("poor_rule")
 def test_a_guide_hears_what_was_gained_and_says_what_is_searched_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuner, "WORTHWHILE", 0.0)
@@ -119,6 +123,7 @@ def test_a_guide_hears_what_was_gained_and_says_what_is_searched_next(monkeypatc
     assert {record.workload for record in read_records(TARGET)} == {first, second}
 
 
+@pytest.mark.thorough
 def test_what_was_searched_is_not_searched_again_and_what_does_not_win_is_dropped() -> None:
     """A search that was killed has left records that no race has proven; here large kernels have the slowest tiles."""
     model = network()
@@ -146,6 +151,7 @@ def test_a_kernel_wins_if_it_is_faster_in_every_comparison() -> None:
     assert winners(default, tuned_, [noisy, equal]) == set()
 
 
+@pytest.mark.thorough
 def test_without_time_nothing_is_measured(own_cache: Path) -> None:
     report = tuned(network(), 0)
     assert (report.kernels, report.tuned, report.measured, report.candidates) == (5, 0, 0, 0)
@@ -153,6 +159,7 @@ def test_without_time_nothing_is_measured(own_cache: Path) -> None:
     assert not (own_cache / "tuning").exists()
 
 
+@pytest.mark.thorough
 def test_too_little_time_to_compare_searches_nothing(own_cache: Path) -> None:
     report = tuned(network(), 1e-3)
     assert (report.measured, report.candidates) == (0, 0)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tvm_pipeline.tvm.relay.schedules.choices import CONV2D, DEPTHWISE, Workload, _chosen, following, possible_choices
 from tvm_pipeline.tvm.relay.tuning import tuning_records

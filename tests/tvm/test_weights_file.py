@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device

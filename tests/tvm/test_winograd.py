@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.networks import Weights, as_model
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
@@ -137,6 +139,7 @@ def lanes_of(target: str) -> int:
         return int(get_simd_32bit_lanes())
 
 
+@pytest.mark.quick_cases(1)
 @x86
 @pytest.mark.parametrize("target", HERE)
 @pytest.mark.parametrize("size", [2, 4])
@@ -202,6 +205,7 @@ def network(*, winograd: bool) -> Model:
     return replace(as_model("residual", as_module(body), weights.params), winograd=winograd)
 
 
+@pytest.mark.thorough
 @x86
 @pytest.mark.usefixtures("_no_records")
 def test_only_a_model_that_allows_it_is_built_so_and_its_slices_have_the_bits_of_the_whole() -> None:
@@ -232,6 +236,7 @@ def test_only_a_model_that_allows_it_is_built_so_and_its_slices_have_the_bits_of
         np.testing.assert_array_equal(sliced, found)
 
 
+@pytest.mark.thorough
 @x86
 @pytest.mark.usefixtures("_no_records")
 def test_libraries_of_two_targets_align_where_one_has_it() -> None:
@@ -266,6 +271,7 @@ def test_a_record_that_is_not_marked_applies_to_nothing(caplog: pytest.LogCaptur
     assert recorded_choices(TARGET) == {workload: tile}
 
 
+@pytest.mark.thorough
 @x86
 @pytest.mark.usefixtures("_no_records")
 def test_tuning_tries_it_for_a_model_that_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:

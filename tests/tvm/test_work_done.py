@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("tvm")
+from tests.support.parts import needs
+
+needs("tvm")
 
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.frontends import load
@@ -16,6 +18,7 @@ from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.work_done import LINKING, WorkDone
 
 
+@pytest.mark.thorough
 def test_a_compile_tells_growing_shares_and_the_rest(cache: Path) -> None:
     lines: list[str] = []
     build_library(load("mlp"), "llvm", lines.append)

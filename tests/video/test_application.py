@@ -10,7 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-pytest.importorskip("av")
+from tests.support.parts import needs
+
+needs("av")
 
 from tests.support.fake_backend import FakeModel
 from tvm_pipeline import Pipeline, Plan, Problem, planning

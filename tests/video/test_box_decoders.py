@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-pytest.importorskip("av")
+from tests.support.parts import needs
+
+needs("av")
 
 from tests.support.decoding import PICTURE, THINGS, as_center, assert_things, found_in, interface, on_input, shapes
 from tvm_pipeline.video import Request, interpret

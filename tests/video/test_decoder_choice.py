@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("av")
+from tests.support.parts import needs
+
+needs("av")
 
 from tests.support.decoding import interface
 from tvm_pipeline.errors import OptionError, PipelineError
@@ -250,7 +252,9 @@ def test_a_preset_or_a_file_that_is_not_there(tmp_path) -> None:
 
 
 def test_detections_of_supervision() -> None:
-    supervision = pytest.importorskip("supervision")
+    needs("supervision")
+    import supervision
+
     mask = Mask.of(np.eye(4))
     found = [
         Annotation("dog", 0.5, (1.0, 2.0, 3.0, 4.0), mask=mask),

@@ -49,6 +49,7 @@ def test_a_stream_that_says_its_length_ends_there(clip: Path) -> None:
         assert source.statistics().reconnects == 0
 
 
+@pytest.mark.thorough
 def test_an_http_server_that_falls_silent_is_asked_again(clip: Path) -> None:
     content, done, served = clip.read_bytes(), threading.Event(), itertools.count()
 
@@ -65,6 +66,7 @@ def test_an_http_server_that_falls_silent_is_asked_again(clip: Path) -> None:
     assert source.statistics().reconnects >= 1
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_playlist_lives_until_it_says_its_end(tmp_path: Path, ends: bool) -> None:
     encode(tmp_path / "live.m3u8", hls_list_size="0")
@@ -85,6 +87,7 @@ def test_a_playlist_lives_until_it_says_its_end(tmp_path: Path, ends: bool) -> N
         assert not synthetic.live
 
 
+@pytest.mark.thorough
 def test_a_sender_by_udp_that_stops_and_starts_again_with_another_size() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
         free.bind(("127.0.0.1", 0))

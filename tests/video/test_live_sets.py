@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.video.cameras import QUICK, explained, film, hanging_after, live, numbers, picture
 from tests.video.test_sources import FRAMES
 from tvm_pipeline.errors import OptionError
@@ -33,7 +34,7 @@ def test_a_rate_that_divides_no_other_is_kept_in_the_mean() -> None:
         assert source.statistics().delivered == 100
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50, deadline=None)
 @given(gaps=st.lists(st.floats(0, 0.5), min_size=1, max_size=60), fps=st.sampled_from([2, 5, 10]))
 def test_never_more_a_second_than_asked_for_and_all_where_they_are_fewer(gaps: list[float], fps: int) -> None:
     times = list(itertools.accumulate(gaps))
@@ -166,6 +167,7 @@ def test_those_that_come_and_go_leave_the_others_whole() -> None:
     assert goes.next_index == sum(frame.source == "goes" for frame in taken)
 
 
+@pytest.mark.thorough
 def test_without_a_source_it_waits() -> None:
     over: list[LiveSource] = []
     with live(film(3), spec="late", reconnect=None) as source, hanging_after(2) as silent, live(silent) as other:

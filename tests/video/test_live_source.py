@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.video.cameras import explained, film, hanging_after, live, numbers, picture
 from tests.video.test_sources import FRAMES, middle_of_packet
 from tvm_pipeline.errors import OptionError, RunError, VideoError
@@ -126,7 +127,7 @@ def test_frames_that_waited_too_long_are_dropped_for_their_age() -> None:
         assert explained(source) == {"max-age": 3}
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25, deadline=None)
 @given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5), every=st.integers(1, 4))
 def test_over_connections_nothing_is_lost_repeated_or_out_of_order(lengths: list[int], every: int) -> None:
     starts = [0, *itertools.accumulate(lengths)]
@@ -253,6 +254,7 @@ def test_a_mistake_in_the_program_is_not_tried_again(mistake: BaseException, kin
     assert source.statistics().reconnects == 0
 
 
+@pytest.mark.thorough
 def test_closing_ends_the_iteration_though_the_camera_never_answers(caplog: pytest.LogCaptureFixture) -> None:
     with hanging_after(1) as stalls, caplog.at_level(logging.WARNING):
         source = live(stalls, stall_s=60.0)

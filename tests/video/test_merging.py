@@ -63,6 +63,7 @@ def test_a_source_that_floods_does_not_starve_a_slow_one() -> None:
     assert flood.statistics().delivered > 10
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("policy", ["latest", "max-age=0.3", "every=2,latest"])
 def test_eight_cameras_and_a_consumer_that_cannot_keep_up(policy: str) -> None:
     """Each gets its share, ages stay bounded, and every frame that is missing has its reason."""

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from tests.support.examples import examples
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.video import Preprocessing, default_for, open_source, preprocess
 
@@ -96,7 +97,7 @@ def test_every_byte_of_a_given_buffer_is_written_and_the_buffer_comes_back(pictu
         np.testing.assert_array_equal(out, preprocess(picture, form))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80, deadline=None)
 @given(SIZES, SIZES, SIZES, SIZES, FITS, st.sampled_from(["rgb", "gray"]))
 def test_any_size_into_any_size(w: int, h: int, into_w: int, into_h: int, fit: Any, color: Any) -> None:
     image = np.full((h, w, 3), 200, np.uint8)
@@ -106,7 +107,7 @@ def test_any_size_into_any_size(w: int, h: int, into_w: int, into_h: int, fit: A
         assert made.min() > 7
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80, deadline=None)
 @given(SIZES, SIZES, SIZES, SIZES, FITS)
 def test_the_way_back_undoes_the_way_there(w: int, h: int, into_w: int, into_h: int, fit: Any) -> None:
     where = Preprocessing(size=(into_w, into_h), fit=fit).transform(w, h)

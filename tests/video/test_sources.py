@@ -268,6 +268,7 @@ def test_a_stream_over_http(clips: Path) -> None:
         assert "user:***@127.0.0.1" in source.name
 
 
+@pytest.mark.thorough
 def test_a_stream_that_stalls_is_given_up_after_the_timeout(clips: Path) -> None:
     content = (clips / "clip.ts").read_bytes()
     done = threading.Event()
@@ -296,6 +297,7 @@ def test_a_connection_that_breaks_is_an_error_and_not_an_end(clips: Path) -> Non
     assert "breaks off" in message
 
 
+@pytest.mark.thorough
 def test_addresses_that_cannot_be_opened() -> None:
     with serving(lambda handler: handler.send_error(404)) as url:
         message = failure(url)

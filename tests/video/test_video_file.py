@@ -120,6 +120,7 @@ def written(path: Path, count: int, limit: int = -1, kind: str = "moving") -> su
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "moving") for name in NAMES[:5]), *((name, "still") for name in NAMES[:2])]
 )
@@ -132,6 +133,7 @@ def test_a_killed_process_leaves_a_video_that_lacks_a_second_at_most(tmp_path: P
         assert [round(frame.image.mean() - 1) for frame in read] == pytest.approx(range(len(read)), abs=4)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("limit", [0, 500, 20_000, 33_333, 70_000])
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_a_full_disk_is_named_and_leaves_what_plays(tmp_path: Path, name: str, limit: int) -> None:
@@ -151,6 +153,7 @@ def test_a_full_disk_is_named_and_leaves_what_plays(tmp_path: Path, name: str, l
     assert int(frames) - 15 <= read <= int(frames)
 
 
+@pytest.mark.thorough
 def test_a_disk_that_is_full_when_the_video_is_closed(tmp_path: Path) -> None:
     """At every byte of the end: the last fragment, and the index after it."""
     path = tmp_path / "a.mp4"
@@ -162,6 +165,7 @@ def test_a_disk_that_is_full_when_the_video_is_closed(tmp_path: Path) -> None:
         assert 30 - 15 <= len(list(open_source(str(path)))) <= 30
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov", "a.m4v"])
 def test_a_kill_between_the_index_and_the_step_that_makes_it_count(tmp_path: Path, name: str) -> None:
     """The last step turns eight bytes at the beginning; with what stood there before, the fragments count."""

@@ -46,6 +46,7 @@ def answer(watch: WatchServer, request: bytes) -> bytes:
             return b""
 
 
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize(
     ("host", "passes"),
     [
@@ -113,6 +114,7 @@ def test_a_request_has_a_time_limit_however_small_its_pieces_are(made, monkeypat
             pytest.fail("the server went on reading")
 
 
+@pytest.mark.thorough
 def test_slow_clients_keep_no_other_out(made, monkeypatch):
     """As many as there may be, and no time limit comes to the help of the others."""
     monkeypatch.setattr(site, "OLD_S", 0.1)

@@ -6,10 +6,11 @@ import dataclasses
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.test_drawing import graphs, inception, plan_of
+from tests.support.examples import examples
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PlanError
@@ -29,7 +30,7 @@ def drawn(graph: OperatorGraph, plan: Plan) -> tuple[dict[str, str], list[str], 
 
 
 @given(graphs(), st.text(), st.text())
-@settings(max_examples=15, deadline=None)
+@examples(15, deadline=None)
 def test_each_operator_has_the_colour_of_its_stage(case, kind, tensor):
     graph, plan = case
     first, *others = graph.operators

@@ -11,7 +11,9 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-pytest.importorskip("prometheus_client")
+from tests.support.parts import needs
+
+needs("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -102,7 +104,7 @@ def test_health_counts_from_the_first_look_until_a_frame_came():
     ],
 )
 def test_nobody_is_told_a_password(spec):
-    pytest.importorskip("av")
+    needs("av")
     from tvm_pipeline.video import LiveSource, Source
     from tvm_pipeline.video.decoding import Picture
 
@@ -126,7 +128,7 @@ def test_nobody_is_told_a_password(spec):
     "spec", ["http://gate:8080/@you/1", "rtsp://gate/a:b@c", "camera:0", "a:b@c.mp4", "http://gate/?channel=1"]
 )
 def test_what_is_no_password_stays(spec):
-    pytest.importorskip("av")
+    needs("av")
     from tvm_pipeline.video.decoding import without_password
 
     assert without_password(spec) == spec

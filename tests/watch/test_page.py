@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import threading
 from io import BytesIO
-from os import environ
 from urllib.request import urlopen
 
 import numpy as np
 import pytest
 
-pytest.importorskip("prometheus_client")
+from tests.support.parts import CHROMIUM, needs
+
+needs("prometheus_client")
 
 from tests.support.fake_backend import busy, chain_model, fake_platform, number
 from tests.watch.watched import watching
@@ -23,7 +23,6 @@ from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.watch import LiveWatch, WatchServer
 
 TOKEN = "a-token-for-the-tests"
-CHROMIUM = environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 OPERATORS = 20
 
 
@@ -37,9 +36,9 @@ def test_the_page_needs_nothing_from_elsewhere():
     assert asked <= set(re.findall(r'id="(\w+)"', text))
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="no Chromium: `apt-get install chromium`, or name one by $CHROMIUM")
+@pytest.mark.needs("Chromium")
 def test_the_page_draws_a_run_in_chromium(tmp_path):
-    pytest.importorskip("PIL")
+    needs("PIL")
     from tests.watch.test_live_watch import plan_of
     from tvm_pipeline.watch.picture import jpeg
 
@@ -96,9 +95,11 @@ def part(page: str, kind: str, name: str) -> str:
 
 
 def test_a_large_frame_is_made_smaller_for_the_page():
-    pillow = pytest.importorskip("PIL.Image")
+    needs("PIL")
+    from PIL import Image
+
     from tvm_pipeline.watch.picture import jpeg
 
-    with pillow.open(BytesIO(jpeg(np.full((1080, 1920, 3), (0, 255, 0), np.uint8)))) as picture:
+    with Image.open(BytesIO(jpeg(np.full((1080, 1920, 3), (0, 255, 0), np.uint8)))) as picture:
         assert (picture.format, picture.size) == ("JPEG", (960, 540))
         assert picture.getpixel((480, 270))[1] > 240

@@ -12,8 +12,10 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 
-pytest.importorskip("prometheus_client")
-pytest.importorskip("PIL")
+from tests.support.parts import needs
+
+needs("prometheus_client")
+needs("PIL")
 
 from PIL import Image
 
@@ -40,6 +42,7 @@ class Run:
         return np.random.default_rng(seen[0]).integers(0, 255, (self._side, self._side, 3), np.uint8)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("work_s", [0.0, 0.04])
 def test_all_who_look_share_a_few_pictures_a_second(work_s):
     run = Run(work_s)

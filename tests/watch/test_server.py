@@ -280,6 +280,7 @@ def test_large_requests_are_refused_and_the_server_lives(watched):
         assert get(server, "/health")[0] == 200
 
 
+@pytest.mark.thorough
 def test_silent_clients_do_not_keep_it_from_stopping_and_leave_no_thread(watched):
     before = set(threading.enumerate())
     with WatchServer(watched) as server:

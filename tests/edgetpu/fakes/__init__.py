@@ -15,7 +15,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.support.parts import needs
 
 _HERE = Path(__file__).parent
 _FOLDER = tempfile.TemporaryDirectory(prefix="fake-libedgetpu-")
@@ -24,9 +24,8 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="fake-libedgetpu-")
 @cache
 def libedgetpu() -> Path:
     """Return the fake library, built once; skips the test where there is no C compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
+    needs("C compiler")
+    compiler = shutil.which("cc") or str(shutil.which("gcc"))
     library = Path(_FOLDER.name) / "libedgetpu.so.1"
     command = [
         compiler,

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from tvm_pipeline_gpu.detection import survey
 
+from tests.support.parts import needs
+
 _HERE = Path(__file__).parent
 _FOLDER = tempfile.TemporaryDirectory(prefix="fake-drivers-")
 
@@ -45,9 +47,8 @@ CUDA_ORIN = "Orin|8|7|7990480896|1|0"
 @cache
 def built() -> Path:
     """Return the folder of both libraries, built once; skip the test where there is no C compiler."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler")
+    needs("C compiler")
+    compiler = shutil.which("cc") or str(shutil.which("gcc"))
     for name in ("libcuda", "libOpenCL"):
         command = [compiler, "-shared", "-fPIC", "-O1", "-o", f"{_FOLDER.name}/{name}.so.1", f"{_HERE}/{name}.c"]
         subprocess.run(command, check=True)

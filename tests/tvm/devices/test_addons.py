@@ -42,6 +42,7 @@ def libraries(cache: Path) -> list[Path]:
     return sorted((cache / "addons").rglob("*.so"))
 
 
+@pytest.mark.thorough
 def test_an_add_on_is_built_once(tmp_path: Path, cache: Path) -> None:
     """The first load builds and says so; TVM then has the function; a second build finds the same library."""
     addon, said = small_addon(tmp_path, "tests.devices.once"), []
@@ -53,6 +54,7 @@ def test_an_add_on_is_built_once(tmp_path: Path, cache: Path) -> None:
     assert len(said) == 1
 
 
+@pytest.mark.thorough
 def test_a_damaged_library_is_built_again(tmp_path: Path, cache: Path) -> None:
     """A library that was cut short is not loaded, which would end the process; it is said and built again."""
     addon, said = small_addon(tmp_path, "tests.devices.damaged"), []
@@ -63,6 +65,7 @@ def test_a_damaged_library_is_built_again(tmp_path: Path, cache: Path) -> None:
     assert "damaged" in said[0]
 
 
+@pytest.mark.thorough
 def test_another_text_another_version_and_another_option_are_other_libraries(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +79,7 @@ def test_another_text_another_version_and_another_option_are_other_libraries(
     assert len(set(folders)) == 4
 
 
+@pytest.mark.thorough
 def test_two_processes_build_at_the_same_time(tmp_path: Path, cache: Path) -> None:
     """Both end well, and the library is whole."""
     small_addon(tmp_path, "tests.devices.race")

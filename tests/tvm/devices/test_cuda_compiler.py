@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 import tvm
 
 from tests.support.networks import relay_module
+from tests.support.parts import needs, nvidia_file
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.devices.cuda_toolkit import NVRTC
 from tvm_pipeline.tvm.devices.nvrtc import Nvrtc, nvrtc
@@ -36,15 +36,6 @@ int nvrtcGetSupportedArchs(int* archs) { *archs = 999; return 0; }
 """
 
 
-def installed(name: str) -> Path:
-    """Return a file of NVIDIA's packages of PyPI; skip the test where it is not installed."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(folder) / name).exists():
-            return Path(folder) / name
-    pytest.skip(f"nvidia/{name} is not installed: pip install tvm-pipeline[cuda]")
-
-
 NETWORKS = ("branching", "splitting", "two_in_two_out", "shapes", "mobile")
 # Builds that write other kernels for some architectures: int8 has an instruction of its own from sm_61 on.
 CHOSEN = (("mobile", "sm_87"), *(("int8", arch) for arch in ARCHS))
@@ -53,7 +44,7 @@ CHOSEN = (("mobile", "sm_87"), *(("int8", arch) for arch in ARCHS))
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with what NVIDIA's nvrtc makes of the networks' kernels; it must not meet the software CUDA."""
-    installed("cuda_nvrtc/lib/libnvrtc.so.12")
+    needs("NVRTC")
     folder = tmp_path_factory.mktemp("kernels")
     code = f"import pathlib, tests.tvm.devices.test_cuda_compiler as t; t.write(pathlib.Path({str(folder)!r}))"
     environment = {name: value for name, value in os.environ.items() if name not in ("CUDA_HOME", "LD_LIBRARY_PATH")}
@@ -96,7 +87,7 @@ def compiled(network: str, arch: str) -> Any:
 
 def assembled(source: Path, ptx: Path, arch: str) -> str:
     """Return what NVIDIA's assembler says of PTX that is to have all kernels of the source."""
-    command = [str(installed("cuda_nvcc/bin/ptxas")), f"-arch={arch}", "-v", str(ptx), "-o", str(ptx) + ".cubin"]
+    command = [str(nvidia_file("cuda_nvcc/bin/ptxas")), f"-arch={arch}", "-v", str(ptx), "-o", str(ptx) + ".cubin"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     wanted = re.findall(r"^extern .* (\w+)\(.*\) \{$", source.read_text(), re.MULTILINE)
     assert sorted(re.findall(r"Compiling entry function '(\w+)'", done.stderr)) == sorted(wanted) != []
@@ -130,7 +121,7 @@ def test_what_nvrtc_refuses(written: Path) -> None:
 
 def test_a_driver_that_is_older_than_nvrtc_gets_no_ptx(tmp_path: Path) -> None:
     """It would refuse that; it gets the machine's code, an ELF file, which TVM can tell up to its first zero byte."""
-    installed("cuda_nvrtc/lib/libnvrtc.so.12")
+    needs("NVRTC")
     code = (
         "import ctypes, sys; ctypes.CDLL(sys.argv[1]); from tvm_pipeline.tvm.devices.nvrtc import nvrtc; "
         "source = 'extern \"C\" __global__ void first(float* out) { out[threadIdx.x] = 1; }'; "

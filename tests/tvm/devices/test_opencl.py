@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ from tvm import te
 from tvm.contrib import graph_executor
 
 from tests.support.networks import relay_module
+from tests.support.parts import needs
 from tests.support.stages import random_frame
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.files import cache_folder
@@ -34,13 +34,7 @@ TARGET = "opencl -device=intel_graphics"
 @pytest.fixture(scope="module")
 def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The first OpenCL device, with TVM made ready to run on it."""
-    try:
-        loader = ctypes.CDLL("libOpenCL.so.1")
-    except OSError:
-        pytest.skip("there is no OpenCL loader: apt install ocl-icd-libopencl1 pocl-opencl-icd")
-    count = ctypes.c_uint()
-    if loader.clGetPlatformIDs(0, None, ctypes.byref(count)) or not count.value:
-        pytest.skip("there is no OpenCL platform: apt install pocl-opencl-icd")
+    needs("OpenCL")
     with pytest.MonkeyPatch.context() as patch:
         # PoCL compiles into a cache of its user's, which another process may be clearing.
         patch.setenv("POCL_CACHE_DIR", str(tmp_path_factory.mktemp("pocl")))

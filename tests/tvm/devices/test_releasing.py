@@ -25,6 +25,7 @@ print("ends", flush=True)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("freed", "limit_s", "said"),
     [

@@ -1,0 +1,165 @@
+"""Plant faults of one line each into copies of the product, and see which of them the tests find.
+
+    python tests/planted_faults.py [--all] [NUMBER ...]     (the quick tests; `--all` runs the thorough ones, too)
+
+Each copy runs the tests until the first failure, beginning with those of the room of the fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Fault(NamedTuple):
+    """One line that is replaced: the first occurrence of `right` in a file becomes `wrong`."""
+
+    what: str
+    file: str
+    right: str
+    wrong: str
+
+
+FAULTS = (
+    # The judge
+    Fault("latency is the slowest stage", "cost/evaluate.py", "latency_s=sum(slowest),", "latency_s=max(slowest),"),
+    Fault(
+        "each replica sends every frame",
+        "cost/stage_costs.py",
+        ".seconds(part.received_bytes) * cost.share for",
+        ".seconds(part.received_bytes) for",
+    ),
+    Fault("a latency limit is lax", "cost/evaluate.py", "latency_s > most_s * (1 + 1e-9)", "latency_s > most_s * 1.5"),
+    Fault("each replica costs full energy", "cost/evaluate.py", "total += joules * cost.share", "total += joules"),
+    Fault("a bus counts the last transfer", "cost/evaluate.py", "needs[link.bus] += link", "needs[link.bus] = link"),
+    # The planner
+    Fault("memory limits are ignored", "planning/search/loops.py", "param_bytes > goal.capacity[d] or ", ""),
+    Fault(
+        "slow-down is ignored for shares",
+        "planning/search/loops.py",
+        "idle_rate += goal.slowdown[d] / max(taken, 1e-12)",
+        "idle_rate += 1.0 / max(taken, 1e-12)",
+    ),
+    Fault(
+        "cuts are compared wrongly",
+        "planning/search/loops.py",
+        "if cuts.sets[i, word] & ~cuts.sets[j, word]:",
+        "if cuts.sets[j, word] & ~cuts.sets[i, word]:",
+    ),
+    Fault(
+        "devices that share cores work together",
+        "planning/sat/placement.py",
+        "model.add_bool_or(~self.used[d], ~self.used[e])",
+        "pass",
+    ),
+    # The slicer
+    Fault(
+        "a copied output dies early",
+        "tvm/slice_plan.py",
+        "last.update(dict.fromkeys(shared.written(entry), len(running)))",
+        "pass",
+    ),
+    Fault(
+        "an output that is read inside is lost",
+        "tvm/slice_plan.py",
+        "if tensor.name in heads or not inside.issuperset",
+        "if not inside.issuperset",
+    ),
+    Fault("an input counts as computed here", "tvm/slice_plan.py", "return kernel >= 0", "return True"),
+    # The runtime
+    Fault("the first replica to end ends the stage", "runtime/worker.py", "last = self._left == 0", "last = True"),
+    Fault(
+        "the first failure wins, not the earliest frame",
+        "runtime/worker.py",
+        "if self.failure is None or failure.frame < self.failure.frame:",
+        "if self.failure is None:",
+    ),
+    Fault(
+        "host work takes frames out of order",
+        "runtime/worker.py",
+        "self._ordered = bool(before or after or state)",
+        "self._ordered = False",
+    ),
+    Fault(
+        "layouts are not converted",
+        "runtime/slots.py",
+        "if stands.layout == port.layout and (not port.layout or stands.shape == port.shape):",
+        "if stands.dtype == port.dtype:",
+    ),
+    # The front ends
+    Fault(
+        "initializers count as inputs",
+        "frontends/onnx.py",
+        "declared = [value for value in proto.graph.input if value.name not in constants]",
+        "declared = list(proto.graph.input)",
+    ),
+    Fault("a given shape is not written into the file", "frontends/onnx.py", "extent.dim_value = known", "pass"),
+    Fault(
+        "open shapes of TFLite pass",
+        "frontends/tflite.py",
+        " or any(extent < 0 for extent in signature[1:])",
+        "",
+    ),
+    Fault(
+        "a TFLite file that was cut short passes",
+        "frontends/tflite.py",
+        "if buffer.DataLength() and buffer.DataAsNumpy().size != buffer.DataLength():",
+        "if False:",
+    ),
+)
+
+
+def plant(fault: Fault, folder: Path) -> None:
+    """Copy what git tracks into a folder, with the fault in it."""
+    subprocess.run(["git", "checkout-index", "--all", f"--prefix={folder}/"], cwd=ROOT, check=True)
+    file = folder / "tvm_pipeline" / fault.file
+    text = file.read_text()
+    if fault.right not in text:
+        sys.exit(f"{fault.file} has no {fault.right!r} any more; mend tests/planted_faults.py")
+    file.write_text(text.replace(fault.right, fault.wrong, 1))
+
+
+def first_failure(fault: Fault, folder: Path, selected: list[str]) -> str:
+    """Return the test that fails first in a copy with a fault; an empty string if none does."""
+    room = f"tests/{fault.file.partition('/')[0]}"
+    command = [sys.executable, "-m", "pytest", "-x", "--quiet", "--numprocesses", "auto", *selected, room, "tests"]
+    # The copy comes before the installed product.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "backends")])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode and not failed:
+        sys.exit(f"the tests did not run:\n{done.stdout}{done.stderr}")
+    return failed[0].split(" - ")[0] if failed else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", nargs="*", type=int, help="of faults, from 1")
+    parser.add_argument("--all", action="store_true", help="run the thorough tests, too")
+    options = parser.parse_args()
+    selected = [] if options.all else ["-m", "not thorough", "--hypothesis-profile", "quick"]
+    numbers = options.numbers or range(1, len(FAULTS) + 1)
+    found = 0
+    for number in numbers:
+        fault = FAULTS[number - 1]
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="planted-fault-") as folder:
+            plant(fault, Path(folder))
+            failure = first_failure(fault, Path(folder), selected)
+        found += bool(failure)
+        told = failure or "not found"
+        sys.stdout.write(f"{number:2} {fault.what}: {told} ({time.monotonic() - began:.0f} s)\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{found} of {len(numbers)} faults found by {'all' if options.all else 'the quick'} tests\n")
+
+
+if __name__ == "__main__":
+    main()

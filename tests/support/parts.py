@@ -1,0 +1,101 @@
+"""The optional parts that tests need: how a test asks for one, and the command that installs it.
+
+    needs("tvm")                        # at the head of a file, or in a fixture or a test: skip without it
+    @pytest.mark.needs("mosquitto")     # the same as a mark of one test
+
+A part is a module of Python, a program, or a library of the system. Every skip for a missing part comes from here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+_SBIN = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/opt/homebrew/sbin"
+MOSQUITTO = shutil.which("mosquitto", path=_SBIN)
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def _module(name: str) -> Callable[[], object]:
+    def is_here() -> bool:
+        parent = name.rpartition(".")[0]
+        return (not parent or find_spec(parent) is not None) and find_spec(name) is not None
+
+    return is_here
+
+
+def _program(*names: str) -> Callable[[], object]:
+    """Return whether one of several programs is on the PATH."""
+    return lambda: any(map(shutil.which, names))
+
+
+def _opencl_platforms() -> int:
+    try:
+        loader = ctypes.CDLL("libOpenCL.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_uint()
+    return 0 if loader.clGetPlatformIDs(0, None, ctypes.byref(count)) else count.value
+
+
+def nvidia_file(name: str) -> Path | None:
+    """Return a file of NVIDIA's packages of PyPI, if it is installed."""
+    spec = find_spec("nvidia")
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
+
+
+# part -> whether it is here, and how to install it
+_PARTS: dict[str, tuple[Callable[[], object], str]] = {
+    "tvm": (_module("tvm"), "pip install '.[relay]'"),
+    "Relay": (_module("tvm.relay"), "pip install '.[relay]' in an environment without Relax"),
+    "onnx": (_module("onnx"), "pip install '.[relay]'"),
+    "onnxruntime": (_module("onnxruntime"), "pip install '.[onnxruntime]'"),
+    "onnxslim": (_module("onnxslim"), "pip install '.[simplify]'"),
+    "tflite": (_module("tflite"), "pip install '.[edgetpu]'"),
+    "flatbuffers": (_module("flatbuffers"), "pip install '.[edgetpu]'"),
+    "ai_edge_litert": (_module("ai_edge_litert"), "pip install '.[edgetpu]'"),
+    "av": (_module("av"), "pip install '.[video]'"),
+    "PIL": (_module("PIL"), "pip install '.[video]'"),
+    "matplotlib": (_module("matplotlib"), "pip install '.[plot]'"),
+    "prometheus_client": (_module("prometheus_client"), "pip install '.[watch]'"),
+    "paho-mqtt": (_module("paho.mqtt.client"), "pip install '.[mqtt]'"),
+    "griffe": (_module("griffe"), "pip install '.[docs]'"),
+    "ray": (_module("ray"), "pip install '.[fleet]'"),
+    "jax": (_module("jax"), "pip install '.[train]'"),
+    "supervision": (_module("supervision"), "pip install supervision"),
+    "NVRTC": (lambda: nvidia_file("cuda_nvrtc/lib/libnvrtc.so.12"), "pip install '.[cuda]'"),
+    "ptxas": (lambda: nvidia_file("cuda_nvcc/bin/ptxas"), "pip install '.[cuda]'"),
+    "C compiler": (_program("cc", "gcc"), "apt install gcc"),
+    "g++": (_program("g++"), "apt install g++"),
+    "OpenCL": (_opencl_platforms, "apt install ocl-icd-libopencl1 pocl-opencl-icd"),
+    "mosquitto": (lambda: MOSQUITTO, "apt install mosquitto"),
+    "Chromium": (lambda: CHROMIUM, "apt install chromium, or name one by CHROMIUM"),
+    "openssl": (_program("openssl"), "apt install openssl"),
+    "aarch64-linux-gnu-ld": (_program("aarch64-linux-gnu-ld"), "apt install binutils-aarch64-linux-gnu"),
+    "x86_64-linux-gnu-ld": (_program("x86_64-linux-gnu-ld"), "apt install binutils-x86-64-linux-gnu"),
+    "ld.lld": (_program("ld.lld"), "apt install lld"),
+    "ziglang": (_module("ziglang"), "pip install '.[cross]'"),
+    "linker for AArch64": (
+        lambda: _program("aarch64-linux-gnu-ld", "ld.lld")() or find_spec("ziglang"),
+        "apt install binutils-aarch64-linux-gnu, or pip install '.[cross]'",
+    ),
+}
+
+
+@cache
+def _is_here(part: str) -> bool:
+    return bool(_PARTS[part][0]())
+
+
+def needs(part: str) -> None:
+    """Skip the test, or the whole file, if a part is missing; the reason says how to install it."""
+    if not _is_here(part):
+        pytest.skip(f"{part} is not installed: {_PARTS[part][1]}", allow_module_level=True)
