@@ -1,4 +1,4 @@
-"""Every command of the README runs in CI: by `.ci/run`, by a test named here, or by this file itself."""
+"""Every command of the README runs in CI: by `.ci/run`, by `.ci/bare`, by a test named here, or by this file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ COMMANDS = list(dict.fromkeys(IN_BLOCKS + IN_TEXT))
 
 # Commands that `.ci/run` does not contain, and the test below that says how CI runs each.
 RUN_OTHERWISE = {
-    "make demo": "test_the_demo_is_run_by_a_test",
+    "make demo": "test_a_bare_machine_makes_the_demo_and_the_tests",
+    "make test": "test_a_bare_machine_makes_the_demo_and_the_tests",
+    "make test-all": "test_all_tests_run_and_the_demo_with_them",
+    "make coverage": "test_coverage_compares_the_two_test_commands",
     "make bench": "test_every_benchmark_is_run_in_short",
     "pip install '.[relay,video,plot,edgetpu,onnxruntime,watch]'": "test_the_extras_are_installed",
     "tvm-pipeline run model.onnx --source bikes.mp4 --output out.mp4": "test_the_commands_for_a_model_run",
@@ -52,23 +55,35 @@ def test_each_command_runs_in_ci(command: str) -> None:
     if command in RUN_OTHERWISE:
         assert RUN_OTHERWISE[command] in globals()
     elif command != ".ci/run":
-        assert re.search(rf"(?m)^(\w+=\S+ )?{re.escape(command)}$", CI), f".ci/run does not run {command!r}"
+        assert re.search(rf"(?m)^ *(\w+=\S+ )?{re.escape(command)}$", CI), f".ci/run does not run {command!r}"
 
 
 def test_nothing_is_listed_that_the_readme_does_not_say() -> None:
     assert RUN_OTHERWISE.keys() <= set(COMMANDS)
 
 
-def test_the_demo_is_run_by_a_test() -> None:
-    """`.ci/run` sets TVM_PIPELINE_DEMO, with which tests/test_examples.py runs the script of `make demo`."""
-    assert "TVM_PIPELINE_DEMO=1 make test" in CI
+def test_a_bare_machine_makes_the_demo_and_the_tests() -> None:
+    assert re.search(r"(?m)^part .* bash \.ci/bare$", CI)
+    assert "for goal in demo test; do" in (ROOT / ".ci/bare").read_text()
+
+
+def test_all_tests_run_and_the_demo_with_them() -> None:
+    """`.ci/run` sets TVM_PIPELINE_DEMO, with which tests/test_examples.py looks at what `make demo` writes."""
+    assert "TVM_PIPELINE_DEMO=1 make test-all" in CI
     assert "$(BIN)/python examples/face_detector/demo.py" in MAKEFILE
     assert hasattr(test_examples, "test_the_demo_writes_all_it_promises")
 
 
+def test_coverage_compares_the_two_test_commands() -> None:
+    """It runs all tests once more, so CI does not make it; it selects the quick tests as `make test` does."""
+    [quick] = re.findall(r"(?m)^QUICK := (.+)$", MAKEFILE)
+    program = (ROOT / ".ci/coverage.py").read_text()
+    assert all(f'"{word}"' in program for word in shlex.split(quick))
+
+
 def test_every_benchmark_is_run_in_short() -> None:
     _, listed, _ = re.split(r"printf '%s\\n' | \|\n", CI)
-    with_relax = re.findall(r'(?m)^VENV="\$VENV-relax" short (\w+)$', CI)
+    with_relax = re.findall(r'(?m)^ *VENV="\$VENV-relax" short (\w+)$', CI)
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
     assert scripts - TOOLS == {f"{name}.py" for name in (*listed.replace("\\", " ").split(), *with_relax)}
 

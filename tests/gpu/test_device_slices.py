@@ -91,6 +91,7 @@ def test_parameters_are_on_the_device_once_for_all_slices(
     assert software_cuda.allocated() <= before
 
 
+@pytest.mark.thorough
 def test_only_what_crosses_a_cut_is_copied(mixed: Mixed, gpu: Device, software_cuda: SoftwareCuda) -> None:
     model = mixed("mobile")
     operators = names(model)

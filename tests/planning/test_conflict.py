@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.brute_force import every_plan, serving_once, verdict
+from tests.support.examples import seeds
 from tests.support.graphs import Traits, random_problem
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage
@@ -69,8 +70,7 @@ def random_limits(seed: int) -> Problem:
     return problem
 
 
-@pytest.mark.quick_cases(1)
-@pytest.mark.parametrize(("scheduler", "seeds"), [(ideals, range(400)), (hybrid, range(200))])
+@pytest.mark.parametrize(("scheduler", "seeds"), [(ideals, seeds(400)), (hybrid, seeds(200))])
 def test_what_is_named_is_in_conflict_and_nothing_of_it_can_be_left_out(
     scheduler: Callable[[Problem], Plan], seeds: range
 ) -> None:

@@ -96,9 +96,8 @@ def random_of_a_kind(seed: int) -> tuple[Problem, bool]:
     return problem, not counts_period(problem)
 
 
-@pytest.mark.thorough
 def test_it_is_the_best_of_all_plans_of_every_kind() -> None:
-    for seed in range(250):
+    for seed in seeds(250):
         problem, proves = random_of_a_kind(seed)
         check(problem, proves=proves)
 

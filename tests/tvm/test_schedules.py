@@ -58,7 +58,7 @@ def layer(random: Random) -> tuple[tvm.IRModule, dict[str, Any], Tensor]:
     return module, weights.params, Tensor("data", (1, channels, height, width))
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", list(filter(runs_here, LEVELS)))
 def test_random_convolutions_have_the_bits_of_topi(target: str) -> None:
     random = Random(target)

@@ -19,7 +19,7 @@ from tvm_pipeline.tvm.relay.work_done import LINKING, WorkDone
 
 
 @pytest.mark.thorough
-def test_a_compile_tells_growing_shares_and_the_rest(cache: Path) -> None:
+def test_a_compile_tells_growing_shares_and_the_rest(own_cache: Path) -> None:
     lines: list[str] = []
     build_library(load("mlp"), "llvm", lines.append)
     shares = [int(found[1]) for line in lines if (found := re.search(r"compiling mlp for llvm: (\d+) %", line))]
