@@ -90,6 +90,7 @@ def check_lines(fleet: LocalFleet, since: int | None = None) -> None:
         assert frames == list(range(frames[0], frames[0] + len(frames)))
 
 
+@pytest.mark.thorough
 def test_services_share_a_busy_host_as_any_other_program(fleet: LocalFleet) -> None:
     """Ray would give its actors, and so what they start, the niceness 15, and have the kernel end them first."""
     wait_for_lines(fleet)
@@ -99,6 +100,7 @@ def test_services_share_a_busy_host_as_any_other_program(fleet: LocalFleet) -> N
     assert its == own
 
 
+@pytest.mark.thorough
 def test_what_dies_comes_again_and_the_service_is_adopted(fleet: LocalFleet) -> None:
     """The agent, then Ray of the host, then all of the head: the service lives through it, and no line is lost."""
     wait_for_lines(fleet)
@@ -118,6 +120,7 @@ def test_what_dies_comes_again_and_the_service_is_adopted(fleet: LocalFleet) -> 
     assert "Ray has ended" in fleet.said(HEAD)
 
 
+@pytest.mark.thorough
 def test_another_bundle_is_shipped_and_takes_over(fleet: LocalFleet) -> None:
     """`run` again with another file of the same name and labels: another epoch, made by these, and nothing twice."""
     wait_for_lines(fleet)
@@ -134,6 +137,7 @@ def test_another_bundle_is_shipped_and_takes_over(fleet: LocalFleet) -> None:
     assert (duty.camera, duty.host, duty.epoch > before) == ("gate", "attic", True)
 
 
+@pytest.mark.thorough
 def test_a_second_host_of_a_name_is_refused(fleet: LocalFleet) -> None:
     """And one with another token, at once and without trying again."""
     twin = LocalFleet(fleet.folder / "twin", first=20)
@@ -150,6 +154,7 @@ def test_a_second_host_of_a_name_is_refused(fleet: LocalFleet) -> None:
     assert status(fleet).hosts["attic"].state == "alive"
 
 
+@pytest.mark.thorough
 def test_a_run_that_stays_watches_the_fleet(fleet: LocalFleet) -> None:
     """It serves the state of the fleet; on SIGHUP it reads the file again, and a mistake in it changes nothing."""
     words = ("run", str(fleet.folder / "fleet.toml"), "--key", str(fleet.key), "--watch", "0", *AT)
@@ -176,6 +181,7 @@ def test_a_run_that_stays_watches_the_fleet(fleet: LocalFleet) -> None:
     check_lines(fleet)
 
 
+@pytest.mark.thorough
 def test_a_model_file_is_compiled_and_measured_on_its_host(fleet: LocalFleet) -> None:
     """It has no figures in the file; the camera before is left alone."""
     needs("tvm")
@@ -194,6 +200,7 @@ def test_a_model_file_is_compiled_and_measured_on_its_host(fleet: LocalFleet) ->
     check_lines(fleet)
 
 
+@pytest.mark.thorough
 def test_leaving_ends_all(fleet: LocalFleet, tmp_path: Path) -> None:
     """SIGTERM ends the host with its services, then the head; none of their processes live on."""
     pids = [*fleet.pids("attic"), *fleet.pids(HEAD)]

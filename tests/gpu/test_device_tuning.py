@@ -148,6 +148,7 @@ def check_bits(bench: Bench, target: Any, kinds: list[str]) -> None:
         assert candidate.seconds < np.inf
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_own_cache")
 @pytest.mark.parametrize(
     ("target", "kinds"),
@@ -279,6 +280,7 @@ def test_autotvm_reads_what_is_written_and_broken_lines_are_skipped(caplog: pyte
     assert f"{len(broken)} lines are no records" in caplog.text
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_with_default")
 def test_a_model_is_compiled_with_what_is_recorded_for_it_and_has_the_same_bits(cpu: Device) -> None:
     """Slices of a platform of both kinds too, whose operators stay aligned."""
@@ -334,6 +336,7 @@ device_candidates.Bench.time = time
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_with_default")
 def test_a_candidate_that_ends_its_process_costs_only_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -51,6 +51,7 @@ def test_slices_equal_the_unsplit_model(compiled: Callable[..., RelayModel], cpu
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
 
 
+@pytest.mark.thorough
 def test_compiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: Device, pocl: Device) -> None:
     model = compiled(NETWORK, cpu.target, cpu.target, pocl.target)
     check_agreement(model, [cpu, pocl], lambda _: None)
@@ -59,6 +60,7 @@ def test_compiled_programs_are_kept(compiled: Callable[..., RelayModel], cpu: De
     assert list(folder.glob("programs-*.bin"))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("own_cache")
 def test_operators_that_the_driver_does_not_compile_are_refused_with_its_reason(cpu: Device, pocl: Device) -> None:
     """Kernels call a function that is not there, as where a driver lacks an extension that they use."""

@@ -161,9 +161,10 @@ REFUSED = {("revisits", "latency")}
 @pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "predpar"])
 def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
     made = 0
-    for seed in seeds(15):
+    for seed in range(15):
         rng = random.Random(seed)
         problem = random_problem(rng, rng.choice(TIMED), operators=(2, 4), traits=Traits(modelled=True))
+        problem = replace(problem, time_limit_s=0.2)  # local search stops early
         try:
             decision = planning.plan(problem, scheduler)
         except NoPlanError:

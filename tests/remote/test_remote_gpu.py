@@ -83,6 +83,7 @@ def server(tmp_path: Path) -> Iterator[BoardServer]:
         yield server
 
 
+@pytest.mark.thorough
 def test_a_gpu_of_a_board_is_compiled_for_measured_and_planned(cli, net, both, server, tmp_path):
     bundle, profile = tmp_path / "net.tar", tmp_path / "profile.json"
     remote = ("--remote", server.address, "--platform", both)
@@ -97,6 +98,7 @@ def test_a_gpu_of_a_board_is_compiled_for_measured_and_planned(cli, net, both, s
         assert {device for stage in opened.plan.stages for device in stage.devices} == {"cpu", "gpu"}
 
 
+@pytest.mark.thorough
 def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, monkeypatch):
     """The board finds it when a model was compiled for it, and its profile has no times of it."""
     monkeypatch.setattr(serving, "SESSION", f"{SESSION.removesuffix('serve()')}exec({WRONG!r}); serve()")

@@ -154,6 +154,7 @@ def test_a_run_publishes_its_lines(cli, bundle, tmp_path, broker):
     assert not (tmp_path / "mqtt:").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("mosquitto")
 def test_each_line_comes_once_and_in_order_through_restarts(broker):
     lines = Lines(broker)
@@ -178,6 +179,7 @@ def test_each_line_comes_once_and_in_order_through_restarts(broker):
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("mosquitto")
 def test_what_a_broker_that_forgets_had_not_confirmed_is_published_again(tmp_path, monkeypatch):
     monkeypatch.setattr(mqtt_results, "RETRY_S", (1.5, 1.5))  # the reader comes back first

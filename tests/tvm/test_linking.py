@@ -53,6 +53,7 @@ def only(linker: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(programs))
 
 
+@pytest.mark.quick_cases(1)
 @not_arm
 @pytest.mark.parametrize("linker", LINKERS)
 def test_a_linker_alone_makes_a_library_for_another_processor(

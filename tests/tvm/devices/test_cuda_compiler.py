@@ -94,6 +94,7 @@ def assembled(source: Path, ptx: Path, arch: str) -> str:
     return done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("network", NETWORKS)
 def test_kernels_are_code_for_the_gpu(network: str, written: Path) -> None:
     """NVIDIA's assembler takes them for each Jetson, and no kernel is out of registers."""

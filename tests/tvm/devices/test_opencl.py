@@ -77,6 +77,7 @@ def run(library: Any, device: Any) -> np.ndarray:
     return b.numpy()
 
 
+@pytest.mark.thorough
 def test_a_network_computes_what_the_cpu_does(device: Any, tmp_path: Path) -> None:
     """Kernels are compiled, saved, loaded and run."""
     mod, params = relay_module("shapes")
@@ -193,6 +194,7 @@ print(part(whole, 2048, tvm.runtime.ShapeTuple((2,)), tvm.DataType("float32")).n
 """
 
 
+@pytest.mark.thorough
 def test_a_tvm_with_opencl_of_its_own(device: Any, tmp_path: Path) -> None:
     """It keeps its runtime, and gets only what slices need besides, compiled against its own sources."""
     root = tvm_sources("OpenCL")
