@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # pip compiles no module: most are never imported, and Python compiles those that are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 # `make test SEED=7` runs the tests in a random order, and `make test WORKERS=0` in one process.
-WORKERS ?= auto
+WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal \
   $(if $(SEED),--random-order-bucket global --random-order-seed $(SEED))
 QUICK := -m 'not thorough' --hypothesis-profile quick
