@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,10 @@ from tests.support.networks import as_model, relay_module
 from tests.support.parts import needs
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+
+import tvm  # isort: skip
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +43,13 @@ def software_cuda_folder(folder_of_the_run: Path) -> Path:
 def software_cuda(software_cuda_folder: Path) -> SoftwareCuda:
     """Provide the device as this process's CUDA, until it ends."""
     return device.load(software_cuda_folder)
+
+
+@pytest.fixture
+def nothing_to_free() -> None:
+    """Wait until the device's memory that objects of earlier tests held is free."""
+    gc.collect()
+    assert wait_until_released(tvm.device("cuda", 0))
 
 
 @pytest.fixture(autouse=True)

@@ -172,6 +172,7 @@ def test_threads_of_the_host_share_the_device(driver: Driver, module: ctypes.c_v
     assert error.value.args == (NO_CONTEXT,)
 
 
+@pytest.mark.usefixtures("nothing_to_free")
 def test_memory_is_counted_and_limited(driver: Driver, software_cuda: SoftwareCuda, monkeypatch) -> None:
     """Memory ends where its size says; what nobody wrote is not a number."""
     before = software_cuda.allocated()
