@@ -113,7 +113,7 @@ def measure_loading(backends: str, folder: Path) -> None:
         import_module(f"tvm_pipeline.tvm.{installed_ir()}.compiled")  # modules are no part of a model
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = kib("VmRSS")
-    with closing(backend.load(folder)):
+    with closing(backend.load(folder, [])):
         print(msgspec.json.encode((kib("VmHWM") - before, kib("VmRSS") - before)).decode())
 
 
@@ -162,7 +162,7 @@ def main() -> None:
         with closing(backend.compile(model, platform.devices, lambda _: None)) as made:
             made.save(Path(folder), (), platform)
             stored = sum(operator.param_bytes for operator in made.graph.operators)
-        compiled = opened.enter_context(closing(backend.load(Path(folder))))
+        compiled = opened.enter_context(closing(backend.load(Path(folder), platform.devices)))
         del made
         table = Table(
             *("isolated stages", "parent", "processes", "sum", "of these the file of weights"),

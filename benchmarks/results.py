@@ -30,8 +30,9 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tests.support.mqtt import MOSQUITTO, NO_MOSQUITTO, Broker, until
+from tests.support.mqtt import Broker, until
 from tests.support.onnx_models import write_picture_net
+from tests.support.parts import MOSQUITTO
 from tvm_pipeline import Bundle, Problem, detect_platform, load, plan, profile_model, settle_platform, write_bundle
 from tvm_pipeline.service.running import Service
 from tvm_pipeline.service.settings import Settings
@@ -125,7 +126,7 @@ def main() -> None:
         rate_fps = run(bundle, str(lines), frames)
         sound = judge("a file", frames_of(lines), frames, rate_fps)
         if MOSQUITTO is None or shutil.which("mosquitto_sub") is None:
-            CONSOLE.print(f"MQTT: not tried, {NO_MOSQUITTO} mosquitto-clients")
+            CONSOLE.print("MQTT: not tried; apt install mosquitto mosquitto-clients")
         else:
             found, rate_fps = over_mqtt(bundle, folder, frames, arguments.short)
             sound &= judge("a broker that restarts", found, frames, rate_fps)
