@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import settings
@@ -78,9 +79,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if wanted else True
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--but-passed", metavar="FILE", help="leave out the tests that passed in a JUnit report")
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that are not quick as thorough."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases that are not quick as thorough, and leave out what passed before."""
     seen: Counter[str] = Counter()
     for item in items:
         if quick := item.get_closest_marker("quick_cases"):
@@ -88,6 +93,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             seen[test] += 1
             if seen[test] > quick.args[0]:
                 item.add_marker("thorough")
+    if report := config.getoption("--but-passed"):
+        cases = ElementTree.parse(report).iter("testcase")
+        passed = {(case.get("classname"), case.get("name")) for case in cases if not len(case)}
+        left_out = [item for item in items if _in_junit(item) in passed]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if _in_junit(item) not in passed]
+
+
+def _in_junit(item: pytest.Item) -> tuple[str, str]:
+    """Return the class name and the name of a test in a JUnit report."""
+    address, bracket, case = item.nodeid.partition("[")
+    file, *names = address.split("::")
+    parts = [file.removesuffix(".py").replace("/", "."), *names]
+    return ".".join(parts[:-1]), parts[-1] + bracket + case
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -144,9 +163,8 @@ def _environment_stays() -> Iterator[None]:
     before = dict(os.environ)
     yield
     after = dict(os.environ)
-    for own in ("PYTEST_CURRENT_TEST",):
-        before.pop(own, None), after.pop(own, None)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    changed -= {"PYTEST_CURRENT_TEST", "TOPHUB_LOCATION"}  # pytest's; and set once, when TVM is first imported
     os.environ.update({name: before[name] for name in changed & before.keys()})
     for name in changed - before.keys():
         del os.environ[name]
