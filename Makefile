@@ -43,7 +43,7 @@ test-all: ready
 
 # The lines that the quick tests execute, beside those that all tests execute.
 coverage: ready
-	$(BIN)/python .ci/coverage.py
+	$(BIN)/python .ci/compare_coverage.py
 
 lint: $(VENV)/.stamp
 	$(BIN)/ruff format --check .

@@ -77,7 +77,7 @@ def test_all_tests_run_and_the_demo_with_them() -> None:
 def test_coverage_compares_the_two_test_commands() -> None:
     """It runs all tests once more, so CI does not make it; it selects the quick tests as `make test` does."""
     [quick] = re.findall(r"(?m)^QUICK := (.+)$", MAKEFILE)
-    program = (ROOT / ".ci/coverage.py").read_text()
+    program = (ROOT / ".ci/compare_coverage.py").read_text()
     assert all(f'"{word}"' in program for word in shlex.split(quick))
 
 
