@@ -43,6 +43,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = ModuleType("jtop")
     package.jtop = Client  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "jtop", package)
+    monkeypatch.setattr(Client, "opened", 0)
     return trees.write_tree(tmp_path, {"run/jtop.sock": ""})
 
 

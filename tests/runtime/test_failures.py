@@ -52,8 +52,19 @@ def taken_until(error: type[BaseException], results: Iterator[Result]) -> tuple[
     return values(taken), caught.value
 
 
+OTHERS: set[threading.Thread] = set()  # threads that tests before left
+
+
+@pytest.fixture(autouse=True)
+def _own_threads() -> None:
+    OTHERS.clear()
+    OTHERS.update(threading.enumerate())
+
+
 def pipeline_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith(("stage", "feeder"))]
+    """Return the names of the threads of a test's pipelines."""
+    new = set(threading.enumerate()) - OTHERS
+    return [thread.name for thread in new if thread.name.startswith(("stage", "feeder"))]
 
 
 def chain_with(hooks: dict[tuple[str, str], Hook], operators: int = 3, **options: int) -> Pipeline:

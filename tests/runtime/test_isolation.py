@@ -38,11 +38,13 @@ from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime import LivePipeline, Pipeline
 from tvm_pipeline.runtime.isolation import isolated
 
+OTHERS: set[int] = set()  # processes that tests before left
+
 
 def children() -> set[int]:
-    """Processes that this one started and that are not gone."""
+    """Return the processes that a test started and that are not gone."""
     files = Path("/proc/self/task").glob("*/children")
-    return {int(child) for file in files for child in file.read_text().split()}
+    return {int(child) for file in files for child in file.read_text().split()} - OTHERS
 
 
 def left_over() -> list[set]:
@@ -59,6 +61,8 @@ def _nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     install(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     gc.collect()
+    OTHERS.clear()
+    OTHERS.update(children())
     before = left_over()
     yield
     gc.collect()

@@ -293,8 +293,8 @@ def test_the_only_plan_and_a_model_without_host_work_keep_their_threads() -> Non
 
 
 def test_pipelines_that_run_correct_a_profile_that_is_wrong() -> None:
-    """By the profile both devices take 1 ms for an operator; one takes 8 ms."""
-    hooks = {(name, device): busy(ms / 1e3) for name in WHOLE for device, ms in (("d0", 1), ("d1", 8))}
+    """By the profile both devices take 1 ms for an operator; one takes 30 ms, so that no replica of it pays."""
+    hooks = {(name, device): busy(ms / 1e3) for name in WHOLE for device, ms in (("d0", 1), ("d1", 30))}
     model = chain_model(2, hooks=hooks)
     platform = replace(PLATFORM, devices=PLATFORM.devices[:2])
     devices = {device.name: DeviceProfile.in_order(GRAPH, [1e-3, 1e-3]) for device in platform.devices}
