@@ -3,8 +3,8 @@
 An environment has Relay or Relax. Nearly all tests run with Relay, and those in tests/relax only with Relax. Tests
 that must hold with both are listed in BOTH; the others know no TVM, or are Relay's.
 
-`make test` runs the quick tests, and `make test-all` runs those with the mark `thorough`, too. A test for whose
-cases a few stand as examples has the mark `quick_cases(count)`: the first `count` cases are quick.
+`make test` runs the quick tests, and `make test-all` runs those with the mark `thorough`, too. If a few cases of a test
+stand for all of them, the test has the mark `quick_cases(count)`: the first `count` cases are quick.
 """
 
 from __future__ import annotations

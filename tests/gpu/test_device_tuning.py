@@ -63,7 +63,7 @@ HOST = "llvm"
 
 @pytest.fixture(scope="session")
 def _pocl() -> None:
-    needs("OpenCL")
+    needs("PoCL")
     ready_to_run("opencl")
 
 

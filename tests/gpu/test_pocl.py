@@ -28,7 +28,7 @@ NETWORK = "shapes"
 
 @pytest.fixture
 def pocl(monkeypatch: pytest.MonkeyPatch) -> Device:
-    needs("OpenCL")
+    needs("PoCL")
     found = [gpu for gpu in survey().gpus if gpu.kind == "opencl" and gpu.is_software]
     ready_to_run("opencl")
     return Device("gpu", "gpu", (), f"{found[0].address} -device=intel_graphics -max_num_threads=256", stand_in="PoCL")

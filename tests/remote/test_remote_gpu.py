@@ -59,7 +59,7 @@ agreement._Bound.compute = wrong
 @pytest.fixture(scope="module")
 def gpu() -> str:
     """The target of the software GPU."""
-    needs("OpenCL")
+    needs("PoCL")
     found = [gpu for gpu in survey().gpus if gpu.kind == "opencl" and gpu.is_software]
     return str(found[0].address)
 

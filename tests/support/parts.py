@@ -36,13 +36,23 @@ def _program(*names: str) -> Callable[[], object]:
     return lambda: any(map(shutil.which, names))
 
 
-def _opencl_platforms() -> int:
+def _opencl_platforms() -> list[bytes]:
+    """Return the names of the platforms of OpenCL."""
     try:
         loader = ctypes.CDLL("libOpenCL.so.1")
     except OSError:
-        return 0
-    count = ctypes.c_uint()
-    return 0 if loader.clGetPlatformIDs(0, None, ctypes.byref(count)) else count.value
+        return []
+    platforms, count = (ctypes.c_void_p * 16)(), ctypes.c_uint()
+    if loader.clGetPlatformIDs(16, platforms, ctypes.byref(count)):
+        return []
+    names = []
+    for platform in platforms[: count.value]:
+        name = ctypes.create_string_buffer(256)
+        loader.clGetPlatformInfo(
+            ctypes.c_void_p(platform), 0x0902, ctypes.c_size_t(256), name, None
+        )  # CL_PLATFORM_NAME
+        names.append(name.value)
+    return names
 
 
 def nvidia_file(name: str) -> Path | None:
@@ -76,6 +86,7 @@ _PARTS: dict[str, tuple[Callable[[], object], str]] = {
     "C compiler": (_program("cc", "gcc"), "apt install gcc"),
     "g++": (_program("g++"), "apt install g++"),
     "OpenCL": (_opencl_platforms, "apt install ocl-icd-libopencl1 pocl-opencl-icd"),
+    "PoCL": (lambda: b"Portable Computing Language" in _opencl_platforms(), "apt install pocl-opencl-icd"),
     "mosquitto": (lambda: MOSQUITTO, "apt install mosquitto"),
     "Chromium": (lambda: CHROMIUM, "apt install chromium, or name one by CHROMIUM"),
     "openssl": (_program("openssl"), "apt install openssl"),
