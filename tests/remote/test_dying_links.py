@@ -20,10 +20,10 @@ TIMES = {"silent_s": 1.0, "keep_s": 3.0}
 
 
 @pytest.fixture
-def free(server):
-    """The server without a client."""
-    until(lambda: server.is_free)
-    return server
+def free(tmp_path):
+    """A server of the test's own: no other test's session is open on it, whatever ran before."""
+    with serving_board(tmp_path / "board", **TIMES) as server:
+        yield server
 
 
 def connected(proxy, told=None):
@@ -122,14 +122,11 @@ def test_an_upload_goes_on_where_it_broke_off(proxied, server, tmp_path):
     assert proxy.up - before < 5_000_000 + CHUNK + 100_000
 
 
-# The tests below need a session of their own; that of the others ends here.
-
-
-def test_another_client_waits_for_one_that_leaves(proxied, server):
-    _, board = proxied
-    board.close()
-    until(lambda: server.is_free or all(one.leaving.is_set() for one in server._sessions.values()))
-    with Board.connect(str(server.address), **TIMES) as other:
+def test_another_client_waits_for_one_that_leaves(free):
+    with Board.connect(str(free.address), **TIMES) as board:
+        board.call("count", {})
+    until(lambda: free.is_free or all(one.leaving.is_set() for one in free._sessions.values()))
+    with Board.connect(str(free.address), **TIMES) as other:
         assert other.call("count", {})[0] == 1
 
 
