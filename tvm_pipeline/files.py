@@ -1,23 +1,33 @@
 """Files that are either whole or absent, and the folder where compiled models are kept.
 
-`replacing` writes a file or a folder under another name first; `locked` has one process make what several need.
+`replacing` writes a file or a folder under another name first; `locked` has one process make what several need; `keep`
+writes what a later run can do without, and `kept` reads it.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
+import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.errors import OptionError, PipelineError
 
 _log = logging.getLogger(__name__)
+
+_CACHE_VARIABLES = "TVM_PIPELINE_CACHE", "XDG_CACHE_HOME", "CACHE_DIRECTORY", "STATE_DIRECTORY"
+_TEMPORARY = "tvm-pipeline-"  # what the names of temporary folders begin with
+SUMS = "sums.json"  # of a sealed folder
+_told: set[str] = set()  # caches of which the log said that they cannot be written
 
 # What a write into a file that is open already fails with, where the place is at fault.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -77,6 +87,31 @@ def write_bytes(path: Path | str, content: bytes) -> None:
         temporary.write_bytes(content)
 
 
+def check_distinct(outputs: Iterable[Path | None], inputs: Iterable[Path | str | None]) -> None:
+    """Raise OptionError where an output is a file that is read, or another output, be it by another name or a link."""
+    taken = {real: str(path) for path in inputs if path and (real := _file(path))}
+    for output in outputs:
+        if output and (real := _file(output)):
+            if real in taken:
+                name = str(output) if taken[real] == str(output) else f"{output}, which is {taken[real]}"
+                raise OptionError(f"cannot write {name}: the same command reads or writes it; choose another file")
+            taken[real] = str(output)
+
+
+def _file(path: Path | str) -> object:
+    """Return what tells a file from all others, or one that is to be made; None for a device, a pipe or a folder."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return os.path.realpath(path) if isinstance(path, Path) else None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Return whether users other than its owner may read a file."""
+    return bool(path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH))
+
+
 def linked(source: Path, target: Path) -> None:
     """Give a file that nothing writes into a second name, so that it is in memory once, under whichever it is mapped.
 
@@ -117,12 +152,136 @@ def read_at_once(path: Path, most_bytes: int) -> bytes:
 
 
 def cache_folder() -> Path:
-    """Where compiled models are kept: $TVM_PIPELINE_CACHE, else the user's cache folder."""
-    override = os.environ.get("TVM_PIPELINE_CACHE")
-    if override:
-        return Path(override)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tvm-pipeline"
+    """Return the folder where compiled models are kept, which is made: the first of these that can be written.
+
+    - $TVM_PIPELINE_CACHE, else the user's cache folder ($XDG_CACHE_HOME, ~/.cache),
+    - the folders that systemd gives a service ($CACHE_DIRECTORY, $STATE_DIRECTORY),
+    - a private folder among the temporary files, which may be gone after the machine was started again.
+
+    The log warns once where it is not the first of them. Where none can be written, the first is returned.
+    """
+    asked, base, cache, state = map(os.environ.get, _CACHE_VARIABLES)
+    usual = asked or os.path.join(base or os.path.expanduser("~/.cache"), "tvm-pipeline")
+    private = os.path.join(tempfile.gettempdir(), f"tvm-pipeline-{os.getuid()}")
+    of_service = [cache.partition(":")[0]] if cache else []
+    of_service += [os.path.join(state.partition(":")[0], "cache")] if state else []
+    for place in map(Path, (usual, *of_service, private)):
+        if _is_writable(place, alone=str(place) == private):
+            if str(place) != usual and usual not in _told:
+                _told.add(usual)
+                _log.warning(
+                    "the cache %s cannot be written, and %s is used; set TVM_PIPELINE_CACHE to a lasting folder that "
+                    "can be written",
+                    usual,
+                    place,
+                )
+            return place
+    return Path(usual)
+
+
+def _is_writable(folder: Path, alone: bool) -> bool:
+    """Make a folder; return whether this user can write into it, and owns it `alone` where that is asked for."""
+    if str(folder).startswith("~"):  # a user without an entry in the password file has no home
+        return False
+    try:
+        folder.mkdir(mode=0o700 if alone else 0o777, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError:
+        return False
+    if alone and (
+        found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISDIR(found.st_mode)
+    ):
+        return False  # another user made it, who could give this one code to run
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+@contextmanager
+def temporary_folder(need_bytes: int = 1 << 20) -> Iterator[Path]:
+    """Yield a folder that goes with the block; those that processes left which were killed go first.
+
+    It lies in the cache where the usual place has no room for so many bytes.
+    """
+    place = Path(tempfile.gettempdir())
+    if shutil.disk_usage(place).free < need_bytes:
+        place = cache_folder()
+    for lock in place.glob(f"{_TEMPORARY}*.lock"):
+        with suppress(OSError), lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if lock.lstat().st_uid == os.getuid():
+                shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+                lock.unlink()
+    with tempfile.TemporaryDirectory(prefix=_TEMPORARY, dir=place, ignore_cleanup_errors=True) as name:
+        lock = Path(f"{name}.lock")
+        with open(f"{name}.new", "x") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            os.rename(held.name, lock)  # nobody sees it unlocked
+            try:
+                yield Path(name)
+            finally:
+                lock.unlink(missing_ok=True)
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of the cache, with its sum; where that is not possible, the log warns: it can be found out again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, content + b"\n" + hashlib.sha256(content).hexdigest().encode())
+    except (OSError, PipelineError) as error:
+        _log.warning("%s is not kept for the next time: %s", path, error)
+
+
+def kept(path: Path) -> bytes | None:
+    """Return what `keep` wrote; None where there is no such file, and where it is damaged, which the log says."""
+    try:
+        content, _, sum_ = path.read_bytes().rpartition(b"\n")
+    except OSError:
+        return None
+    if hashlib.sha256(content).hexdigest().encode() == sum_:
+        return content
+    _log.warning("%s is damaged (its checksum differs) and is made anew", path)
+    return None
+
+
+def seal(folder: Path) -> None:
+    """Write the sum of each file of a folder into the folder, for `damaged`."""
+    sums = {path.name: sum_of(path) for path in sorted(folder.iterdir())}
+    (folder / SUMS).write_text(json.dumps(sums, indent=1))
+
+
+def damaged(folder: Path) -> str:
+    """Return the name of a file that is not as it was when the folder was sealed; empty where there is none."""
+    try:
+        sums: dict[str, str] = json.loads((folder / SUMS).read_bytes())
+        return next((name for name, known in sums.items() if sum_of(folder / name) != known), "")
+    except FileNotFoundError as error:
+        return Path(error.filename).name
+    except (OSError, ValueError, AttributeError):
+        return SUMS
+
+
+def forget_oldest(paths: Iterable[Path], most_bytes: int) -> None:
+    """Remove the files and folders that were used longest ago, until the others have no more bytes than that."""
+    found = []
+    for path in paths:
+        with suppress(OSError):
+            files = [path, *path.rglob("*")] if path.is_dir() else [path]
+            found.append((path.stat().st_mtime, sum(file.stat().st_size for file in files), path))
+    held = sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
+        if held <= most_bytes:
+            return
+        with suppress(OSError):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            held -= size
+
+
+def sum_of(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -18,10 +18,8 @@ trust. Next: `archive.py`, for how tar files are read, and `contract.py`, for wh
 from __future__ import annotations
 
 import errno
-import hashlib
 import io
 import tarfile
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -46,12 +44,11 @@ from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import BundleError, OptionError, PipelineError, PlatformError
-from tvm_pipeline.files import replacing
+from tvm_pipeline.files import replacing, sum_of, temporary_folder
 from tvm_pipeline.version import __version__
 
 FORMAT = 2
 _MOST_MANIFEST_BYTES = 64 << 20
-_CHUNK = 1 << 20
 _AGAIN = "compile the model again"
 
 T = TypeVar("T")
@@ -114,8 +111,7 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
         manifest.json compiled/model.pickle graph.json plan.txt platform.json profile.json
     """
     backend = platform_backend(bundle.platform)
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+    with _scratch(path) as root:
         (root / "compiled").mkdir()
         bundle.compiled.save(root / "compiled", _of_model(bundle), bundle.platform)
         (root / "graph.json").write_bytes(msgspec.json.encode(bundle.graph))
@@ -133,7 +129,7 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
         if bundle.application is not None:
             (root / "application.json").write_bytes(msgspec.json.encode(bundle.application))
         files = {str(file.relative_to(root)): file for file in sorted(root.rglob("*")) if file.is_file()}
-        sums = {name: _sum(file) for name, file in files.items()}
+        sums = {name: sum_of(file) for name, file in files.items()}
         manifest = Manifest(FORMAT, __version__, backend.name, versions_of(bundle.platform), sums)
         # A file that has a second name, in the cache, is one of its own here.
         with replacing(path) as temporary, tarfile.open(temporary, "w", dereference=True) as tar:
@@ -143,6 +139,20 @@ def write_bundle(path: Path, bundle: Bundle) -> None:
             tar.addfile(entry, io.BytesIO(content))
             for name, file in files.items():
                 tar.add(file, name, recursive=False)
+
+
+@contextmanager
+def _scratch(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder; raise PipelineError, which names the file that is made in it, where it becomes full."""
+    with temporary_folder() as folder:
+        try:
+            yield folder
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise PipelineError(
+                f"cannot write {path}: no space is left in {folder}; set TMPDIR to a place with some"
+            ) from error
 
 
 @contextmanager
@@ -162,8 +172,7 @@ def open_bundle(path: Path) -> Iterator[Bundle]:
         ...         print(bundle.graph.name, bundle.plan.devices)
         net ('d0', 'd1')
     """
-    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
-        root = Path(folder)
+    with temporary_folder(path.stat().st_size if path.exists() else 0) as root:
         with blamed(path, BundleError, _AGAIN):
             bundle = _opened(path, root)
         with closing(bundle.compiled):
@@ -242,14 +251,6 @@ def _opened(path: Path, root: Path) -> Bundle:
     except OptionError as error:
         raise BundleError(f"graph.json: {error}; {_AGAIN}") from error
     return Bundle(graph, platform, profile, plan, compiled, preprocessing, decision, application, metadata, rewriting)
-
-
-def _sum(file: Path) -> str:
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        while part := content.read(_CHUNK):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def _of_model(bundle: Bundle) -> list[Stage]:

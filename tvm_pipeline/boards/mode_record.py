@@ -73,7 +73,7 @@ def state_folder() -> Path:
     if os.geteuid() == 0:
         return OF_ROOT
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path("~/.local/state").expanduser()) / "tvm-pipeline"
+    return Path(base or os.path.expanduser("~/.local/state"), "tvm-pipeline")
 
 
 def state_folders() -> list[Path]:

@@ -124,7 +124,7 @@ class NodeKeeper:
 def state_folder(name: str) -> Path:
     """Return where a head or a host keeps what it must not forget, by default."""
     base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "tvm-pipeline" / name
+    return Path(base or os.path.expanduser("~/.local/state"), "tvm-pipeline", name)
 
 
 @contextmanager

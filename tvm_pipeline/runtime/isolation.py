@@ -16,12 +16,10 @@ Next: `worker.py`, whose thread waits for the children.
 
 from __future__ import annotations
 
-import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +30,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.state_loops import carry_of
+from tvm_pipeline.files import temporary_folder
 from tvm_pipeline.runtime.stage_process import Order, StageProcess
 
 MAKING_S = 60.0  # for a child to make its stage, beside the weights; also to tie it to the device
@@ -55,12 +54,12 @@ def isolated(
         A model whose `stage` starts a process. To read the stage's ports raises what the process could not make.
         Timing operators and saving stay in this process. When the block ends, so does every process.
     """
-    with tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder:
-        compiled.save(Path(folder), stages, platform)
+    with temporary_folder() as folder:
+        compiled.save(folder, stages, platform)
         carry, (own, _) = carry_of(compiled.graph), without_carry(compiled, ())
         backends = tuple(sorted({device.backend for device in platform.devices}))
         limit_s = making_limit_s(compiled.graph) if making_s is None else making_s
-        model = IsolatedModel(own, backends, folder, limit_s)
+        model = IsolatedModel(own, backends, str(folder), limit_s)
         try:
             yield with_carry(cast(CompiledModel, model), carry)
         finally:

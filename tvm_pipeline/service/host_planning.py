@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from tvm_pipeline import planning
+from tvm_pipeline.addresses import HIDDEN, shown
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Decision, Plan, Stage, cost_key, describe
@@ -31,8 +32,8 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.simulate import fixed_rate, simulate
-from tvm_pipeline.errors import BundleError, NoPlanError, PlanError, ProfileError
-from tvm_pipeline.files import cache_folder, write_bytes
+from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlanError, ProfileError
+from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.verification import verified
 from tvm_pipeline.service.listener import Listener
@@ -55,6 +56,7 @@ from tvm_pipeline.version import __version__
 # A plan for a source of a fixed rate must be able to take so many more frames than come.
 RATE_MARGIN = 0.1
 SIMULATED_FRAMES = 200
+_FORMAT = 2  # of what is kept of an application
 MOST_KEPT = 200  # applications in the cache, of some 100 KB each
 
 
@@ -122,16 +124,16 @@ def plan_with_host(
             return HostPlan(usual, judged(usual, bundle.plan), bundle.decision)
         listener.say(f"the bundle was planned for another application ({differs}), so it is measured and planned anew")
     path = cache_folder() / "applications" / f"{key}.json"
-    if key and not fresh and not given and (kept := _kept(path)) is not None:
+    if key and not fresh and not given and (before := _kept(path)) is not None:
         try:
-            problem = _requested(usual, graph, kept.profile, rate_fps)
-            plan = judged(replace(problem, min_throughput_fps=None), kept.decision.plan)
+            problem = _requested(usual, graph, before.profile, rate_fps)
+            plan = judged(replace(problem, min_throughput_fps=None), before.decision.plan)
             plan = plan if rate_fps is None else at_rate(problem, plan, rate_fps)
         except (PlanError, ProfileError):
             pass  # it is of another version: plan anew
         else:
             listener.say(f"planned for this bundle, source and decoder before; `fresh` measures again ({path})")
-            return HostPlan(problem, plan, kept.decision)
+            return HostPlan(problem, plan, before.decision)
     profile = profile_host(rehearsal, bundle.compiled, bundle.platform, bundle.profile, progress=listener.step)
     problem = _requested(usual, graph, profile, rate_fps)
     if given:
@@ -185,23 +187,31 @@ def application_key(bundle: Path, problem: Problem, rehearsal: Rehearsal, rate_f
     """Return what names an application in the cache: its bundle, its source and decoder, and what is planned for."""
     found = bundle.stat()
     asked = problem.objective, problem.min_throughput_fps, problem.max_latency_s, rate_fps
-    parts = (str(bundle.resolve()), found.st_mtime_ns, found.st_size, asdict(rehearsal.setting), asked, __version__)
+    parts = (
+        str(bundle.resolve()),
+        found.st_mtime_ns,
+        found.st_size,
+        asdict(rehearsal.setting),
+        asked,
+        __version__,
+        _FORMAT,
+    )
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
-def _keep(path: Path, kept: _Kept) -> None:
+def _keep(path: Path, found: _Kept) -> None:
     """Write what is to be kept, and remove the oldest of what is too much."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, msgspec.json.encode(kept))
+    keep(path, msgspec.json.encode(found))
     for old in sorted(path.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)[MOST_KEPT:]:
         old.unlink(missing_ok=True)
 
 
 def _kept(path: Path) -> _Kept | None:
+    content = kept(path)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Kept)
-    except (OSError, msgspec.DecodeError, ProfileError):
-        return None
+        return None if content is None else msgspec.json.decode(content, type=_Kept)
+    except (msgspec.DecodeError, ProfileError):
+        return None  # another version wrote it
 
 
 def _requested(usual: Problem, graph: OperatorGraph, profile: Profile, rate_fps: float | None) -> Problem:
@@ -323,7 +333,7 @@ class Described:
     """The application that a bundle was compiled for.
 
     Attributes:
-        source: what was measured on, as `open_source` takes it.
+        source: what was measured on, as `open_source` takes it, without secrets (`addresses.shown`).
         decoder: the decoder as it was requested; empty where one was to be recognised, if there is one.
         setting: what the cost of the host operators depends on.
         labels, threshold, classes: as `Request` has them.
@@ -339,7 +349,7 @@ class Described:
     @classmethod
     def asked(cls, source: str, setting: HostSetting, request: Request) -> Described:
         """Return that of a request for a decoder."""
-        return cls(source, request.name, setting, request.labels, request.threshold, request.classes)
+        return cls(shown(source), request.name, setting, request.labels, request.threshold, request.classes)
 
     @property
     def request(self) -> Request:
@@ -356,10 +366,18 @@ class Described:
                 f"application.json of a bundle of {bundle.graph.name}: {error}; compile it again"
             ) from error
 
-    def rehearsal(self, bundle: Bundle) -> Rehearsal:
-        """Return the application again, on its own source; raise as `rehearsed_application` does."""
+    def rehearsal(self, bundle: Bundle, source: str = "") -> Rehearsal:
+        """Return the application again, on a source, or its own; raise as `rehearsed_application` does.
+
+        Raises OptionError, too, where its own has a secret, which no bundle holds.
+        """
+        if not source and HIDDEN in self.source:
+            raise OptionError(
+                f"the bundle was compiled on {self.source}, and holds no password; give the address as `source`",
+                option="source",
+            )
         model, setting = bundle.compiled.graph, self.setting
         found = interpret(model, bundle.metadata, self.request, bundle.preprocessing)
         return rehearsed_application(
-            model, bundle.platform, self.source, found, video=setting.video, lines=setting.lines
+            model, bundle.platform, source or self.source, found, video=setting.video, lines=setting.lines
         )

@@ -7,6 +7,8 @@ goes on at the frame after the last one whose result came out. Read next: inputs
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from tvm_pipeline.service.log_files import last_line, segment_numbers, segment_p
 WORKER = "TVM_PIPELINE_WORKER"  # the environment variable that gives a supervised run the folder of its counts
 
 Counts = NDArray[np.int64]  # [next frame, results]
+_COUNTS_BYTES = 16
+_log = logging.getLogger(__name__)
 
 
 class FrameCounts:
@@ -79,10 +83,21 @@ class FrameCounts:
 
     def _mapped(self, folder: Path, key: tuple[str, str]) -> Counts:
         path = folder / hashlib.sha256("\n".join(key).encode()).hexdigest()[:32]
-        return np.memmap(path, np.int64, "r+" if path.exists() else "w+", shape=(2,))
+        try:
+            with path.open("ab") as file:  # to write where the disk has no room for it would end the process
+                os.posix_fallocate(file.fileno(), 0, _COUNTS_BYTES)
+        except OSError as error:
+            _log.warning(
+                "the counts of %s are in memory alone, and after a crash it begins anew: cannot write %s: %s",
+                " ".join(filter(None, key)),
+                folder,
+                error.strerror,
+            )
+            return np.zeros(2, np.int64)
+        return np.memmap(path, np.int64, "r+", shape=(2,))
 
     @property
     def begun(self) -> bool:
         """True where any result came out, of this process or of one before it."""
         mapped = [np.fromfile(path, np.int64) for path in self._folder.iterdir()] if self._folder else []
-        return any(counts[1] for counts in (*mapped, *self._counts.values()))
+        return any(counts[1:].any() for counts in (*mapped, *self._counts.values()))  # a full disk leaves an empty file

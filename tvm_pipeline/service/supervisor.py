@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from types import FrameType
 
 from tvm_pipeline.boards.mode_switch import put_back_left
 from tvm_pipeline.errors import OptionError, PipelineError, RunError, VideoError
+from tvm_pipeline.files import cache_folder, temporary_folder
 from tvm_pipeline.processes import how_ended
 from tvm_pipeline.runtime import Event
 from tvm_pipeline.service.listener import Listener
@@ -71,16 +71,22 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
 
     with (
         handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), pass_on) | ending(pass_on, [signal.SIGHUP])),
-        tempfile.TemporaryDirectory(prefix="tvm-pipeline-") as folder,
+        temporary_folder() as folder,
         event_log(events, listener.warn) as write_event,
     ):
         while not ended_by:
             started_s = time.monotonic()
             # What a crash leaves in its temporary folder, such as an unpacked bundle, goes with the folder.
-            with tempfile.TemporaryDirectory(prefix="tvm-pipeline-", ignore_cleanup_errors=True) as temporary:
+            with temporary_folder() as temporary:
                 child = subprocess.Popen(
                     command,
-                    env={**os.environ, WORKER: folder, "TMPDIR": temporary},
+                    # A cache among the temporary files would go with the folder, so it is the supervisor's.
+                    env={
+                        **os.environ,
+                        WORKER: str(folder),
+                        "TMPDIR": str(temporary),
+                        "TVM_PIPELINE_CACHE": str(cache_folder()),
+                    },
                     start_new_session=True,  # Ctrl-C in a terminal comes here alone, and is passed on once
                 )
                 if ended_by:  # while it was being started

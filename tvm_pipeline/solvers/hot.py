@@ -12,11 +12,16 @@ of a fresh installation takes some seconds.
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
+
+from tvm_pipeline.files import cache_folder
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
@@ -44,13 +49,23 @@ def hot(loop: Loop) -> Loop:
 
 
 def _compile(module: str) -> None:
-    """Replace every registered loop of a module by its compiled form."""
+    """Replace every registered loop of a module by its compiled form.
+
+    numba keeps machine code beside the module. Where that folder cannot be written, it is kept in the cache of compiled
+    models; where that cannot be written either, or is full, each process compiles anew.
+    """
+    if not os.access(Path(__file__).parents[1], os.W_OK):
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(cache_folder() / "numba"))
     from numba import njit
 
     with _lock:
         for loop in _registered.pop(module, []):
-            function = njit(cache=True, nogil=True)(loop)
+            try:
+                function = njit(cache=True, nogil=True)(loop)
+            except RuntimeError:  # numba finds no folder that can be written
+                function = njit(nogil=True)(loop)
             _drop_unreadable(function)
+            _save_if_possible(function)
             _compiled[loop] = loop.__globals__[loop.__name__] = function
 
 
@@ -59,8 +74,25 @@ def _drop_unreadable(function: Any) -> None:
 
     numba (0.68) does not recognise such a cache as outdated; it fails.
     """
-    if hasattr(function, "_cache"):  # it has none where NUMBA_DISABLE_JIT is set
+    if _has_cache(function):
         try:
             function._cache._cache_file._load_index()
         except (AttributeError, ImportError):
             function._cache.flush()
+
+
+def _save_if_possible(function: Any) -> None:
+    """Make numba (0.68) go on where the disk is full: it keeps no machine code then, and would raise OSError."""
+    if _has_cache(function):
+        save = function._cache.save_overload
+
+        def attempt(*arguments: Any) -> None:
+            with suppress(OSError):
+                save(*arguments)
+
+        function._cache.save_overload = attempt
+
+
+def _has_cache(function: Any) -> bool:
+    """Return whether numba keeps a function: not with NUMBA_DISABLE_JIT, and not where no folder can be written."""
+    return hasattr(getattr(function, "_cache", None), "_cache_file")

@@ -31,8 +31,14 @@ sets TVM's environment up, so it comes before `import tvm`.
 import logging
 import os
 
+from tvm_pipeline.files import cache_folder
+
 # Without this every build looks for tuned schedules on the network. TVM reads it when it is imported.
 os.environ.setdefault("TOPHUB_LOCATION", "NONE")
+# TVM makes this folder when it is imported; without this line it is below the home of the user, and a service has none.
+os.environ.setdefault("TEST_DATA_ROOT_PATH", str(cache_folder() / "tvm"))
+if os.path.expanduser("~") == "~":  # a user without an entry in the password file: TVM names files of the home, too
+    os.environ["HOME"] = os.environ["TVM_PIPELINE_CACHE"] = str(cache_folder())
 
 _logged: set[str] = set()
 

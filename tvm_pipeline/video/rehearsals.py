@@ -5,7 +5,6 @@ Read next: application.py, whose operators it runs; host_profile.py, which measu
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -20,6 +19,7 @@ from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import VideoError
+from tvm_pipeline.files import temporary_folder
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.comparison import Run, Turn, turn
 from tvm_pipeline.runtime.frame_stream import Tagged
@@ -135,7 +135,7 @@ class Rehearsal:
         with ExitStack() as stack:
             write = None
             if self._scratch is not None:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm-pipeline-")))
+                folder = stack.enter_context(temporary_folder())
                 write = stack.enter_context(self._scratch(folder, self.fps or USUAL_FPS))
             frames = stack.enter_context(self._frames())
             yield Application(self._model, self.graph, frames, self._preprocessing, self._decode, write, rate_fps).host

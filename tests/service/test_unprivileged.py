@@ -1,0 +1,105 @@
+"""A run as a service runs: as a user without a home, on a file system that is read-only or full.
+
+Each run is a process in a mount namespace of its own, without the rights of root but the one to read all files, since
+Python may lie in root's home.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+LINES = 600
+NOBODY, NO_ENTRY = 65534, 60123  # the second has no entry in the password file
+MAY_UNSHARE = bool(
+    shutil.which("setpriv") and shutil.which("unshare") and not subprocess.call(["unshare", "--mount", "true"])
+)
+pytestmark = pytest.mark.skipif(not MAY_UNSHARE, reason="to lay file systems over others takes root, and unshare")
+
+READ_ONLY = """
+mount --bind / /mnt; mount -o remount,ro,bind /
+for kept in state tmp; do mount --bind {folder}/$kept {folder}/$kept; mount -o remount,rw,bind {folder}/$kept; done
+"""
+FULL = """
+mkdir -p {folder}/{full}; mount -t tmpfs -o size=64k,mode=777 none {folder}/{full}
+head -c 65536 /dev/zero > {folder}/{full}/filler || true
+"""
+
+
+@pytest.fixture
+def folder():
+    """A folder that every user can reach, with some that every user can write into."""
+    with tempfile.TemporaryDirectory() as name:
+        for path in (Path(name), *(Path(name, part) for part in ("state", "tmp", "cache"))):
+            path.mkdir(exist_ok=True)
+            path.chmod(0o777)
+        yield Path(name)
+
+
+def run(folder: Path, bundle: Path, *options: str, before: str = "", user: int = NOBODY, **variables: str) -> str:
+    """Run a bundle on 600 frames as a user; return what it said after the results were counted."""
+    environment = {"PATH": "/usr/bin:/bin", "TMPDIR": f"{folder}/tmp", "OMP_NUM_THREADS": "1", **variables}
+    arguments = [
+        "run",
+        shutil.copy(bundle, folder),
+        "--source",
+        f"synthetic:64x48@300:{LINES}",
+        "--policy",
+        "block",
+        "--verify",
+        "0",
+    ]
+    command = [
+        *("setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"),
+        *(
+            "--inh-caps=-all,+dac_read_search",
+            "--ambient-caps=+dac_read_search",
+            "--bounding-set=-all,+dac_read_search",
+        ),
+        *("env", "-i", *(f"{name}={value}" for name, value in environment.items())),
+        *(sys.executable, "-c", "import tvm_pipeline_command as c; c.main()", *arguments),
+        *("--results", folder / "state" / "r.jsonl", *options),
+    ]
+    script = f"set -e\n{before}\ncd /\nexec {shlex.join(map(str, command))}"
+    done = subprocess.run(["unshare", "--mount", "bash", "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert len((folder / "state" / "r.jsonl").read_text().splitlines()) == LINES
+    return done.stderr
+
+
+def test_a_home_that_is_not_there(folder, bundle):
+    said = run(folder, bundle, HOME="/nonexistent")
+    assert "the cache /nonexistent/.cache/tvm-pipeline cannot be written" in said
+    assert f"{folder}/tmp/tvm-pipeline-{NOBODY} is used" in said
+
+
+def test_the_folders_of_the_unit_on_a_read_only_system(folder, bundle):
+    before = READ_ONLY.format(folder=folder)
+    said = run(folder, bundle, before=before, HOME="/home/none", STATE_DIRECTORY=f"{folder}/state")
+    assert f"{folder}/state/cache is used" in said
+
+
+@pytest.mark.thorough
+def test_a_supervised_run_of_a_user_without_an_entry(folder, bundle):
+    assert "cannot be written" in run(folder, bundle, "--supervise", user=NO_ENTRY)
+    assert list((folder / "tmp" / f"tvm-pipeline-{NO_ENTRY}" / "applications").iterdir())  # it outlives the worker
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("options", [(), ("--supervise",), ("--isolate",)])
+def test_a_full_cache(folder, bundle, options):
+    before = FULL.format(folder=folder, full="cache")
+    said = run(folder, bundle, *options, before=before, TVM_PIPELINE_CACHE=f"{folder}/cache")
+    assert "is not kept for the next time" in said
+
+
+@pytest.mark.parametrize("options", [(), ("--supervise",)])
+def test_a_full_folder_for_temporary_files(folder, bundle, options):
+    run(folder, bundle, *options, before=FULL.format(folder=folder, full="tmp"), TVM_PIPELINE_CACHE=f"{folder}/cache")
