@@ -9,6 +9,7 @@ the program. Next: `compiled.py`, which calls this file.
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import platform
@@ -125,9 +126,12 @@ def compile_parts(
     for part in parts:
         key.update(hashlib.sha256(part).digest())
     folder = files.cache_folder() / "edgetpu" / key.hexdigest()
-    if not folder.is_dir():
+    if files.damaged(folder):
         with files.locked(folder, f"{', '.join(names)} with {_NAME}", tell):
-            if not folder.is_dir():
+            if name := files.damaged(folder):
+                if folder.exists():
+                    logging.getLogger(__name__).warning("%s is damaged and is made anew", folder / name)
+                    shutil.rmtree(folder)
                 tell(f"compiling {', '.join(names)} with {_NAME} {version}")
                 made = _compile(program, parts, names, timeout_s)
                 with files.replacing(folder) as temporary:
@@ -135,6 +139,7 @@ def compile_parts(
                     for index, (content, text) in enumerate(made):
                         (temporary / f"{index}.tflite").write_bytes(content)
                         (temporary / f"{index}.txt").write_text(text, encoding="utf-8")
+                    files.seal(temporary)
     return [_cached(folder, index) for index in range(len(parts))]
 
 

@@ -75,6 +75,17 @@ def test_a_damaged_entry_is_compiled_anew_and_said(entry: Path, target: str, cap
     assert (said, caplog.text) == ([], "")
 
 
+@pytest.mark.parametrize("name", ["weights.bin", "graph.json", "sums.json"])
+def test_a_flipped_bit_is_found(name: str, entry: Path, target: str, caplog) -> None:
+    content = bytearray((entry / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (entry / name).write_bytes(content)
+    library = build_library(NET, target)
+    assert "is not as it was written" in caplog.text
+    assert library.folder == entry
+    assert (entry / name).read_bytes() != content
+
+
 def test_code_of_another_processor_is_said_to_be_that(entry: Path, tmp_path: Path) -> None:
     content = bytearray((entry / "kernels.so").read_bytes())
     content[18:20] = (183 if content[18] != 183 else 62).to_bytes(2, "little")

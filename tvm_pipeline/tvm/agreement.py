@@ -32,12 +32,12 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import relayout
 from tvm_pipeline.errors import ModelError, RunError
-from tvm_pipeline.files import cache_folder, write_bytes
+from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.tvm.compiled_model import TvmModel
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.tvm_errors import TVMError, reason
 
-FORMAT = 2  # raise it when what agreed once must be checked again
+FORMAT = 3  # raise it when what agreed once must be checked again
 CUTS = 3  # for each pair of targets
 
 Tensors = dict[str, tuple[Port, Array]]
@@ -76,8 +76,7 @@ def check_agreement(
             known = _check_operators(model.graph, first, others)
             _check_cuts(model.graph, first, others, known)
         if record is not None:
-            record.parent.mkdir(parents=True, exist_ok=True)
-            write_bytes(record, msgspec.json.encode(known))
+            keep(record, msgspec.json.encode(known))
     model.refused = known
     for device in devices:
         refused = known.get(compiler_target(device.target))
@@ -106,12 +105,8 @@ def _record(model: TvmModel[Any], devices: Sequence[Device]) -> Path | None:
 
 def _remembered(record: Path | None) -> Refused | None:
     """Return what was found before; None where nothing was, or where the file is damaged."""
-    if record is None:
-        return None
-    try:
-        return msgspec.json.decode(record.read_bytes(), type=Refused)
-    except (OSError, msgspec.DecodeError):
-        return None
+    content = kept(record) if record else None
+    return None if content is None else msgspec.json.decode(content, type=Refused)
 
 
 def _check_operators(graph: OperatorGraph, first: _Bound, others: Sequence[_Bound]) -> Refused:

@@ -1,19 +1,22 @@
 """The cache of compiled libraries: one process compiles, others wait for it, and what is damaged is compiled anew.
 
+The sums of all files are compared whenever a library is taken from the cache: a bundle would make damage permanent.
 `kept_or_made` is all of it. `build.py` says where a library lies and how it is made.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from tvm_pipeline.errors import BundleError
-from tvm_pipeline.files import locked
+from tvm_pipeline.files import damaged, forget_oldest, locked
 
+MOST_BYTES = 16 << 30  # of libraries in the cache; what was used longest ago goes first
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -33,20 +36,29 @@ def kept_or_made(
         what: what is made, for messages.
         place: returns where it lies; another process may have moved it meanwhile.
         load: reads it; raises BundleError where it is damaged.
-        make: makes it, and returns where it lies.
+        make: makes it, seals the folder (`files.seal`) and returns where it lies.
     """
+
+    def checked(folder: Path) -> T:
+        if name := damaged(folder):
+            raise BundleError(f"{folder / name} is not as it was written")
+        os.utime(folder)
+        return load(folder)
+
     found = place()
     if found.exists():
         try:
-            return load(found)
+            return checked(found)
         except BundleError:
             pass  # it is read again under the lock, since its maker may only be replacing it
     with locked(plain, what, tell):
         found = place()
         if found.exists():
             try:
-                return load(found)
+                return checked(found)
             except BundleError as error:
                 _log.warning("what the cache has of %s is damaged, and it is compiled anew: %s", what, error)
                 shutil.rmtree(found)
-        return load(make())
+        made = load(make())
+        forget_oldest((entry for entry in plain.parent.iterdir() if entry != found), MOST_BYTES)
+        return made

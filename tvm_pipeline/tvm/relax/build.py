@@ -24,7 +24,7 @@ from tvm import tirx
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError
-from tvm_pipeline.files import cache_folder, linked, replacing
+from tvm_pipeline.files import SUMS, cache_folder, linked, replacing, seal
 from tvm_pipeline.tvm.devices.nvrtc import arch_of
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline.tvm.kernels import Entry, Kernel
@@ -48,7 +48,7 @@ from tvm_pipeline.tvm.weights_file import WEIGHTS, Bytes, Weight, mapped, part_o
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 4  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 5  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
@@ -148,7 +148,8 @@ class Library:
     def save(self, folder: Path) -> None:
         """Write the library into an existing folder."""
         for file in self.folder.iterdir():
-            (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
+            if file.name != SUMS:  # a bundle has sums of its own
+                (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
 
 
 def build_library(
@@ -179,6 +180,7 @@ def build_library(
         with replacing(folder) as temporary:
             temporary.mkdir()
             compile_module(model.name, mod, target, temporary, progress, host)
+            seal(temporary)
         return folder
 
     load = partial(load_library, runs_here=lambda _: not elsewhere)

@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tvm import relay
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.files import cache_folder, replacing, write_bytes
+from tvm_pipeline.files import cache_folder, keep, kept, replacing, seal
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline.tvm.devices.targets import has_own_memory, plain_target
 from tvm_pipeline.tvm.library_cache import kept_or_made
@@ -44,7 +43,7 @@ from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
 
-FORMAT = 15  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 16  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
 
 
 def build_library(
@@ -108,8 +107,9 @@ def _make_library(
     with replacing(folder) as temporary:
         temporary.mkdir()
         _compile_where_it_is_safe(model, target, host, temporary, progress, choices, apart)
+        seal(temporary)
     tuning = read_tuning(folder)
-    write_bytes(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
+    keep(_workloads_file(plain), msgspec.json.encode(sorted(set(tuning.workloads.values()))))
     return folder if is_sorted else _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
 
 
@@ -135,10 +135,8 @@ def _workloads_file(plain: Path) -> Path:
 
 def _known_workloads(plain: Path) -> set[AnyWorkload] | None:
     """Return the workloads of a model that was compiled before; None where they are not known."""
-    try:
-        return msgspec.json.decode(_workloads_file(plain).read_bytes(), type=set[AnyWorkload])
-    except (OSError, msgspec.DecodeError):
-        return None
+    content = kept(_workloads_file(plain))
+    return None if content is None else msgspec.json.decode(content, type=set[AnyWorkload])
 
 
 def _compile_where_it_is_safe(
@@ -154,9 +152,8 @@ def _compile_where_it_is_safe(
     check_linker(host or target)
     described = "|".join((target, host, tvm.__version__, str(FORMAT)))
     record = cache_folder() / "targets" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
-    proven: set[str] = set()
-    with suppress(OSError, msgspec.DecodeError):
-        proven = msgspec.json.decode(record.read_bytes(), type=set[str])
+    content = kept(record)
+    proven = set() if content is None else msgspec.json.decode(content, type=set[str])
     if proven and not apart:
         progress(f"importing {model.name}")
         mod, params = import_model(model, progress)
@@ -166,8 +163,7 @@ def _compile_where_it_is_safe(
     else:  # the child imports it
         progress(f"importing {model.name}")
     met = compile_in_child(model, target, folder, progress, host, choices)
-    record.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(record, msgspec.json.encode(sorted(proven | met)))
+    keep(record, msgspec.json.encode(sorted(proven | met)))
 
 
 def element_types(mod: tvm.IRModule) -> set[str]:

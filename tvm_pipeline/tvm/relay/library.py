@@ -19,7 +19,7 @@ import tvm
 
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import BundleError
-from tvm_pipeline.files import linked
+from tvm_pipeline.files import SUMS, linked
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
 from tvm_pipeline.tvm.kernels import Entry, Kernel
@@ -123,7 +123,7 @@ class Library:
         if self.folder is None:
             raise BundleError(f"the library for {self.target} was never written to the cache")
         for file in self.folder.iterdir():
-            if file.name != UNMAPPED:
+            if file.name not in (UNMAPPED, SUMS):  # a bundle has sums of its own
                 (linked if file.name == WEIGHTS else shutil.copy2)(file, folder / file.name)
         if (self.folder / UNMAPPED).exists():
             write_params(folder, self.params)
