@@ -44,7 +44,7 @@ def command(
 
     Example: tvm-pipeline calibrate squeezenet mobilenet resnet-18 --platform board.toml -o calibrated.toml
     """
-    check_outputs(output)
+    check_outputs(output, inputs=models)
     shapes = shapes_of(input_shapes)
     machine = seen_from(read_platform(platform), platform.parent, output.parent) if platform else None
     with spinner() as tell:

@@ -127,7 +127,19 @@ def command(
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     chosen = checked_objective(objective)
     checked_scheduler(scheduler)
-    check_outputs(output)
+    beside = Path(model).with_suffix(".toml")
+    read = (
+        model,
+        beside,
+        plan,
+        platform,
+        *(profile or ()),
+        preprocessing,
+        source,
+        labels,
+        decoder and decoder.rpartition(":")[0],
+    )
+    check_outputs(output, inputs=read)
     profiles = list(map(read_profile, profile or ()))
     obstacle = f"the plan is that of {plan}" if plan else ""
     if len(profiles) > 1:
@@ -137,7 +149,6 @@ def command(
         obstacle = "plans of several power modes are compared by their predictions"
     verify_seconds(verify, obstacle)
     states = tuple(map(parse_carry, carry or ()))
-    beside = Path(model).with_suffix(".toml")
     settings = preprocessing or (str(beside) if beside.exists() else None)
     with spinner() as tell, opened_machine(remote, tell) as machine:
         order: Order | None = "memory" if memory_order else None

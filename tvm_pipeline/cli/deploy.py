@@ -17,7 +17,7 @@ from tvm_pipeline.cli.options import JsonOption, PlatformOption, TimeLimitOption
 from tvm_pipeline.cli.output import print_json, show, spinner, warn, with_options
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.files import write_bytes
+from tvm_pipeline.files import check_distinct, write_bytes
 from tvm_pipeline.planning.deployment import Demand, deploy
 from tvm_pipeline.report.tables import deployment_table
 from tvm_pipeline.service.workflow import Planned, plan_json, planned
@@ -51,7 +51,7 @@ def command(
         found = deploy(demands, time_limit)
         if output:
             tell(f"writing {output}")
-            _write(output, sources, found.plans)
+            _write(output, sources, found.plans, [source for source, _ in requested])
     if json:
         plans = [plan_json(plan, sources[0].platform) for plan in found.plans]
         print_json({**asdict(found), "gap": found.gap, "plans": plans})
@@ -60,8 +60,10 @@ def command(
         show(with_options(found.why), json)
 
 
-def _write(output: Path, sources: Sequence[Planned], plans: Sequence[Plan]) -> None:
+def _write(output: Path, sources: Sequence[Planned], plans: Sequence[Plan], models: Sequence[str]) -> None:
     """Write the plans as text, and a bundle of each that can run, with its stages prepared for the same devices."""
+    names = [f"{index}-{plan.graph}" for index, plan in enumerate(plans)]
+    check_distinct([output / f"{name}.tar" for name in names], models)
     output.mkdir(parents=True, exist_ok=True)
     for index, plan in enumerate(plans):
         write_bytes(output / f"{index}-{plan.graph}.txt", str(plan).encode())

@@ -13,7 +13,7 @@ import typer
 from tvm_pipeline.backends.registry import description, left_out, settle_platform
 from tvm_pipeline.boards import read_jetson
 from tvm_pipeline.boards.nvpmodel import current_nvpmodel, nvpmodel_modes
-from tvm_pipeline.cli.options import JsonOption, PlatformOption
+from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, say, show, warn
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
@@ -35,6 +35,7 @@ def command(
 
     Example: tvm-pipeline devices -o desk.toml
     """
+    check_outputs(output)
     _, settled = settle_platform(read_platform(platform) if platform else this_machine(None, warn))
     if output:
         write_bytes(output, platform_toml(settled).encode())

@@ -57,7 +57,7 @@ def command(
 
     if not 0 <= time_limit < float("inf"):
         raise OptionError(f"--time-limit {time_limit:g}: it must be a number of seconds, or 0")
-    check_outputs(output)
+    check_outputs(output, inputs=[fleet])
     told = _before(before) if before else None
     with spinner() as tell:
         file = read_fleet(fleet)

@@ -54,7 +54,7 @@ def command(
 
     Example: tvm-pipeline layer-times resnet.json resnet.profile.json vgg.tar --device cpu0 -o board.json
     """
-    check_outputs(output)
+    check_outputs(output, inputs=(*sources, platform))
     known = read_layer_times(add_to) if add_to else None
     networks: dict[str, list[LayerTime]] = {}
     described = known.device if known else DeviceNote()

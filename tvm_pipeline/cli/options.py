@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 
 from tvm_pipeline.core.problem import OBJECTIVES
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.files import check_distinct
 from tvm_pipeline.frontends import Shapes, Values, parse_shapes, parse_values
 from tvm_pipeline.planning import MEASURED, PRED_PROFPAR, SCHEDULERS
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
@@ -153,11 +154,12 @@ def verify_seconds(verify: float | None, obstacle: str = "") -> float:
     return verify
 
 
-def check_outputs(*files: Path | None, folder: Path | None = None) -> None:
-    """Raise PipelineError where a file, or a folder that need not be there yet, cannot be written.
+def check_outputs(*files: Path | None, folder: Path | None = None, inputs: Iterable[Path | str | None] = ()) -> None:
+    """Raise PipelineError where a file, or a folder that need not be there yet, cannot be written, or is an input.
 
     A command asks this before it compiles or measures, which takes minutes.
     """
+    check_distinct(files, inputs)
     for file in files:
         if file is not None and file.is_dir():
             raise PipelineError(f"cannot write {file}: it is a folder; give the name of a file")

@@ -91,7 +91,7 @@ def command(
     """
     chosen = checked_objective(objective)
     checked_scheduler(scheduler)
-    check_outputs(output)
+    check_outputs(output, inputs=(*models, platform, *(profile or ())))
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")
     profiles = profile or []

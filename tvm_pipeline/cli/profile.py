@@ -87,7 +87,7 @@ def command(
         raise OptionError("--allow-power-modes goes with --power-modes")
     check_remote(remote, {"power_modes": power_modes}, "modes are set on the machine itself; run the command there")
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
-    check_outputs(output, graph)
+    check_outputs(output, graph, inputs=(model, platform))
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     with spinner() as tell, opened_machine(remote, tell) as machine:
         if power:

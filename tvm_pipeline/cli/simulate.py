@@ -79,7 +79,7 @@ def command(
         raise OptionError(f"--profile was given {len(profiles)} times for one model; give one")
     if output:
         check_picture(output)
-        check_outputs(output)
+        check_outputs(output, inputs=(*models, plan, platform, *(profile or ())))
     arrivals = SATURATED
     if pace_fps is not None:
         arrivals = fixed_rate(pace_fps) if rate is not None else poisson(pace_fps, seed)

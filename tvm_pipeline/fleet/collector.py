@@ -98,7 +98,7 @@ class Collector:
         if path is not None and path == self._path and self._file is not None:
             return
         with ExitStack() as opened:
-            file = opened.enter_context(appending(path)) if path else None
+            file = opened.enter_context(appending(path, b'{"camera":')) if path else None
             if file is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -13,26 +14,48 @@ import msgspec
 
 from tvm_pipeline.errors import OptionError
 
+_log = logging.getLogger(__name__)
 LONGEST_LINE = 1 << 20  # bytes that are searched for the end of the last whole line
 
 
 @contextmanager
-def appending(path: Path) -> Iterator[IO[bytes]]:
+def appending(path: Path, begin: bytes = b'{"frame":') -> Iterator[IO[bytes]]:
     """Open a file of results to append lines to, each at once, and cut off what a crash left of a line.
 
-    Raises OptionError where it cannot be written.
+    Args:
+        begin: what each line begins with; without it, that of `result_lines`.
+
+    Raises OptionError where it cannot be written, or holds something else than lines of JSON.
     """
     try:
-        file = path.open("ab", buffering=0)
         if path.is_file():
-            _, end = _tail(path)
-            os.truncate(path, end)
+            _cut_broken_line(path, begin)
+        file = path.open("ab", buffering=0)
     except OSError as error:
         raise OptionError(
             f"`results` {path}: {error.strerror}; choose another place", option="results", value=path
         ) from error
     with file:
         yield file
+
+
+def _cut_broken_line(path: Path, begin: bytes) -> None:
+    """Cut off the last line of a file where it has no end; raise OptionError where the lines are not those of a run."""
+    _, end = _tail(path)
+    cut_bytes = path.stat().st_size - end
+    with path.open("rb") as file:
+        begins = [file.read(len(begin))] if end else []
+        file.seek(end)
+        begins += [file.read(len(begin))] if cut_bytes else []
+    if cut_bytes == LONGEST_LINE or not all(begin.startswith(found) for found in begins):
+        raise OptionError(
+            f"`results` {path} holds something else than results, and is left as it is; choose another place",
+            option="results",
+            value=path,
+        )
+    if cut_bytes:
+        _log.warning("%s: %d bytes of a line that a crash cut short are cut off", path, cut_bytes)
+        os.truncate(path, end)
 
 
 def last_line(path: Path, after: int) -> dict[str, Any]:
