@@ -35,6 +35,7 @@ hosts = ["barn"]
 def test_fleet_plan_places_cameras_and_says_who_starves(cli, tmp_path):
     fleet, placement = tmp_path / "fleet.toml", tmp_path / "placement.json"
     fleet.write_text(FLEET)
+    fleet.chmod(0o600)
     told = cli("fleet", "plan", fleet, "--json", "-o", placement)
     assert told.code == 0
     assert told.json["host_of"] == {"gate": "barn", "road": "attic"}
@@ -49,6 +50,7 @@ def test_fleet_plan_places_cameras_and_says_who_starves(cli, tmp_path):
 def test_fleet_plan_moves_nobody_without_need(cli, tmp_path):
     fleet, placement = tmp_path / "fleet.toml", tmp_path / "placement.json"
     fleet.write_text(FLEET)
+    fleet.chmod(0o600)
     placement.write_text('{"host_of": {"gate": "barn", "road": "attic"}}')
     out = " ".join(cli("fleet", "plan", fleet, "--before", placement).out.split())
     assert "0 cameras leave their hosts" in out
@@ -62,6 +64,9 @@ def test_fleet_plan_moves_nobody_without_need(cli, tmp_path):
 def test_fleet_plan_names_the_line_of_a_mistake(cli, tmp_path):
     fleet = tmp_path / "fleet.toml"
     fleet.write_text(FLEET.replace('hosts = ["barn"]', 'hosts = ["bran"]'))
+    outcome = cli("fleet", "plan", fleet)
+    assert "line 15: camera gate: others can read this file, and source holds a secret: `chmod 600" in outcome.err
+    fleet.chmod(0o600)
     told = cli("fleet", "plan", fleet)
     assert told.code == 2
     assert "line 25: camera shed: hosts names bran, and no host is called so; did you mean barn?" in told.err

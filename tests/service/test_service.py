@@ -135,6 +135,62 @@ def test_a_missing_file(cli, tmp_path):
     assert (outcome.code, "none.toml: No such file" in outcome.err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    "line", ['results = "mqtt://me:hush@h/t"', 'source = ["rtsp://gate/user=me_password=hush_channel=1"]']
+)
+def test_an_address_with_a_password_that_others_can_read(line, cli, bundle, tmp_path):
+    config = service(tmp_path, f'bundle = "{bundle}"\n{line}\n' + ("" if "source" in line else f'source = "{FILM}"\n'))
+    config.chmod(0o644)
+    outcome = cli("run", "--config", config)
+    assert outcome.code == 2
+    assert f"line 2: others can read this file, and {line.split()[0]} is or has a secret: `chmod 600" in outcome.err
+    assert "hush" not in outcome.err
+
+
+def test_a_password_on_the_command_line_is_warned_of_and_not_shown(cli, bundle, tmp_path):
+    outcome = cli("run", bundle, "--source", "rtsp://me:hush@127.0.0.1:9/gate", "--stall", "0.5")
+    assert "every user of this machine can see the secret of --source in the list of processes" in outcome.err
+    assert "hush" not in outcome.err
+
+
+def test_two_streams_that_are_shown_alike_need_tags(cli, bundle):
+    outcome = cli("run", bundle, "--source", "http://h/?token=1", "--source", "http://h/?token=2")
+    assert outcome.code == 2
+    assert "two sources are shown as http://h/?token=***" in outcome.err
+
+
+def test_an_output_that_is_read_is_refused(cli, bundle, tmp_path):
+    film, link = tmp_path / "film.mp4", tmp_path / "link.mp4"
+    film.write_bytes(b"precious")
+    link.symlink_to(film)
+    for options in (("--output", film), ("--results", link), ("--events", film)):
+        outcome = cli("run", bundle, "--source", film, *options)
+        assert outcome.code == 2
+        assert f"{film}: the same command reads or writes it" in outcome.err
+    assert film.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("content", [b'{"precious": "without an end"}', bytes(3_000_000), b"a,b\n1,2\n"])
+def test_results_are_not_appended_to_a_file_of_another_kind(content, cli, bundle, tmp_path):
+    results = tmp_path / "results"
+    results.write_bytes(content)
+    config = service(tmp_path, f'bundle = "{bundle}"\nsource = "{FILM}"\nlimit = 3\nresults = "{results}"\n')
+    outcome = cli("run", "--config", config)
+    assert outcome.code == 2
+    assert f"results {results} holds something else than results, and is left as it is" in outcome.err
+    assert results.read_bytes() == content
+
+
+def test_a_line_that_a_crash_cut_short_is_cut_off_and_said(cli, bundle, tmp_path):
+    results = tmp_path / "results"
+    results.write_bytes(b'{"frame":1,"source":"a"}\n{"frame":2,"sou')
+    config = service(tmp_path, f'bundle = "{bundle}"\nsource = "{FILM}"\nlimit = 3\nresults = "{results}"\n')
+    outcome = cli("run", "--config", config)
+    assert outcome.code == 0, outcome.err
+    assert "15 bytes of a line that a crash cut short are cut off" in outcome.err
+    assert [row["frame"] for row in rows(results)] == [1, 0, 1, 2]
+
+
 def test_a_token_that_others_can_read(cli, bundle, tmp_path, monkeypatch):
     needs("prometheus_client")
     secret = "0123456789-secret-0123456789"
@@ -143,7 +199,7 @@ def test_a_token_that_others_can_read(cli, bundle, tmp_path, monkeypatch):
     config.chmod(0o644)
     outcome = cli("run", "--config", config)
     assert outcome.code == 2
-    assert f"line 5: others can read this file, and the token is a secret: `chmod 600 {config}`" in outcome.err
+    assert f"line 5: others can read this file, and token is or has a secret: `chmod 600 {config}`" in outcome.err
     assert "TVM_PIPELINE_TOKEN" in outcome.err
     assert secret not in outcome.err
     config.chmod(0o600)

@@ -124,16 +124,6 @@ def test_nobody_is_told_a_password(spec):
                 assert "secret" not in told
 
 
-@pytest.mark.parametrize(
-    "spec", ["http://gate:8080/@you/1", "rtsp://gate/a:b@c", "camera:0", "a:b@c.mp4", "http://gate/?channel=1"]
-)
-def test_what_is_no_password_stays(spec):
-    needs("av")
-    from tvm_pipeline.video.decoding import without_password
-
-    assert without_password(spec) == spec
-
-
 class Steady(Sensor):
     """A sensor of 5 W."""
 

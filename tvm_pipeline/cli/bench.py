@@ -72,6 +72,10 @@ def command(
     platform: PlatformOption = None,
     input_shapes: ShapesOption = None,
     input_values: ValuesOption = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="For the bundle of an application: what it runs on, in place of the source of `compile`."),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run every candidate on this machine, interleaved, and print predicted against measured.
@@ -95,7 +99,7 @@ def command(
         raise OptionError("--draw draws every cut: give --all-cuts too")
     if draw:
         check_picture(draw)
-        check_outputs(draw)
+        check_outputs(draw, inputs=[model])
         new_figure(1, 1)  # where matplotlib is missing, this tells it before anything runs
     for path in plan or ():
         read_plan(path)  # a mistake in it is told before anything is compiled
@@ -113,7 +117,7 @@ def command(
         if model.endswith(".tar"):
             bundle = stack.enter_context(opened_bundle(Path(model), warn, machine=machine))
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
-            run = _application_run(bundle) if bundle.application else None
+            run = _application_run(bundle, source or "") if bundle.application else None
         else:
             opened = planned(model, shapes, platform, None, tell, warn, values=values, machine=machine)
             subject = stack.enter_context(opened)
@@ -180,9 +184,9 @@ def _cut_json(found: MeasuredCut) -> dict[str, Any]:
     }
 
 
-def _application_run(bundle: Bundle) -> Run | None:
-    """Return what runs a plan of the bundle's application on its own source."""
+def _application_run(bundle: Bundle, source: str) -> Run | None:
+    """Return what runs a plan of the bundle's application on a source, or its own."""
     from tvm_pipeline.service.host_planning import Described  # it needs the libraries of the extra `video`
 
     described = Described.of(bundle)
-    return described.rehearsal(bundle).runner(bundle.compiled, bundle.platform) if described else None
+    return described.rehearsal(bundle, source).runner(bundle.compiled, bundle.platform) if described else None

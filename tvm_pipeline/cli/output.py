@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from rich.console import Console, RenderableType
 
+from tvm_pipeline.addresses import without_secrets
 from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.plan import Decision, Measured
 from tvm_pipeline.core.platform import Platform
@@ -103,9 +104,9 @@ def with_options(text: str) -> str:
 def print_error(error: Exception, wants_traceback: bool) -> int:
     """Print the error in one line; return the status to end with: 2 for wrong usage, else 1."""
     if wants_traceback:
-        traceback.print_exception(error)
+        sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
     is_known = isinstance(error, PipelineError)
-    reason = explained(error, _option) if is_known else f"{type(error).__name__}: {error}"
+    reason = explained(error, _option) if is_known else without_secrets(f"{type(error).__name__}: {error}")
     hint = "" if is_known or wants_traceback else " (--traceback shows where)"
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
     say(f"error: {' '.join(lines[:2])}{hint}", "red")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tvm_pipeline.addresses import shown, without_secrets
 from tvm_pipeline.cli.options import (
     CLASSES_HELP,
     DECODER_HELP,
@@ -27,7 +28,7 @@ from tvm_pipeline.cli.options import (
     PowerSensorOption,
     ShapesOption,
 )
-from tvm_pipeline.cli.output import say
+from tvm_pipeline.cli.output import say, warn
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.service.progress import WORKER, FrameCounts
 
@@ -86,7 +87,8 @@ def command(
         typer.Option(
             help="JSON lines to write, one for each frame, as they come; - is standard output. "
             "With --config or --supervise they are appended to the file, which is replaced otherwise. "
-            "mqtt://user:password@host:port/topic (or mqtts) sends each to a broker, once and in order."
+            "mqtt://user:password@host:port/topic (or mqtts) sends each to a broker, once and in order.",
+            envvar="TVM_PIPELINE_RESULTS",
         ),
     ] = None,
     segment: Annotated[
@@ -264,6 +266,13 @@ def command(
         supervise=supervise,
         json=json,
     )
+    for option, values in (("source", settings.source), ("results", [settings.results or ""])):
+        origin = ctx.get_parameter_source(option)
+        if origin and origin.name == "COMMANDLINE" and any(shown(one) != one for one in values) and worker is None:
+            warn(
+                f"every user of this machine can see the secret of --{option} in the list of processes; write it into "
+                "a file for --config that you alone can read"
+            )
     if config is None:
         _run(settings.check(), None, worker)
         return
@@ -297,6 +306,6 @@ def _run(settings: Settings, reader: SettingsReader | None, worker: Path | None)
             if worker is None or not is_worth_a_restart(error, counts, any(map(is_live, settings.source))):
                 raise
             if not isinstance(error, PipelineError):
-                traceback.print_exc()
+                sys.stderr.write(without_secrets(traceback.format_exc()))
             say(f"error: {error}", "red")
             raise typer.Exit(CRASHED) from error

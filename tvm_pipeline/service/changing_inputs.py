@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.service.inputs import read_ahead, source_policy
 from tvm_pipeline.service.progress import Counts, FrameCounts
@@ -27,7 +28,6 @@ from tvm_pipeline.service.video_extra import (
     LiveStatistics,
     Policy,
     source_kind,
-    without_password,
 )
 
 GONE_S = 10.0  # for so long the counts of a source that went are told
@@ -50,7 +50,7 @@ class Wanted:
     @property
     def name(self) -> str:
         """The spec without passwords."""
-        return without_password(self.spec)
+        return shown(self.spec)
 
     @property
     def key(self) -> str:

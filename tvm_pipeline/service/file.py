@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import stat
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.documents import MOST_TOML_BYTES, read_toml
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.files import read_bytes
+from tvm_pipeline.files import is_open_to_others, read_bytes
 from tvm_pipeline.service.mqtt_results import is_broker
 from tvm_pipeline.service.option_names import explained, long_name
 from tvm_pipeline.service.settings import Settings
@@ -100,10 +100,12 @@ def read_service(path: Path) -> Keys:
     """
     keys = read_keys(path, KINDS)
     values, folder = keys.values, path.parent
-    if "token" in values and path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+    secret = next((key for key, value in values.items() if key == "token" or _has_secret(value)), None)
+    if secret and is_open_to_others(path):
+        variable = ", or give it as the environment variable TVM_PIPELINE_TOKEN" if secret == "token" else ""
         raise OptionError(
-            f"{keys.where('token')}: others can read this file, and the token is a secret: `chmod 600 {path}`, or give "
-            "it as the environment variable TVM_PIPELINE_TOKEN"
+            f"{keys.where(secret)}: others can read this file, and {secret} is or has a secret: `chmod 600 {path}`"
+            f"{variable}"
         )
     if values.get("results", "-") != "-" and not is_broker(values["results"]):
         values["results"] = str(folder / values["results"])
@@ -118,6 +120,11 @@ def read_service(path: Path) -> Keys:
         if not values[name]:
             del values[name]
     return keys
+
+
+def _has_secret(value: Any) -> bool:
+    """Return whether a value, or one of a list, is an address with a password or the like."""
+    return any(isinstance(one, str) and shown(one) != one for one in (value if isinstance(value, list) else [value]))
 
 
 class SettingsReader:
@@ -139,7 +146,7 @@ class SettingsReader:
         fields = {key.replace("-", "_"): value for key, value in keys.values.items()}
         settings = replace(self._options, **{k: value for k, value in fields.items() if k not in self._given})
         try:
-            settings.check()
+            settings.check(self._path)
         except OptionError as error:
             raise self._located(keys, error) from error
         self._keys = keys

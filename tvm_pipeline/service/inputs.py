@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.service.progress import Counts
 from tvm_pipeline.service.video_extra import (
@@ -24,7 +25,6 @@ from tvm_pipeline.service.video_extra import (
     open_source,
     parse_policy,
     source_kind,
-    without_password,
 )
 
 DECODING_FPS = 10.0  # slower than any file is decoded, to know how long skipping frames may take
@@ -124,7 +124,7 @@ def opened_sources(
     with ExitStack() as stack:
         for spec, tag, text in zip(specs, tags, policies, strict=True):
             policy = source_policy(spec, text)
-            key = tag or without_password(spec)
+            key = tag or shown(spec)
             counted[key], every[key] = counts_of(key, policy.every), policy.every
             live.append(stack.enter_context(read_ahead(spec, tag, policy, int(counted[key][0]), stall_s, hardware)))
         yield ModelSources(

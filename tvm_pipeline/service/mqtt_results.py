@@ -8,6 +8,7 @@ confirmed is published again: such a line may come twice, and none is lost. When
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import threading
@@ -18,8 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.errors import OptionError, PipelineError, RunError
-from tvm_pipeline.service.video_extra import without_password
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags
@@ -33,6 +34,7 @@ KEEP_ALIVE_S = 15  # a silent connection is given up after one and a half times 
 CONNECT_S = 10.0
 SESSION_S = 3600  # for which the broker keeps the session of a run that broke off
 RETRY_S = (1, 10)  # the shortest and the longest wait between two attempts to connect
+CERTIFICATE = "TVM_PIPELINE_MQTT_CERTIFICATE"  # a PEM file with the certificate of this user and its key, for mqtts://
 LAST_WORDS_S = 2.0  # for the lines that wait when a run ends by an error
 
 
@@ -71,7 +73,7 @@ def parse_broker(address: str) -> Broker:
         >>> broker.name, broker.port, broker.topic
         ('mqtt://gate:***@10.0.0.2/cameras/gate', 1883, 'cameras/gate')
     """
-    name = without_password(address)
+    name = shown(address)
 
     def refused(reason: str) -> OptionError:
         return OptionError(f"`results` {name}: {reason}", option="results", value=name)
@@ -311,6 +313,16 @@ class MqttResults:
 
     # The client's thread.
 
+    def _secure(self, client: Client) -> None:
+        """Make a client speak TLS, with the certificate of this user where the environment names its file."""
+        own = os.environ.get(CERTIFICATE) or None
+        try:
+            client.tls_set(certfile=own)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise OptionError(
+                f"{CERTIFICATE} {own}: {error}; name a PEM file with a certificate and its key", option="results"
+            ) from error
+
     def _made(self) -> Client:
         """Return a client in a session of its own, which is not connected yet."""
         try:
@@ -327,7 +339,9 @@ class MqttResults:
         if broker.user is not None:
             client.username_pw_set(broker.user, broker.password)
         if broker.tls:
-            client.tls_set()
+            self._secure(client)
+        elif broker.password and broker.host not in ("localhost", "127.0.0.1", "::1"):
+            self._warn(f"{broker.name}: the password crosses the network as it is, for all to read; use mqtts://")
         tell, began = self._news.put, False
 
         def on_connect(

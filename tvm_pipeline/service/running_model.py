@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.state_loops import carry_of
@@ -59,7 +60,6 @@ from tvm_pipeline.service.video_extra import (
     interpret,
     is_known,
     stream,
-    without_password,
 )
 from tvm_pipeline.service.waiting_model import tell_source, waiting_plan, warmed_results
 from tvm_pipeline.service.watched_model import watched
@@ -270,7 +270,7 @@ def _planned(
             hardware=settings.hardware_decoding,
         )
         if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
-            listener.say(f"{without_password(spec)}: {decoding}")
+            listener.say(f"{shown(spec)}: {decoding}")
         rate_fps = settings.rate or (rehearsal.fps if rehearsal.setting.live and not asked else None)
         return plan_with_host(
             bundle,

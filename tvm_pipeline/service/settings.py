@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline.files import check_distinct
 from tvm_pipeline.runtime import Adaptation, Balance, LineSearch
 from tvm_pipeline.runtime.strategy import Strategy
 from tvm_pipeline.service.mqtt_results import is_broker, parse_broker
@@ -89,8 +91,12 @@ class Settings:
         """The file of `results`, or the name from which its segments have theirs; None where they are not in files."""
         return None if self.results in (None, "-") or is_broker(self.results) else Path(str(self.results))
 
-    def check(self) -> Settings:
-        """Return the settings; raise OptionError where two contradict each other or one is out of range."""
+    def check(self, config: Path | None = None) -> Settings:
+        """Return the settings; raise OptionError where two contradict each other or one is out of range.
+
+        Args:
+            config: the file that they stand in, if there is one, which no output may replace.
+        """
         self._check_sources()
         self._check_tags()
         self._check_waiting()
@@ -122,6 +128,9 @@ class Settings:
         if self.token and self.watch is None:
             raise OptionError("`token` goes with `watch`", option="token")
         self.watch_port()
+        read = (*self.bundle, *self.source, *self.labels, *self.plan, self.preprocessing, self.control, config)
+        code = (name.rpartition(":")[0] for name in self.decoder)
+        check_distinct((self.output, self.results_file, self.events, self.status), (*read, *code))
         return self
 
     def _check_output(self) -> None:
@@ -157,6 +166,13 @@ class Settings:
         twice = {spec for spec in self.source if self.source.count(spec) > 1}
         if self.models == 1 and twice and not self.tag:
             raise OptionError("`source` names one source twice", option="source")
+        names = [shown(spec) for spec in self.source]
+        if not self.tag and len(set(names)) < len(set(self.source)):
+            twin = next(name for name in names if names.count(name) > 1)
+            raise OptionError(
+                f"`source`: two sources are shown as {twin}, since the rest may be a secret; give each a `tag`",
+                option="source",
+            )
         if cameras := [spec for spec in twice if source_kind(spec).exclusive]:
             raise OptionError(f"`source` names {cameras[0]} twice; a camera can be opened once only", option="source")
         for index in range(self.models):

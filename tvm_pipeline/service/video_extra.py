@@ -34,7 +34,6 @@ try:
     from tvm_pipeline.video.analysis import Outputs, decoder_name
     from tvm_pipeline.video.application import Application
     from tvm_pipeline.video.decoders import Request, is_known, read_labels
-    from tvm_pipeline.video.decoding import without_password
     from tvm_pipeline.video.hardware import check_hardware, hardware_decoders
     from tvm_pipeline.video.host_profile import host_devices, profile_host
     from tvm_pipeline.video.interpret import Interpretation, interpret
@@ -81,5 +80,4 @@ __all__ = [
     "read_labels",
     "source_kind",
     "stream",
-    "without_password",
 ]

@@ -15,7 +15,6 @@ chunks is the opposite: it always ends as a broken connection. Read next: kinds.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from functools import partial
 from typing import IO, Any, NamedTuple
@@ -42,14 +41,6 @@ class Picture(NamedTuple):
     time_s: float
     image: NDArray[np.uint8]
     damage: int = 0
-
-
-def without_password(spec: str) -> str:
-    """`rtsp://user:secret@camera/1?token=secret` -> `rtsp://user:***@camera/1?token=***`, for names and messages."""
-    # A password with a / in it makes an invalid address, but a user may try it; `:8080/` is a port.
-    spec = re.sub(r"(://[^/@:]*):(?:[^/]*|(?!\d*/).*?)@", r"\1:***@", spec)
-    # Many cameras take the password in the query: ?usr=admin&pwd=secret.
-    return re.sub(r"(?i)([?&][^=&]*(?:auth|key|pass|pwd|secret|sig|token)[^=&]*=)[^&#]*", r"\1***", spec)
 
 
 def reason(error: FFmpegError, timeout_s: float | None) -> str:

@@ -26,9 +26,10 @@ import numpy as np
 from av.container import InputContainer
 from av.video.stream import VideoStream
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.errors import OptionError, VideoError
 from tvm_pipeline.files import read_bytes
-from tvm_pipeline.video.decoding import Picture, decode, open_container, without_password
+from tvm_pipeline.video.decoding import Picture, decode, open_container
 from tvm_pipeline.video.hardware import decoded_by, hardware_device
 from tvm_pipeline.video.sources import Source
 
@@ -125,7 +126,7 @@ def open_source(
     """
     for option, value in (("limit", limit), ("timeout_s", timeout_s), ("thread_count", thread_count)):
         if value is not None and value <= 0:
-            raise OptionError(f"{option} is {value} for source {without_password(spec)}; give a number above 0")
+            raise OptionError(f"{option} is {value} for source {shown(spec)}; give a number above 0")
     return source_kind(spec).open(spec, Opening(limit, timeout_s, thread_count, hardware))
 
 
@@ -142,7 +143,7 @@ def _is_camera(spec: str) -> bool:
 def _open_file(spec: str, opening: Opening) -> Source:
     if scheme := _scheme(spec):
         schemes = ", ".join((*ADDRESS_SCHEMES, *STREAM_SCHEMES))
-        raise OptionError(f"cannot read {without_password(spec)}: {scheme}:// is not supported; give one of {schemes}")
+        raise OptionError(f"cannot read {shown(spec)}: {scheme}:// is not supported; give one of {schemes}")
     _check_file(spec)
     advice = "check that it is a video and was recorded or copied whole"
     # file: keeps FFmpeg from reading a name with a colon as an address.
@@ -161,7 +162,7 @@ def _check_file(spec: str) -> None:
 
 
 def _open_address(spec: str, opening: Opening) -> Source:
-    name = without_password(spec)
+    name = shown(spec)
     advice = "check the address, that its server is sending, and the network; a slow one needs a longer timeout"
     timeout_s = opening.timeout_s
     container, stream = open_container(

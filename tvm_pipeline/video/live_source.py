@@ -26,9 +26,9 @@ from itertools import chain
 import numpy as np
 from av.error import FFmpegError
 
+from tvm_pipeline.addresses import shown
 from tvm_pipeline.core.statistics import WINDOW
 from tvm_pipeline.errors import OptionError, VideoError
-from tvm_pipeline.video.decoding import without_password
 from tvm_pipeline.video.kinds import open_source
 from tvm_pipeline.video.live_sets import merge
 from tvm_pipeline.video.policies import BLOCK, RECONNECT, Policy, Reconnect
@@ -136,7 +136,7 @@ class LiveSource:
         patient: bool = False,
         hear: Hear | None = None,
     ) -> None:
-        self.name = without_password(spec)
+        self.name = shown(spec)
         if not 0 < stall_s < float("inf"):
             raise OptionError(f"stall_s is {stall_s} for source {self.name}; give seconds above 0")
         self.tag = tag

@@ -1,0 +1,102 @@
+"""Addresses of cameras and brokers as names, messages and files may show them: without what may be a secret.
+
+The password of a camera stands before the host, in the query, in the path, or where a recorder's maker invented. So
+`shown` does not look for secrets: it keeps what is known to be none.
+"""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "***"
+_LONGEST = 32  # characters of a part of a path; keys and signatures are often longer
+_VALUE = re.compile(r"[\w.x:-]{1,16}")
+# What cameras, recorders and players ask for, which is the difference between two streams of one host.
+_KEYS = frozenset(
+    [
+        "ch",
+        "chan",
+        "channel",
+        "channelid",
+        "cam",
+        "camera",
+        "camid",
+        "stream",
+        "streamtype",
+        "subtype",
+        "substream",
+        "res",
+        "resolution",
+        "size",
+        "width",
+        "height",
+        "fps",
+        "rate",
+        "framerate",
+        "quality",
+        "compression",
+        "codec",
+        "videocodec",
+        "format",
+        "profile",
+        "cmd",
+        "action",
+        "type",
+        "unicast",
+        "proto",
+        "transport",
+        "mode",
+        "latency",
+        "timeout",
+        "listen",
+        "pkt_size",
+    ]
+)
+_STREAM_KEYS = ("rtmp", "rtmps", "rtmpt", "srt")  # schemes whose path may be the key to publish or to play
+
+
+def shown(address: str) -> str:
+    """Return an address without its secrets; what is no address, such as a path, is returned as it is.
+
+    Examples:
+        >>> shown("rtsp://user:secret@camera/live?channel=1&token=abc")
+        'rtsp://user:***@camera/live?channel=1&token=***'
+        >>> shown("rtsp://camera/user=admin_password=abc_channel=1_stream=0.sdp")
+        'rtsp://camera/user=***_password=***_channel=1_stream=0.sdp'
+        >>> shown("rtmp://server/live/abc")
+        'rtmp://server/live/***'
+    """
+    scheme, found, rest = address.partition("://")
+    if not found or scheme.lower() == "file" or not re.fullmatch(r"[\w+.-]+", scheme):
+        return address
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    user = ""
+    # A password with one of `/?#@` in it makes an invalid address, which a user may try: it ends at the last @.
+    if "@" in authority or (":" in authority and "@" in rest):
+        before, _, rest = rest.rpartition("@")
+        name, has_password, _ = before.partition(":")
+        user = f"{name}:{HIDDEN}@" if has_password and re.fullmatch(r"[\w.-]*", name) else f"{HIDDEN}@"
+    host, path = re.fullmatch(r"([\w.:\[\]-]*)(.*)", rest, re.DOTALL).groups()  # type: ignore[union-attr]
+    names = 1 if scheme.lower() in _STREAM_KEYS else len(path)  # how many parts without `=` may be shown
+    parts = [
+        part
+        for piece in re.split(r"([/?#&;])", path)
+        for part in (re.split(r"(_)(?=[^_=]+=)", piece) if piece.count("=") > 1 else [piece])
+    ]
+    kept = []
+    for part in parts:
+        if re.fullmatch("[/?#&;_]?", part):
+            names = names if part in ("", "/") else 0  # a word of a query, without a key, may be a token
+        elif "=" in part:
+            key, _, value = part.partition("=")
+            is_known = not value or (key.lower() in _KEYS and _VALUE.fullmatch(value))
+            names, part = (names, part) if is_known else (0, f"{key}={HIDDEN}")
+        else:
+            names, part = (names - 1, part) if names > 0 and len(part) <= _LONGEST else (0, HIDDEN)
+        kept.append(part)
+    return f"{scheme}://{user}{host}{''.join(kept)}"
+
+
+def without_secrets(text: str) -> str:
+    """Return a text, such as a traceback, with each address in it as `shown` has it."""
+    return re.sub(r"[A-Za-z][\w+.-]*://[^\s'\"<>]+", lambda found: shown(found[0]), text)
