@@ -15,6 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+# Its packages of 1.30 and later send what they know of the machine and the model to Microsoft. It looks when imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 import onnxruntime
 
 from tvm_pipeline.core.model import Model

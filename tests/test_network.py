@@ -1,0 +1,74 @@
+"""No command that was not asked to use the network uses it, whichever engine it runs.
+
+Each runs in a network namespace of its own, where a name server listens at the loopback and every packet is counted.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.onnx_models import write_picture_net
+from tests.support.parts import needs
+
+NAMESPACE = ["unshare", "--mount", "--net"]
+pytestmark = pytest.mark.skipif(
+    subprocess.call([*NAMESPACE, "true"], stderr=subprocess.DEVNULL) != 0, reason="a network of its own takes root"
+)
+
+WATCH = """
+import fcntl, socket, struct, subprocess, sys
+with socket.socket() as any_one:
+    fcntl.ioctl(any_one, 0x8914, struct.pack("16sh", b"lo", 0x41))  # SIOCSIFFLAGS: the loopback is up
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3))
+names = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+names.bind(("127.0.0.1", 53))
+status = subprocess.call(sys.argv[1:])
+packets.setblocking(False)
+count = 0
+try:
+    while packets.recv(2048):
+        count += 1
+except BlockingIOError:
+    print("packets:", count)
+sys.exit(status)
+"""
+
+
+def packets(folder, *command: object) -> int:
+    """Return how many packets a command sends, which must succeed."""
+    resolver = folder / "resolv.conf"
+    resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+    watched = shlex.join([sys.executable, "-c", WATCH, *map(str, command)])
+    script = f"mount --bind {resolver} /etc/resolv.conf; exec {watched}"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
+    done = subprocess.run([*NAMESPACE, "bash", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.rpartition("packets:")[2])
+
+
+def test_a_query_is_seen(tmp_path):
+    ask = "import socket, contextlib\nwith contextlib.suppress(OSError): socket.getaddrinfo('example.org', 80)"
+    assert packets(tmp_path, sys.executable, "-c", ask) > 0
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("engine", ["onnxruntime", "host"])
+def test_compile_bench_and_run_send_nothing(engine, tmp_path):
+    needs("tvm" if engine == "host" else engine)
+    write_picture_net(tmp_path / "net.onnx")
+    (tmp_path / "p.toml").write_text(
+        f'name = "p"\n[[device]]\nname = "one"\nbackend = "{engine}"\ncores = [0]\n'
+        + ('target = "llvm"\n' if engine == "host" else "")
+    )
+    ours = [sys.executable, "-c", "import tvm_pipeline_command as c; c.main()"]
+    model, bundle, platform = tmp_path / "net.onnx", tmp_path / "net.tar", ("--platform", tmp_path / "p.toml")
+    assert packets(tmp_path, *ours, "compile", model, "-o", bundle, "--verify", "0", *platform) == 0
+    assert packets(tmp_path, *ours, "bench", bundle, "--seconds", "0.2", "--rounds", "1") == 0
+    assert packets(tmp_path, *ours, "run", bundle, "--source", "synthetic:64x48@30:5", "--verify", "0") == 0
+    assert not list(tmp_path.rglob("Microsoft"))
