@@ -11,6 +11,8 @@ endif
 
 # Images of Python tell it to keep no bytecode. A thousand processes of the tests would then compile each module anew.
 unexport PYTHONDONTWRITEBYTECODE
+# Tests and benchmarks import onnxruntime themselves, too; see docs/install.md, "What is sent".
+export ORT_DISABLE_TELEMETRY = 1
 # pip compiles no module: most are never imported, and Python compiles those that are.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable
 # `make test SEED=7` runs the tests in a random order, and `make test WORKERS=0` in one process; ARGS are more arguments.
@@ -19,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --d
   $(if $(SEED),--random-order-bucket global --random-order-seed $(SEED)) $(ARGS)
 QUICK := -m 'not thorough' --hypothesis-profile quick
 
-.PHONY: demo test test-all coverage lint docs dist bench clean ready
+.PHONY: demo test test-all fuzz coverage lint docs dist bench clean ready
 
 # The stamp is made anew when the dependencies change; the project itself is installed in place.
 $(VENV)/.stamp: pyproject.toml
@@ -40,6 +42,10 @@ test: ready
 
 test-all: ready
 	$(PYTEST)
+
+# A minute of inputs that nobody expects for each reader and protocol, from new seeds, which are printed.
+fuzz: ready
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 # The lines that the quick tests execute, beside those that all tests execute.
 coverage: ready

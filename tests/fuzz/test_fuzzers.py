@@ -1,0 +1,22 @@
+"""Fixed seeds of every fuzzer, and the seeds that found something once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz import feed, fuzzers
+from tests.support.examples import seeds
+
+# (fuzzer, seed): what the fuzzer found with it is mended.
+FOUND: list[tuple[str, int]] = []
+
+
+@pytest.mark.parametrize("name", fuzzers())
+def test_fixed_seeds(name):
+    for seed in seeds(24):
+        feed(name, seed)
+
+
+@pytest.mark.parametrize(("name", "seed"), FOUND)
+def test_what_was_found_stays_mended(name, seed):
+    feed(name, seed)
