@@ -167,6 +167,23 @@ def test_a_required_throughput_may_need_replicas_that_do_host_work(objective: st
         planning.plan(replace(problem, min_throughput_fps=126.0))
 
 
+def test_replicas_that_slow_each_other_down_share_the_frames_and_not_more() -> None:
+    """Two cores take 10 ms and 10 mJ each, 1.25 times as long side by side: 160 frames a second. The npu takes 11 mJ."""
+    operator = Operator("model", "k", ("x",), (Tensor("y", (4,)),), 10)
+    graph = OperatorGraph("net", (Tensor("x", (1,)),), (operator,), ("y",))
+    devices = (Device("a", active_w=1.0), Device("b", active_w=1.0), Device("npu", active_w=2.2))
+    measured = {
+        name: replace(DeviceProfile.in_order(graph, [seconds]), busy_factor=factor)
+        for name, seconds, factor in (("a", 0.010, 1.5), ("b", 0.010, 1.5), ("npu", 0.005, 1.0))
+    }
+    profile = Profile("net", graph.fingerprint, measured)
+    problem = Problem(graph, Platform("box", devices), profile, objective="energy", min_throughput_fps=120.0)
+    plan = hybrid(problem)
+    assert plan.stages == (Stage(("a", "b"), ("model",)),)
+    assert plan.predicted.throughput_fps == pytest.approx(160.0)
+    assert (plan.status, plan.value) == ("optimal", pytest.approx((0.010,)))
+
+
 def test_bytes_are_planned_with_ordered_operators_too() -> None:
     problem = application([10.0], objective="memory,communication", stages=2)
     assert planning.plan(problem).plan.status == "optimal"
