@@ -78,9 +78,9 @@ def damage(cache: Path, rng: random.Random) -> str:
     elif kind == "cut":
         del content[rng.randrange(len(content)) :]
     else:
-        other = rng.choice([file for file in files if file.suffix == path.suffix])
+        other = rng.choice([file for file in files if file != path])
         content[:] = other.read_bytes()
-        shutil.copyfile(path, other)
+        other.write_bytes(path.read_bytes())
     path.write_bytes(content)
     return f"{kind} in {path.relative_to(cache)}"
 

@@ -168,7 +168,7 @@ def test_a_required_throughput_may_need_replicas_that_do_host_work(objective: st
 
 
 def test_replicas_that_slow_each_other_down_share_the_frames_and_not_more() -> None:
-    """Two cores take 10 ms and 10 mJ each, 1.25 times as long side by side: 160 frames a second. The npu takes 11 mJ."""
+    """Two cores take 10 ms and 10 mJ each, 12.5 ms side by side: 160 frames a second. The npu takes 11 mJ."""
     operator = Operator("model", "k", ("x",), (Tensor("y", (4,)),), 10)
     graph = OperatorGraph("net", (Tensor("x", (1,)),), (operator,), ("y",))
     devices = (Device("a", active_w=1.0), Device("b", active_w=1.0), Device("npu", active_w=2.2))

@@ -111,10 +111,10 @@ def with_leaf(content: bytes, rng: random.Random) -> bytes:
     """Return JSON with one value, or one key, replaced by what nobody expects there."""
     try:
         value = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return flipped(content, rng)
     places: list[tuple[Any, Any]] = []
-    waiting = [value]
+    waiting = [value] if isinstance(value, (dict, list)) else []
     while waiting:
         holder = waiting.pop()
         for key, inner in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -256,7 +257,7 @@ class _Reader:
         file, folder = table.get("file"), self._path.parent
         settings = {key: value for key, value in table.items() if key in MODEL_SETTINGS}
         for key in ("decoder", "labels", "preprocessing"):
-            if key in settings and (".py:" in settings[key] or (folder / settings[key]).is_file()):
+            if key in settings and (".py:" in settings[key] or os.path.isfile(folder / settings[key])):
                 settings[key] = str(folder / settings[key])
         return FleetModel(table["name"], None if file is None else folder / file, settings)
 
@@ -294,7 +295,7 @@ class _Reader:
             raise self._mistake(what, "source", "camera", index)
         beside = self._path.parent / source
         return Camera(
-            table["name"], str(beside) if beside.exists() else source, rates, tuple(dict.fromkeys(reach or ()))
+            table["name"], str(beside) if os.path.exists(beside) else source, rates, tuple(dict.fromkeys(reach or ()))
         )
 
     def _known(self, name: str, what: str, known: list[str], key: str, kind: str, index: int) -> None:

@@ -11,6 +11,7 @@ option_names.py (how the fields of an error become keys), control.py (a second s
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
@@ -109,12 +110,12 @@ def read_service(path: Path) -> Keys:
         )
     if values.get("results", "-") != "-" and not is_broker(values["results"]):
         values["results"] = str(folder / values["results"])
-    values["source"] = [str(folder / s) if (folder / s).exists() else s for s in values.get("source", [])]
+    for key in ("source", "labels"):
+        values[key] = [str(folder / s) if os.path.exists(folder / s) else s for s in values.get(key, [])]
     values["decoder"] = [str(folder / name) if ".py:" in name else name for name in values.get("decoder", [])]
-    values["labels"] = [str(folder / name) if (folder / name).exists() else name for name in values.get("labels", [])]
-    if (folder / values.get("preprocessing", "")).is_file():
+    if os.path.isfile(folder / values.get("preprocessing", "")):
         values["preprocessing"] = str(folder / values["preprocessing"])
-    if (folder / values.get("power-sensor", "")).is_file():
+    if os.path.isfile(folder / values.get("power-sensor", "")):
         values["power-sensor"] = str(folder / values["power-sensor"])
     for name in ("source", "decoder", "labels"):
         if not values[name]:
