@@ -266,9 +266,14 @@ def command(
         supervise=supervise,
         json=json,
     )
-    for option, values in (("source", settings.source), ("results", [settings.results or ""])):
+    is_secret = {
+        "source": any(shown(source) != source for source in settings.source),
+        "results": bool(settings.results) and shown(str(settings.results)) != settings.results,
+        "token": bool(settings.token),
+    }
+    for option, is_one in is_secret.items():
         origin = ctx.get_parameter_source(option)
-        if origin and origin.name == "COMMANDLINE" and any(shown(one) != one for one in values) and worker is None:
+        if is_one and origin and origin.name == "COMMANDLINE" and worker is None:
             warn(
                 f"every user of this machine can see the secret of --{option} in the list of processes; write it into "
                 "a file for --config that you alone can read"
