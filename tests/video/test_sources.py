@@ -155,6 +155,21 @@ def test_a_mp4_without_its_index_garbage_text_and_sound_are_refused(clips: Path,
     assert "no video stream, only audio" in failure(tmp_path / "sound.wav")
 
 
+def test_a_title_in_another_encoding_and_a_codec_that_nobody_knows(tmp_path: Path) -> None:
+    path = tmp_path / "titled.mkv"
+    with av.open(str(path), "w") as container:
+        container.metadata["title"] = "Gr__e aus Koeln"
+        stream = container.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8))))
+        container.mux(stream.encode(None))
+    sound = path.read_bytes()
+    path.write_bytes(sound.replace(b"Gr__e", "Grüße".encode("latin-1")))
+    assert len(list(open_source(str(path)))) == 1
+    path.write_bytes(sound.replace(b"V_MPEG4/ISO/AVC", b"V_MPEG9/ISO/AVC"))
+    assert "titled.mkv has a video stream of a codec that this FFmpeg does not know; check" in failure(path)
+
+
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.mp4").touch()
     assert f"{tmp_path}/empty.mp4 is an empty file" in failure(tmp_path / "empty.mp4")
@@ -229,6 +244,22 @@ def test_broken_pictures_and_empty_folders_are_named(tmp_path: Path) -> None:
     frames, message = read_until_broken(tmp_path)
     assert len(frames) == 1
     assert "2.png" in message
+
+
+def test_damaged_pictures_are_counted_and_the_folder_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(1, 6):
+        Image.new("RGB", (8, 8), (number * 20, 0, 0)).save(tmp_path / f"{number}.png")
+    content = bytearray((tmp_path / "2.png").read_bytes())
+    content[content.index(b"IEND") - 9] ^= 1  # in the checksum that ends the packed pixels
+    (tmp_path / "2.png").write_bytes(content)
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    with open_source(str(tmp_path)) as source:
+        frames = list(source)
+    assert [int(frame.image[0, 0, 0]) for frame in frames] == [20, 80, 100]
+    assert [frame.index for frame in frames] == [0, 1, 2]
+    assert source.damaged == 2
+    assert all(f"{name}.png" in message for name, message in zip((2, 3), caplog.messages, strict=True))
+    assert "2.png is a damaged picture; copy it again" in failure(tmp_path / "2.png")
 
 
 # Addresses

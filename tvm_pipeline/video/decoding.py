@@ -23,7 +23,7 @@ import av
 import numpy as np
 from av.codec.hwaccel import HWAccel
 from av.container import InputContainer
-from av.error import ExitError, FFmpegError, InvalidDataError
+from av.error import ExitError, FFmpegError
 from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
@@ -65,10 +65,11 @@ def open_container(
     Args:
         hardware: the device to decode with; where it cannot, software does.
 
-    Raises VideoError with `advice` if it cannot be opened, or has no video stream.
+    Raises VideoError with `advice` if it cannot be opened, or has no video stream that FFmpeg can decode.
     """
     timeout = None if timeout_s is None else (timeout_s, timeout_s)
-    opened = partial(av.open, file, "r", format=format, timeout=timeout)
+    # A title that is not UTF-8 does not matter here.
+    opened = partial(av.open, file, "r", format=format, timeout=timeout, metadata_errors="replace")
     try:
         try:
             container = opened(hwaccel=hardware)
@@ -84,6 +85,9 @@ def open_container(
         container.close()
         raise VideoError(f"{name} has no video stream, only {kinds}; give a file or address with pictures in it")
     stream = container.streams.video[0]
+    if stream.codec_context is None:
+        container.close()
+        raise VideoError(f"{name} has a video stream of a codec that this FFmpeg does not know; {advice}")
     stream.thread_type = "AUTO"
     stream.thread_count = thread_count  # the stages of the pipeline own the cores
     return container, stream
@@ -109,7 +113,7 @@ def decode(
         for packet in packets:
             try:
                 frames = stream.decode(packet)
-            except InvalidDataError as error:
+            except FFmpegError as error:
                 damage += 1
                 broken = reason(error, timeout_s)
                 if damage > MOST_DAMAGED_IN_A_ROW:

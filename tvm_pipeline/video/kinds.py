@@ -232,15 +232,31 @@ def _open_picture(spec: str, opening: Opening) -> Source:
 
 def _pictures(spec: str, paths: list[Path], limit: int | None) -> Source:
     def pictures() -> Iterator[Picture]:
-        advice = "check that it is a picture, or remove it"
+        broken: list[VideoError] = []  # pictures that no sound one has followed yet
         for number, path in enumerate(paths):
-            # From memory: FFmpeg would read "%d" in a file name as a pattern.
-            container, stream = open_container(BytesIO(read_bytes(path, VideoError)), str(path), advice)
-            for picture in decode(container, stream, str(path)):
-                yield picture._replace(time_s=number / PICTURE_FOLDER_FPS)
-                break
+            try:
+                picture = _read_picture(path)
+            except VideoError as error:
+                broken.append(error)
+                if len(paths) > 1:
+                    _log.warning("%s; it is left out", error)
+                continue
+            yield Picture(number / PICTURE_FOLDER_FPS, picture.image, picture.damage + len(broken))
+            broken.clear()
+        if broken:
+            raise broken[-1]
 
     return Source(spec, pictures(), fps=None, frames=len(paths), limit=limit)
+
+
+def _read_picture(path: Path) -> Picture:
+    # From memory: FFmpeg would read "%d" in a file name as a pattern.
+    content = BytesIO(read_bytes(path, VideoError))
+    container, stream = open_container(content, str(path), "check that it is a picture, or remove it")
+    try:
+        return next(decode(container, stream, str(path)))
+    except (VideoError, StopIteration) as error:
+        raise VideoError(f"{path} is a damaged picture; copy it again, or remove it") from error
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
