@@ -326,6 +326,8 @@ def test_a_connection_that_breaks_is_an_error_and_not_an_end(clips: Path) -> Non
         frames, message = read_until_broken(url)
     assert 0 < len(frames) < FRAMES
     assert "breaks off" in message
+    steps = np.diff([frame.time_s for frame in frames])  # those that were still in the decoder have a time, too
+    assert steps == pytest.approx([1 / 25] * len(steps), abs=0.002)
 
 
 @pytest.mark.thorough

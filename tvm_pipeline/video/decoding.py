@@ -127,7 +127,9 @@ def decode(
                     damage += 1
                     continue
                 for ready in pending:
-                    time_s = delivered / rate if clockless or ready.time is None else float(ready.time)
+                    # `ready.time` is NaN for the pictures that a broken connection leaves in the decoder.
+                    counted = clockless or ready.pts is None or not stream.time_base
+                    time_s = delivered / rate if counted else float(ready.pts * stream.time_base)
                     start_s = time_s if start_s is None else start_s
                     yield Picture(time_s - start_s, _upright(scaler, ready), damage)
                     delivered += 1
