@@ -240,6 +240,19 @@ def test_a_limit_that_is_none_is_refused(watched, seconds):
         WatchServer(watched, unhealthy_after_s=seconds)
 
 
+def test_a_page_of_another_site_may_link_here_and_embed_nothing(watched):
+    """By the headers that browsers send, https://www.w3.org/TR/fetch-metadata/."""
+    with WatchServer(watched, picture=lambda: JPEG) as server:
+        embeds = {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "image"}
+        for path in ("/frame.jpg", "/cut.svg", "/state", "/"):
+            assert get(server, path, **embeds)[0] == 403
+        assert get(server, "/", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")[0] == 200
+        for site in ("same-origin", "none"):
+            status, body, headers = get(server, "/frame.jpg", Sec_Fetch_Site=site, Sec_Fetch_Mode="cors")
+            assert (status, body) == (200, JPEG)
+            assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+
+
 def test_the_name_of_another_site_is_refused(watched):
     with WatchServer(watched) as server:
         port = urlsplit(server.url).port

@@ -1,8 +1,9 @@
 """An HTTP server for people and Prometheus: who may make requests, and within which limits.
 
 At a loopback address every client is answered; any other address needs a token, sent as `Authorization: Bearer TOKEN`.
-A browser cannot send that header for a page, so the page alone also takes `/?token=TOKEN`. There is no TLS: beyond a
-trusted network, put a proxy in front. Nothing is written and no file of the machine can be reached.
+A browser cannot send that header for a page, so the page alone also takes `/?token=TOKEN`. Pages of other sites may
+link to these, and can neither embed nor read them. There is no TLS: beyond a trusted network, put a proxy in front.
+Nothing is written and no file of the machine can be reached.
 Read next: server.py, which answers for a pipeline.
 """
 
@@ -54,6 +55,7 @@ SECURITY = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; connect-src 'self'; img-src blob: data:; "
     "script-src 'unsafe-inline'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -121,6 +123,9 @@ class Site(ABC):
 
     def _refused(self, path: str, query: str, headers: Message) -> Reply | None:
         """Return the refusal of a request, None if it may be answered."""
+        # A browser says so where a page of another site embeds or fetches what is here; it may still link here.
+        if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
+            return text_reply(HTTPStatus.FORBIDDEN, "pages of other sites may not use this server")
         if self._token is None:
             # A page of another site may have its own name resolve to this address, and so read what is here
             # (DNS rebinding); its requests still carry the name.
