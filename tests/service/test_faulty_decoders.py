@@ -77,6 +77,7 @@ def settings(request, known, tmp_path, monkeypatch):
         ("return [Annotation('x', score=float('inf'))]", "at frame 11 of .* whose score is 'inf'; give a finite"),
         ("return [Annotation('x', box=('1', 2, 3, 4))]", "at frame 11 of .* no numbers"),
         ("return [Annotation('x', box=(1, 2, 3))]", "at frame 11 of .* whose box is"),
+        ("return [Annotation(7)]", "at frame 11 of .* whose label is '7', a int; give text"),
     ],
 )
 def test_a_decoder_that_ends_its_thread_or_finds_nonsense(settings, tmp_path, does, told):

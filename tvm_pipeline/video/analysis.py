@@ -126,6 +126,8 @@ def decoder_name(decode: Decoder) -> str:
 def _fault(annotation: Annotation) -> str:
     """Return what of an annotation can be neither written nor drawn; empty where nothing is."""
     score, box = annotation.score, annotation.box
+    if not isinstance(annotation.label, str):
+        return f"label is {_shown(annotation.label)}, a {type(annotation.label).__name__}; give text"
     try:
         if score is not None and not math.isfinite(score):
             return f"score is {_shown(score)}; give a finite number or None"
