@@ -6,6 +6,7 @@ command itself begins, so that the process can end where it is. Read next: `tvm_
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
 import signal
@@ -19,6 +20,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _stop)
+            # While the interpreter takes itself down, a signal would kill it and replace the status of the command.
+            atexit.register(signal.signal, number, signal.SIG_IGN)
     from tvm_pipeline.cli import main as command
 
     command()

@@ -125,6 +125,32 @@ def test_a_compile_that_is_ended_leaves_nothing(tmp_path):
     assert not (tmp_path / "net.tar").exists()
 
 
+# An object whose end, when the interpreter takes itself down, waits for a file. Modules may be gone by then.
+LATE = """
+import os
+
+class Late:
+    def __del__(self, open=os.open, create=os.O_CREAT, stat=os.stat, missing=FileNotFoundError):
+        open("ended", create)
+        while True:
+            try:
+                return stat("sent") and None
+            except missing:
+                pass
+
+late = Late()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_that_comes_after_all_is_done_changes_no_status(tmp_path, number):
+    command = Command(tmp_path, "--version", before=f"exec({LATE!r})")
+    command.wait_until((tmp_path / "ended").exists)
+    command.send(number)
+    (tmp_path / "sent").touch()
+    assert command.end() == 0
+
+
 # Measuring what the decoder costs takes seconds.
 NOT_MEASURED = "import tvm_pipeline.service.running_model as m; m.host_devices = lambda *_: []"
 
