@@ -31,6 +31,7 @@ TOKEN = "a-token-for-the-tests"
 def watched() -> Watching:
     made = watching()
     made.sources = {"door": source(read=61, dropped={"latest": 4, "max-age": 2}, age_p50_s=0.012, age_p99_s=0.3)}
+    made.sources["hall"] = source(problem="the cable [red] was pulled")
     made.more = {"factors": {"d0": 1.25}, "events": [{"time_s": 0.0, "kind": "switch", "reason": "d0 is [slow]"}]}
     return made
 
@@ -48,7 +49,14 @@ def test_once_prints_all_of_it(cli, watched):
     assert outcome.code == 0
     for said in ("chain: plan 1", "30 frames out", "healthy", "0 on d0", "1 on d2", "door", "4 latest, 2 max-age"):
         assert said in outcome.out
-    for said in ("12.0 ms", "300 ms", "d0 x1.25", "switch: d0 is [slow]", "throughput, fps"):
+    for said in (
+        "12.0 ms",
+        "300 ms",
+        "d0 x1.25",
+        "switch: d0 is [slow]",
+        "throughput, fps",
+        "hall: the cable [red] was pulled",
+    ):
         assert said in outcome.out
 
 

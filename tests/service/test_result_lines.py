@@ -17,8 +17,8 @@ from tests.support.examples import examples
 from tvm_pipeline.runtime import Result
 from tvm_pipeline.service.result_lines import ResultLine, result_line, schema
 from tvm_pipeline.service.video_extra import Analysed, Annotation, Frame
-from tvm_pipeline.video.live_source import LiveFrame
 from tvm_pipeline.video.sinks import json_line
+from tvm_pipeline.video.sources import LiveFrame
 
 DOCS = Path(__file__).parents[2] / "docs"
 IMAGE = np.zeros((2, 2, 3), np.uint8)

@@ -148,6 +148,25 @@ def test_over_connections_nothing_is_lost_repeated_or_out_of_order(lengths: list
     assert sum(explained(source).values()) == sum(lengths) - len(wanted)
 
 
+def test_frames_that_come_and_do_not_pass_are_a_problem_that_is_told() -> None:
+    """The clock of this camera runs a thousand times too slowly, so that fps=10 takes all its frames for too many."""
+
+    def pictures() -> Iterator[Picture]:
+        for index in itertools.count():
+            yield picture(index)._replace(time_s=index * 1e-6)
+
+    with live(pictures, policy="fps=10", stall_s=0.1) as source:
+        assert next(iter(source)).index == 0
+        deadline = time.monotonic() + 10
+        while not source.problem and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "cam sends frames, and fps=10 has let none pass for 0.1 s" in source.problem
+        assert source.statistics().problem == source.problem
+        source.set_policy(parse_policy("latest"))
+        assert next(iter(source)).index > 0
+        assert source.problem == ""
+
+
 # Ends, stalls and returns
 
 

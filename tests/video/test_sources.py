@@ -155,7 +155,7 @@ def test_a_mp4_without_its_index_garbage_text_and_sound_are_refused(clips: Path,
     assert "no video stream, only audio" in failure(tmp_path / "sound.wav")
 
 
-def test_a_title_in_another_encoding_and_a_codec_that_nobody_knows(tmp_path: Path) -> None:
+def test_a_title_in_another_encoding_and_a_codec_without_a_decoder(tmp_path: Path) -> None:
     path = tmp_path / "titled.mkv"
     with av.open(str(path), "w") as container:
         container.metadata["title"] = "Gr__e aus Koeln"
@@ -167,7 +167,7 @@ def test_a_title_in_another_encoding_and_a_codec_that_nobody_knows(tmp_path: Pat
     path.write_bytes(sound.replace(b"Gr__e", "Grüße".encode("latin-1")))
     assert len(list(open_source(str(path)))) == 1
     path.write_bytes(sound.replace(b"V_MPEG4/ISO/AVC", b"V_MPEG9/ISO/AVC"))
-    assert "titled.mkv has a video stream of a codec that this FFmpeg does not know; check" in failure(path)
+    assert "titled.mkv has a video stream that this FFmpeg has no decoder for; check" in failure(path)
 
 
 def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def key(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 def source(**known: Any) -> dict[str, Any]:
     """What a source that lives tells of itself."""
-    none = {"read": 0, "delivered": 0, "waiting": 0, "dropped": {}, "reconnects": 0, "damaged": 0}
+    none = {"read": 0, "delivered": 0, "waiting": 0, "dropped": {}, "reconnects": 0, "damaged": 0, "problem": ""}
     return {**none, "fps": None, "age_p50_s": None, "age_p99_s": None, **known}
 
 
@@ -121,6 +121,7 @@ def test_nothing_unknown_is_said():
 def test_counters_never_fall_over_a_switch_of_plans():
     watched = watching()
     watched.sources = {"door": source(read=10, dropped=Counter(latest=2), reconnects=1)}
+    watched.sources["hall"] = source(problem="the cable was pulled")
     registry = new_registry(watched)
     before = parsed(generate_latest(registry).decode())
     watched.run(20, WHOLE)
@@ -132,6 +133,7 @@ def test_counters_never_fall_over_a_switch_of_plans():
     assert (after[key("plan_version")], after[key("frames_total")]) == (2, 50)
     assert after[key("frames_dropped_total", source="door", reason="latest")] == 3
     assert after[key("latency_seconds_count")] == 50
+    assert [after[key("source_problem", source=name)] for name in ("door", "hall")] == [0, 1]
 
 
 @given(

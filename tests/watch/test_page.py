@@ -47,6 +47,7 @@ def test_the_page_draws_a_run_in_chromium(tmp_path):
     devices = {name: DeviceProfile.in_order(model.graph, (1e-3,) * OPERATORS) for name in ("d0", "d1")}
     problem = Problem(model.graph, fake_platform("d0", "d1"), Profile("chain", model.graph.fingerprint, devices))
     sources = {"door": {"read": 9, "age_p50_s": 0.02, "age_p99_s": None, "dropped": {"latest": 7}, "reconnects": 3}}
+    sources["door"]["problem"] = "the cable was pulled"
     picture = jpeg(np.zeros((90, 160, 3), np.uint8))
     done = threading.Event()
 
@@ -76,6 +77,7 @@ def test_the_page_draws_a_run_in_chromium(tmp_path):
     assert all(f"<title>{name}: add; stage {int(place >= 5)} on d" in drawn for place, name in enumerate(names))
     assert "cut 1: 8 B" in drawn
     assert "7 latest" in part(page, "tbody", "sources")
+    assert "the cable was pulled" in part(page, "tbody", "sources")
     assert re.search(r'<img id="frame"[^>]* src="blob:', page)
 
 

@@ -202,6 +202,8 @@ def view(state: State, rate_fps: float | None, gone: str = "") -> Group:
     ]
     if state.sources:
         parts.append(_sources(state.sources))
+        problems = ((name, found.get("problem")) for name, found in state.sources.items())
+        parts += [Text(f"{name}: {problem}", "bold red") for name, problem in problems if problem]
     if state.factors:
         factors = ", ".join(f"{device} x{factor:.2f}" for device, factor in state.factors.items())
         parts.append(Text(f"Slower than their profile: {factors}"))

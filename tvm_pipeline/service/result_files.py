@@ -106,7 +106,7 @@ class ResultFiles:
             label: of its model, empty where the run has one.
             written: is called when both are written; where lines go to a broker, later and in another thread.
         """
-        self.begin_frame(label, line.counted_as, line.time_s)
+        self.begin_frame(label, line.counted_as, seen.frame.clock_s)
         if self.lines:
             self.lines.write(line)
         if self.video:
@@ -117,7 +117,7 @@ class ResultFiles:
             written()
 
     def begin_frame(self, model: str, source: str, time_s: float) -> None:
-        """Go on in the next segment if this one is long enough by the time of the source."""
+        """Go on in the next segment if this one is long enough by the times of the source's frames (`clock_s`)."""
         began_s = self._began_s.setdefault((model, source), time_s)
         if self._segment_s is not None and time_s - began_s >= self._segment_s - ROUNDING_S:
             self._stack.close()

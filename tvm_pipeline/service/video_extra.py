@@ -34,11 +34,12 @@ try:
     from tvm_pipeline.video.analysis import Outputs, decoder_name
     from tvm_pipeline.video.application import Application
     from tvm_pipeline.video.decoders import Request, is_known, read_labels
+    from tvm_pipeline.video.decoding import USUAL_FPS
     from tvm_pipeline.video.hardware import check_hardware, hardware_decoders
     from tvm_pipeline.video.host_profile import host_devices, profile_host
     from tvm_pipeline.video.interpret import Interpretation, interpret
     from tvm_pipeline.video.preprocessing import Transform
-    from tvm_pipeline.video.rehearsals import USUAL_FPS, HostSetting, Rehearsal
+    from tvm_pipeline.video.rehearsals import HostSetting, Rehearsal
     from tvm_pipeline.video.sinks import json_line
 except ImportError as error:
     raise PipelineError(f"video needs an extra: pip install 'tvm-pipeline[video]' ({error})") from error

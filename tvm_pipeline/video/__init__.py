@@ -37,13 +37,13 @@ from tvm_pipeline.video.host_profile import host_devices, profile_host
 from tvm_pipeline.video.interpret import Interpretation, interpret
 from tvm_pipeline.video.kinds import KINDS, Kind, Opening, open_source, source_kind
 from tvm_pipeline.video.live_sets import LiveSet, merge
-from tvm_pipeline.video.live_source import LiveFrame, LiveSource, LiveStatistics
+from tvm_pipeline.video.live_source import LiveSource, LiveStatistics
 from tvm_pipeline.video.policies import Policy, Reconnect, parse_policy
 from tvm_pipeline.video.preprocessing import Preprocessing, Transform, default_for, preprocess
 from tvm_pipeline.video.presets import PRESETS
 from tvm_pipeline.video.rehearsals import HostSetting, Rehearsal
 from tvm_pipeline.video.sinks import JsonLines
-from tvm_pipeline.video.sources import Frame, Source
+from tvm_pipeline.video.sources import Frame, LiveFrame, Source
 from tvm_pipeline.video.video_file import VideoFile
 
 __all__ = [

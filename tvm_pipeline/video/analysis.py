@@ -125,9 +125,10 @@ def decoder_name(decode: Decoder) -> str:
 
 def _fault(annotation: Annotation) -> str:
     """Return what of an annotation can be neither written nor drawn; empty where nothing is."""
+    label: object = annotation.label  # of the user's own code, whatever the types say
     score, box = annotation.score, annotation.box
-    if not isinstance(annotation.label, str):
-        return f"label is {_shown(annotation.label)}, a {type(annotation.label).__name__}; give text"
+    if not isinstance(label, str):
+        return f"label is {_shown(label)}, a {type(label).__name__}; give text"
     try:
         if score is not None and not math.isfinite(score):
             return f"score is {_shown(score)}; give a finite number or None"

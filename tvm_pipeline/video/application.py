@@ -29,8 +29,8 @@ from tvm_pipeline.runtime.frame_stream import FrameStream, Result, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
 from tvm_pipeline.video.analysis import Analysed, Decoder, FrameT, decoded, decoder_name
 from tvm_pipeline.video.annotations import Annotation, draw
-from tvm_pipeline.video.live_source import LiveFrame
 from tvm_pipeline.video.preprocessing import Preprocessing, preprocess
+from tvm_pipeline.video.sources import LiveFrame
 
 READ, PREPARE, DECODE, DRAW, WRITE = "host/read", "host/prepare", "host/decode", "host/draw", "host/write"
 

@@ -32,6 +32,7 @@ from tvm_pipeline.errors import VideoError
 
 _log = logging.getLogger(__name__)
 
+USUAL_FPS = 25.0  # of a video that does not state its rate
 MOST_DAMAGED_IN_A_ROW = 1000  # packets; a stream of nothing but noise is given up
 
 
@@ -85,9 +86,9 @@ def open_container(
         container.close()
         raise VideoError(f"{name} has no video stream, only {kinds}; give a file or address with pictures in it")
     stream = container.streams.video[0]
-    if stream.codec_context is None:
+    if getattr(stream, "codec_context", None) is None:  # though PyAV's types do not say so
         container.close()
-        raise VideoError(f"{name} has a video stream of a codec that this FFmpeg does not know; {advice}")
+        raise VideoError(f"{name} has a video stream that this FFmpeg has no decoder for; {advice}")
     stream.thread_type = "AUTO"
     stream.thread_count = thread_count  # the stages of the pipeline own the cores
     return container, stream
@@ -107,7 +108,7 @@ def decode(
     broken = ""  # why the last packet could not be decoded; empty after a sound one
     pending: list[av.VideoFrame] = []  # damaged pictures that no sound one has followed yet
     start_s: float | None = None
-    rate = float(stream.average_rate or 25)
+    rate = float(stream.average_rate or USUAL_FPS)
     clockless = container.format.name == "avi"  # AVI keeps no times, and FFmpeg's are out of order with B-frames
     with container:
         for packet in packets:
@@ -128,8 +129,10 @@ def decode(
                     continue
                 for ready in pending:
                     # `ready.time` is NaN for the pictures that a broken connection leaves in the decoder.
-                    counted = clockless or ready.pts is None or not stream.time_base
-                    time_s = delivered / rate if counted else float(ready.pts * stream.time_base)
+                    if clockless or ready.pts is None or stream.time_base is None:
+                        time_s = delivered / rate
+                    else:
+                        time_s = float(ready.pts * stream.time_base)
                     start_s = time_s if start_s is None else start_s
                     yield Picture(time_s - start_s, _upright(scaler, ready), damage)
                     delivered += 1

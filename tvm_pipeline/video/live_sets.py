@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from tvm_pipeline.errors import VideoError
 
 if TYPE_CHECKING:
-    from tvm_pipeline.video.live_source import LiveFrame, LiveSource
+    from tvm_pipeline.video.live_source import LiveSource
+    from tvm_pipeline.video.sources import LiveFrame
 
 _log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from tvm_pipeline.video.kinds import open_source
 from tvm_pipeline.video.live_sets import merge
 from tvm_pipeline.video.policies import BLOCK, RECONNECT, Policy, Reconnect
 from tvm_pipeline.video.source_reader import SourceReader
-from tvm_pipeline.video.sources import Frame, Source
+from tvm_pipeline.video.sources import Frame, LiveFrame, Source
 
 MOST_WAITING = 8  # frames in a queue: some 50 MB of full HD
 MOST_HANGING = 3  # readers left behind that still hang; over weeks there would be ever more
@@ -49,27 +49,6 @@ _BREAKS = (VideoError, FFmpegError, OSError)  # anything else would fail again i
 Hear = Callable[[str, str, float], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LiveFrame(Frame):
-    """A frame of a LiveSource. `index` and `time_s` go on over reconnections; a dropped frame leaves a gap.
-
-    Attributes:
-        captured_s: the monotonic time at which it was decoded: no program can see for how long a camera or a network
-            held it back before.
-        read_s: seconds for which the reader's thread computed to get it.
-        tag: of its source.
-    """
-
-    captured_s: float
-    read_s: float = 0.0
-    tag: str = ""
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since it was decoded."""
-        return time.monotonic() - self.captured_s
-
-
 @dataclass(frozen=True, slots=True)
 class LiveStatistics:
     """The counts of a source's frames: read = delivered + waiting + all that were dropped.
@@ -80,6 +59,7 @@ class LiveStatistics:
         fps, age_p50_s, age_p99_s: rate of the frames delivered lately, and their age then; None before two frames.
         reconnects: how often it was opened again, successfully or not.
         damaged: as in Source, over all connections.
+        problem: why no frames come now; empty where they do.
     """
 
     read: int
@@ -91,6 +71,7 @@ class LiveStatistics:
     fps: float | None = None
     age_p50_s: float | None = None
     age_p99_s: float | None = None
+    problem: str = ""
 
 
 class LiveSource:
@@ -114,7 +95,6 @@ class LiveSource:
     Attributes:
         name, fps: as in Source, of the first connection.
         opened: whether it is open now.
-        problem: why it is not open, where it failed; empty else.
         failure: why it ended; None while it runs, and if it ended well.
 
     Raises:
@@ -142,7 +122,7 @@ class LiveSource:
         self.tag = tag
         self.fps: float | None = None
         self.failure: Exception | None = None
-        self.problem, self.opened = "", False
+        self._problem, self.opened = "", False
         self._policy, self._reconnect, self._stall_s = policy, reconnect, stall_s
         self._first_index = self.next_index = first_index
         self._paced, self._hear = paced, hear
@@ -154,6 +134,7 @@ class LiveSource:
         self._deliveries: deque[tuple[float, float]] = deque(maxlen=WINDOW)  # when, and the age then
         self._started_s: float | None = None
         self._time_s = self._offset_s = 0.0
+        self._thins_since_s: float | None = None  # since when `fps` lets no frame pass, though some come
         self._due_s = -math.inf  # the source's time from which the policy's `fps` lets a frame pass
         self._live = self._was_opened = self._finished = False
         self._listener: Callable[[], None] = lambda: None
@@ -173,6 +154,18 @@ class LiveSource:
     def __iter__(self) -> Iterator[LiveFrame]:
         return merge([self])
 
+    @property
+    def problem(self) -> str:
+        """Why it gives no frames; empty where it does."""
+        with self._changed:
+            since_s, fps = self._thins_since_s, self._policy.fps
+            if not self.opened or not fps or since_s is None or time.monotonic() - since_s < self._stall_s + 1 / fps:
+                return self._problem
+            return (
+                f"{self.name} sends frames, and fps={fps:g} has let none pass for {self._stall_s:g} s, since the times "
+                "of the frames hardly grow; set the clock of the camera right, or give a policy without fps"
+            )
+
     def counts(self) -> LiveStatistics:
         """Return the counts of frames until now, without rate and ages."""
         with self._changed:
@@ -183,6 +176,7 @@ class LiveSource:
                 dropped=dict(+self._dropped),
                 reconnects=self._reconnects,
                 damaged=self._damaged + (self._reader.source.damaged if self._reader.source else 0),
+                problem=self.problem,
             )
 
     def statistics(self) -> LiveStatistics:
@@ -249,7 +243,7 @@ class LiveSource:
     def set_policy(self, policy: Policy) -> None:
         """Drop frames by another policy from now on."""
         with self._changed:
-            self._policy, self._due_s = policy, -math.inf
+            self._policy, self._due_s, self._thins_since_s = policy, -math.inf, None
 
     def place(self, cores: Sequence[int]) -> None:
         """Let the threads that read run on these cores alone, from now on."""
@@ -266,7 +260,7 @@ class LiveSource:
             if not self._was_opened:
                 self.fps, self._live = reader.source.fps, reader.source.live
             self._was_opened = self.opened = True
-            self.problem = ""
+            self._problem, self._thins_since_s = "", None
         if self._hear:
             self._hear("opened", "", time.monotonic() - reader.began_s)
 
@@ -294,12 +288,17 @@ class LiveSource:
             self._started_s, self._offset_s, self._time_s = started_s, offset_s, time_s
             if thinned:
                 self._dropped[thinned] += 1
+                if thinned == "fps" and self._live and self._thins_since_s is None:
+                    self._thins_since_s = captured_s
                 return True
+            self._thins_since_s = None
             self._drop_old()
             if len(self._waiting) >= capacity:
                 self._waiting.popleft()
                 self._dropped["latest" if newest else "full"] += 1
-            self._waiting.append(LiveFrame(index, time_s, frame.image, self.name, captured_s, read_s, self.tag))
+            self._waiting.append(
+                LiveFrame(index, time_s, frame.image, self.name, captured_s, read_s, self.tag, self._live)
+            )
         self._listener()
         return True
 
@@ -361,13 +360,13 @@ class LiveSource:
                 break
         with self._changed:
             self.failure = None if self._closing.is_set() else failure
-            self.opened, self.problem = False, str(self.failure or "")
+            self.opened, self._problem = False, str(self.failure or "")
             self._finished = True
         self._listener()
 
     def _tell_break(self, problem: str, wait_s: float) -> None:
         with self._changed:
-            self.opened, self.problem = False, problem
+            self.opened, self._problem = False, problem
         if self._hear:
             self._hear("failed", problem, 0.0)
         else:

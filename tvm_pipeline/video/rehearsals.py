@@ -26,6 +26,7 @@ from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline.video.analysis import Decoder
 from tvm_pipeline.video.application import Application, Passage, Write, host_errors, host_graph
+from tvm_pipeline.video.decoding import USUAL_FPS
 from tvm_pipeline.video.hardware import hardware_decoders
 from tvm_pipeline.video.kinds import open_source
 from tvm_pipeline.video.preprocessing import Preprocessing
@@ -34,7 +35,6 @@ from tvm_pipeline.video.sources import Frame, Source
 # What is recorded of a source whose frames cannot be had again.
 RECORDED_FRAMES, RECORDED_BYTES, RECORDED_S = 48, 256 << 20, 3.0
 LEAST_FRAMES = 12  # at a rate
-USUAL_FPS = 25.0  # of a video to write, where the source does not say
 
 
 @dataclass(frozen=True, slots=True)

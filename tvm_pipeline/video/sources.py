@@ -7,7 +7,9 @@ opened), decoding.py (what damage does), preprocessing.py (a frame becomes a mod
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline.errors import VideoError
-from tvm_pipeline.video.decoding import Picture
+from tvm_pipeline.video.decoding import USUAL_FPS, Picture
+
+UNORDERED_S = 1.0  # by which times may fall and come back: these pictures are out of order, or their clock is coarse
+JUMP_S = 10.0  # by more than this, the clock of a live source does not go ahead of its pictures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,7 +29,7 @@ class Frame:
 
     Attributes:
         index: counts from 0 without gaps.
-        time_s: seconds since the first frame.
+        time_s: seconds since the first frame; it never falls.
         image: uint8 HxWx3 RGB.
         source: name of the source.
     """
@@ -33,6 +38,11 @@ class Frame:
     time_s: float
     image: NDArray[np.uint8]
     source: str
+
+    @property
+    def clock_s(self) -> float:
+        """Seconds on the clock by which results are cut into segments."""
+        return self.time_s
 
     @property
     def age_s(self) -> float | None:
@@ -45,11 +55,42 @@ class Frame:
         return ""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveFrame(Frame):
+    """A frame of a LiveSource. `index` and `time_s` go on over reconnections; a dropped frame leaves a gap.
+
+    Attributes:
+        captured_s: the monotonic time at which it was decoded: no program can see for how long a camera or a network
+            held it back before.
+        read_s: seconds for which the reader's thread computed to get it.
+        tag: of its source.
+        live: whether its source films by itself.
+    """
+
+    captured_s: float
+    read_s: float = 0.0
+    tag: str = ""
+    live: bool = False
+
+    @property
+    def clock_s(self) -> float:
+        """When it was decoded, if its source films by itself: the clock of a camera may run wrong."""
+        return self.captured_s if self.live else self.time_s
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it was decoded."""
+        return time.monotonic() - self.captured_s
+
+
 class Source:
     """An open source: iterate over it once, close it or use it in a `with` block.
 
     The first frame is decoded on opening, so that a source that opens does give frames. Iterating and closing
     may happen in different threads; closing waits for the frame that is being decoded.
+
+    The times of the pictures may fall, stand or jump: a camera restarts, a video is played in a loop. The times of the
+    frames then go on from the last one: by the seconds that a live source took for the picture, else by one period.
 
     Attributes:
         name: what it was opened as, without passwords.
@@ -88,6 +129,9 @@ class Source:
         self._limit = limit
         self._given = 0
         self._lock = threading.Lock()
+        self._period_s = 1 / (fps or USUAL_FPS)
+        self._time_s, self._shift_s = -self._period_s, 0.0  # of the last frame; what its picture's clock lacks
+        self._read_s = time.monotonic() - self._period_s  # when it came
         self._first = next(pictures, None)
         if self._first is None:
             raise VideoError(f"{name} holds no picture; check that it was recorded whole, or choose another source")
@@ -103,7 +147,24 @@ class Source:
             picture, self._first = self._first or next(self._pictures), None
             self.damaged += picture.damage
             self._given += 1
-            return Frame(self._given - 1, picture.time_s, picture.image, self.name)
+            return Frame(self._given - 1, self._next_time_s(picture.time_s), picture.image, self.name)
+
+    def _next_time_s(self, stated_s: float) -> float:
+        """Return the time of the next frame, whose picture states this one."""
+        now_s = time.monotonic()
+        waited_s, self._read_s = now_s - self._read_s, now_s
+        time_s = stated_s + self._shift_s
+        ahead_s = time_s - self._time_s
+        if self.live:
+            is_right, step_s = 0 < ahead_s < waited_s + JUMP_S, waited_s
+        else:
+            is_right, step_s = 0 <= ahead_s < math.inf, self._period_s
+        if not is_right:
+            time_s = self._time_s + step_s
+            if not -UNORDERED_S < ahead_s <= 0:  # also where it is NaN
+                self._shift_s = time_s - stated_s
+        self._time_s = time_s
+        return time_s
 
     def close(self) -> None:
         """Release the file, camera or connection; iterating afterwards ends immediately."""

@@ -123,6 +123,8 @@ def _source_metrics(sources: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric
         yield counter
     waiting = {(source,): found["waiting"] for source, found in sources.items()}
     yield _gauge("source_waiting_frames", "Frames read that wait to enter", ("source",), waiting)
+    problems = {(source,): float(bool(found["problem"])) for source, found in sources.items()}
+    yield _gauge("source_problem", "1 while the source gives no frames", ("source",), problems)
     ages = {
         (source, quantile): found[key]
         for source, found in sources.items()
