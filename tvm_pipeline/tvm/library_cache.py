@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from tvm_pipeline.errors import BundleError
+from tvm_pipeline.errors import BundleError, PipelineError
 from tvm_pipeline.files import damaged, forget_oldest, locked
 
+LEAST_FREE_BYTES = 1 << 20  # with less free space than this, a failure to compile is the disk's
 MOST_BYTES = 16 << 30  # of libraries in the cache; what was used longest ago goes first
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -59,6 +60,14 @@ def kept_or_made(
             except BundleError as error:
                 _log.warning("what the cache has of %s is damaged, and it is compiled anew: %s", what, error)
                 shutil.rmtree(found)
-        made = load(make())
+        try:
+            made = load(make())
+        except (PipelineError, OSError) as error:  # a linker without room says what it likes
+            if shutil.disk_usage(plain.parent).free < LEAST_FREE_BYTES:
+                raise PipelineError(
+                    f"no space is left for {what} in the cache {plain.parent.parent}; make room there, or set "
+                    "TVM_PIPELINE_CACHE to another place"
+                ) from error
+            raise
         forget_oldest((entry for entry in plain.parent.iterdir() if entry != found), MOST_BYTES)
         return made
