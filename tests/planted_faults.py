@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+LIMIT_S = 1800.0  # for a room, and for all: a fault that makes a test wait for ever is found, too
+HUNG = -1000
 
 
 class Fault(NamedTuple):
@@ -132,13 +136,24 @@ def first_failure(fault: Fault, folder: Path, selected: list[str]) -> str:
     # The copy comes before the installed product.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "backends")])}
     for tests in ([f"tests/{fault.file.partition('/')[0]}"], []):  # the room, then all
-        command = [sys.executable, "-m", "pytest", "-x", "--quiet", "--numprocesses", "3", *selected, *tests]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        if done.returncode and not failed:
-            sys.exit(f"the tests did not run:\n{done.stdout}{done.stderr}")
-        if failed:
-            return failed[0].split(" - ")[0]
+        command = [sys.executable, "-m", "pytest", "-x", "--verbose", "--numprocesses", "3", *selected, *tests]
+        with tempfile.TemporaryFile("w+") as said:
+            run = subprocess.Popen(
+                command, cwd=folder, env=environment, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            )
+            try:
+                status = run.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(run.pid, signal.SIGKILL)
+                status = HUNG
+            said.seek(0)
+            output = said.read()
+        if failed := re.search(r"(?:FAILED|ERROR) (?:\[ *\d+%\] )?(tests/\S+)", output):
+            return failed[1]
+        if status == HUNG:
+            return "a test hangs"
+        if status:
+            sys.exit(f"the tests did not run:\n{output}")
     return ""
 
 

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -37,6 +38,7 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.evaluate import frames_inside, judged
 from tvm_pipeline.errors import ModelError, OptionError, PipelineTimeoutError, PlanError
 from tvm_pipeline.runtime import Pipeline, Result
+from tvm_pipeline.runtime.worker import StageGate
 
 DEVICES = tuple(f"d{index}" for index in range(9))
 PLATFORM = fake_platform(*DEVICES)
@@ -166,6 +168,18 @@ def test_replicas_overtake_each_other_and_frames_still_come_in_order() -> None:
     with Pipeline(model, plan, PLATFORM, in_flight=4) as pipeline:
         assert values(list(pipeline.map(numbers(9)))) == list(range(2, 11))
     assert overtaken == [True] * 3
+
+
+def test_the_last_replica_to_end_passes_the_end_on() -> None:
+    """An end that overtakes the frame of another replica would leave the stages behind it waiting for that frame."""
+    source, target = SimpleQueue(), SimpleQueue()
+    gate = StageGate(source, target, 2)
+    gate.close()
+    assert target.empty()
+    assert source.get_nowait() is None  # for the other replica
+    gate.close()
+    assert target.get_nowait() is None
+    assert source.empty()
 
 
 def test_many_frames_through_slow_and_quick_stages() -> None:
