@@ -3,7 +3,7 @@
     python benchmarks/damaged_cache.py [--damages 200] [--seed 0]        (--short for CI)
 
 A damage is zeros, three flipped bits, a cut, or two files exchanged, anywhere in the cache of a small network that was
-compiled, checked on two targets and planned. After each, `run` compiles and runs the network again, in a fork of this
+compiled and planned. After each, `run` compiles and runs the network again, in a fork of this
 process. The script ends with 1 where a result differs.
 """
 
@@ -31,7 +31,6 @@ cores = [0]
 [[device]]
 name = "b"
 cores = [1]
-target = "llvm"
 """
 
 

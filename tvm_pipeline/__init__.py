@@ -14,6 +14,7 @@ The names of `__all__` are the public surface. The docstring of each has an exam
 
 version.py   the version of this package
 errors.py    the errors a user can meet, as one tree
+addresses.py  addresses of cameras and brokers, shown without their secrets
 files.py     reading and writing files, with errors that name them
 processes.py  how other processes ended, in words
 documents.py  JSON, TOML and text of others: what is wrong is said with the file

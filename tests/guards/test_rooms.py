@@ -10,8 +10,9 @@ from tests.guards.sources import BACKENDS, CORE, ROOT, files, imported, imports_
 
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("version", "errors"),
-    ("files", "processes", "documents", "solvers"),
+    ("version", "errors", "addresses"),
+    ("files", "processes", "documents"),
+    ("solvers",),
     ("core",),
     ("memory", "power", "boards"),
     ("cost",),
