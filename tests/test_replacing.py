@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.power_failure import emulated_disk
 from tvm_pipeline.errors import PipelineError, RunError
 from tvm_pipeline.files import replacing, write_bytes
 from tvm_pipeline.tvm.relay.child_process import run_child
@@ -69,3 +70,18 @@ def test_a_child_that_cannot_be_started_is_told_as_such(tmp_path: Path, monkeypa
 def test_a_full_folder_for_temporary_files_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="TMPDIR"), replacing(tmp_path / "x"):
         run_child("json", bytes(4096), lambda _: None)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_after_a_power_failure_the_old_or_the_new_is_there_whole(tmp_path: Path, is_folder: bool) -> None:
+    """By an emulated disk, which keeps only what was synced: here that is the new, with its name."""
+    path = tmp_path / "kept"
+    with emulated_disk() as disk:
+        with replacing(path) as temporary:
+            if is_folder:
+                temporary.mkdir()
+            (temporary / "inside" if is_folder else temporary).write_bytes(b"content")
+        if is_folder:
+            assert disk.left(path) == {"inside": b"content"}
+        else:
+            assert disk.left(tmp_path) == {"kept": b"content"}

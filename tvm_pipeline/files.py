@@ -16,6 +16,7 @@ import secrets
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,6 +29,8 @@ _CACHE_VARIABLES = "TVM_PIPELINE_CACHE", "XDG_CACHE_HOME", "CACHE_DIRECTORY", "S
 _TEMPORARY = "tvm-pipeline-"  # what the names of temporary folders begin with
 SUMS = "sums.json"  # of a sealed folder
 _told: set[str] = set()  # caches of which the log said that they cannot be written
+SYNC_S = 0.8  # between two waits for the disk, so that a power failure costs a second of lines, those waits included
+_NO_DISK = (errno.EINVAL, errno.EROFS, errno.EACCES)  # of `to_disk`, where there is nothing to wait for
 
 # What a write into a file that is open already fails with, where the place is at fault.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
@@ -48,8 +51,11 @@ def replacing(path: Path | str) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield temporary
-        _to_disk(temporary)
+        for one in (temporary, *temporary.rglob("*")):
+            if one.is_file() or one.is_dir():
+                to_disk(one)
         os.replace(temporary, path)
+        to_disk(path.parent)
     except OSError as error:
         if not _is_about(error, temporary):
             raise
@@ -70,15 +76,65 @@ def _is_about(error: OSError, temporary: Path) -> bool:
     return named == temporary.parent or temporary in (named, *named.parents)
 
 
-def _to_disk(path: Path) -> None:
-    """Wait until a file, or every file of a folder, is on the disk: a power failure must not leave its name alone."""
-    for file in path.rglob("*") if path.is_dir() else (path,):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
+def to_disk(file: Path | int) -> None:
+    """Wait until the disk has what a file holds, or which names a folder has: else a power failure may take them back.
+
+    Nothing is waited for where that is not possible: a pipe, a device, a folder that this user must not list.
+
+    Args:
+        file: a path, or a descriptor.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY) if isinstance(file, Path) else file
+        try:
+            os.fsync(descriptor)
+        finally:
+            if isinstance(file, Path):
                 os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DISK:
+            raise
+
+
+@contextmanager
+def kept_on_disk(path: Path, warn: Callable[[str], None]) -> Iterator[None]:
+    """Have the disk keep what another writes into a file, every SYNC_S while the block lasts and once more at its end.
+
+    A thread waits for the disk, so that the writer does not. Nothing is done for a pipe or a device.
+
+    Args:
+        path: of a file that is there.
+        warn: hears the first failure.
+    """
+    if not path.is_file():
+        yield
+        return
+    ended, told = threading.Event(), False
+    descriptor = os.open(path, os.O_RDONLY)
+
+    def sync(what: Path | int) -> None:
+        nonlocal told
+        try:
+            to_disk(what)
+        except OSError as error:
+            if not told:
+                warn(f"{path} may not be on the disk ({error.strerror}): a power failure may take back its last lines")
+            told = True
+
+    def keep() -> None:
+        sync(path.parent)  # its name
+        while not ended.wait(SYNC_S):
+            sync(descriptor)
+
+    thread = threading.Thread(target=keep, name="disk", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        sync(descriptor)
+        os.close(descriptor)
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:

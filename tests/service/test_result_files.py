@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -11,12 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.service.test_service import count, decoder, meanwhile, rows, service
 from tests.service.test_supervisor import wait_for, workers
+from tests.support.power_failure import emulated_disk
 from tvm_pipeline.errors import VideoError
 from tvm_pipeline.service.log_files import segment_numbers, segment_path
 from tvm_pipeline.service.progress import FrameCounts
@@ -155,6 +158,47 @@ def test_a_worker_that_is_killed_goes_on_in_the_next_segment(cli, bundle, tmp_pa
         at_least = len(segment) - 32 if number in kills else len(segment)
         if at_least > 0:
             assert at_least <= pictures(segment_path(video, number)) <= len(segment)
+
+
+def test_a_power_failure_costs_no_more_than_what_was_written_since_the_disk_was_waited_for(tmp_path, monkeypatch):
+    """By an emulated disk, which keeps only what was synced: nobody writes or closes anything for a line to get there,
+    and a segment that is closed is there with its video.
+    """
+    monkeypatch.setattr("tvm_pipeline.files.SYNC_S", 0.01)
+    lines, video = tmp_path / "lines.jsonl", tmp_path / "out.mkv"
+    settings = Settings(results=str(lines), output=video, segment=1.0)
+    with emulated_disk() as disk, ResultFiles(settings, 25.0, keeps=False) as files:
+        for time_s in (0.0, 0.5, 1.0):
+            files.begin_frame("", "film", time_s)
+            files.lines.write({"time_s": time_s})
+            files.video.write(np.zeros((16, 16, 3), np.uint8))
+        for path in (segment_path(lines, 1), segment_path(video, 1)):
+            assert disk.left(tmp_path)[path.name] == path.read_bytes()
+        assert wait_for(lambda: disk.left(tmp_path).get("lines-0002.jsonl") == b'{"time_s":1.0}\n')
+        for _ in range(60):  # the encoder holds some
+            files.video.write(np.zeros((16, 16, 3), np.uint8))
+        assert wait_for(lambda: disk.left(tmp_path).get("out-0002.mkv"))
+    for path in (segment_path(lines, 2), segment_path(video, 2)):
+        assert disk.left(tmp_path)[path.name] == path.read_bytes()
+
+
+def test_a_disk_that_does_not_keep_the_lines_is_told_once(tmp_path, monkeypatch):
+    said, failures = [], []
+
+    def fail(descriptor: int) -> None:
+        failures.append(descriptor)
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("os.fsync", fail)
+    monkeypatch.setattr("tvm_pipeline.files.SYNC_S", 0.01)
+    settings = Settings(results=str(tmp_path / "lines.jsonl"))
+    with ResultFiles(settings, 25.0, keeps=True, warn=said.append) as files:
+        files.lines.write({"frame": 0})
+        assert wait_for(lambda: len(failures) > 2)
+    assert said == [
+        f"{tmp_path}/lines.jsonl may not be on the disk (Input/output error): a power failure may take back its last "
+        "lines"
+    ]
 
 
 @pytest.mark.thorough

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.files import kept_on_disk
 from tvm_pipeline.service.log_files import appending, segment_numbers, segment_path
 from tvm_pipeline.service.mqtt_results import MqttResults, is_broker, parse_broker
 from tvm_pipeline.service.result_lines import ResultLine
@@ -38,7 +39,7 @@ class ResultFiles:
     Args:
         fps: of the video.
         keeps: lines are appended to those of runs before; they are replaced otherwise. Segments are never replaced.
-        warn: is told what becomes of a broker.
+        warn: is told what becomes of a broker, and of a disk that does not keep what is written.
 
     Raises OptionError or VideoError where a file cannot be written, and what `MqttResults` raises.
     """
@@ -49,6 +50,7 @@ class ResultFiles:
         self.lines: JsonLines | None = None
         self.video: VideoFile | None = None
         self._broker: MqttResults | None = None
+        self._warn = warn
         self._results, self._output, self._segment_s = settings.results, settings.output, settings.segment
         if self._results and is_broker(self._results):
             # A write that waits must end before the watchdog takes its stage for a failed one.
@@ -129,8 +131,12 @@ class ResultFiles:
         with ExitStack() as stack:
             if self._results:
                 self.lines = stack.enter_context(JsonLines(self._target(stack, self._results)))
+                if self._results != "-":
+                    stack.enter_context(kept_on_disk(self._named(Path(self._results)), self._warn))
             if self._output:
-                self.video = stack.enter_context(VideoFile(self._named(self._output), self._fps))
+                video = VideoFile(self._named(self._output), self._fps)
+                stack.enter_context(kept_on_disk(self._named(self._output), self._warn))
+                self.video = stack.enter_context(video)  # which writes more when it is closed
             self._stack = stack.pop_all()
 
     def _target(self, stack: ExitStack, results: str) -> str | Path | IO[bytes]:
