@@ -59,7 +59,7 @@ class Coordinator:
                 self.lines += 1
         self.report = report
         self.beats += 1
-        return msgspec.structs.replace(self.order, taken=report.upto)
+        return msgspec.structs.replace(self.order, taken=report.upto, safe=report.upto)
 
     def orders(self, bundle: str, cameras: list[str]) -> float:
         """Order these cameras; return when."""

@@ -110,6 +110,8 @@ def main() -> None:
                 host.work(2 + step % 2)  # 10 fps
                 host.beat(speak)
             costs.measured("tick", coordinator.tick)
+            if step % 4 == 0:
+                coordinator.sync()
 
         for step in range(12):
             turn(step)

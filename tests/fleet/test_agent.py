@@ -57,7 +57,7 @@ class Coordinator:
                 assert msgspec.json.decode(line.line)["frame"] == line.frame
                 seen.append(line.frame)
         self.taken = report.upto
-        return msgspec.structs.replace(self.order, taken=self.taken)
+        return msgspec.structs.replace(self.order, taken=self.taken, safe=self.taken)
 
     def orders(self, *duties: Duty, warm: dict[str, str] | None = None, **others: object) -> None:
         self.order = msgspec.structs.replace(

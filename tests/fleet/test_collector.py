@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.support.power_failure import emulated_disk
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.fleet import collector as collecting
 from tvm_pipeline.fleet.collector import Collector
@@ -28,6 +31,7 @@ def lines_of(path: Path) -> list[dict]:
 def killed(collector: Collector) -> Collector:
     """Return a new collector after this one was killed: only what the kernel closes is closed."""
     collector._open.close()
+    collector._file = None
     return Collector()
 
 
@@ -117,12 +121,86 @@ def test_after_a_kill_no_line_comes_twice(collector, path):
     later.close()
 
 
+def test_what_was_taken_is_safe_once_the_disk_has_it(collector, path):
+    """By an emulated power failure, after which a disk has only what was synced."""
+    with emulated_disk() as disk:
+        collector.into(None)
+        collector.into(path)
+        collector.take("attic", [line(0), line(1)], "", "2")
+        assert (collector.taken, collector.safe) == ({"attic": "2"}, {})
+        assert disk.left(path.parent)["all.jsonl"] == b""
+        collector.sync()
+        assert collector.safe == {"attic": "2"}
+        assert disk.left(path.parent)["all.jsonl"] == path.read_bytes()
+        collector.take("attic", [line(2)], "2", "3")
+        later = killed(collector)
+        disk.fail(path.parent)
+        later.into(path)
+        assert later.take("attic", [line(3)], "3", "4") is None  # line 2 is missing
+        assert len(later.take("attic", [line(2), line(3)], "", "4").new) == 2
+        assert [found["frame"] for found in lines_of(path)] == [0, 1, 2, 3]
+        later.close()
+
+
+def test_lines_may_be_taken_while_the_disk_is_waited_for(collector):
+    collector.take("attic", [line(0)], "", "1")
+
+    @contextmanager
+    def waiting():
+        collector.take("attic", [line(1)], "1", "2")
+        yield
+
+    collector.sync(waiting)
+    assert (collector.taken, collector.safe) == ({"attic": "2"}, {"attic": "1"})
+    collector.sync()
+    assert collector.safe == {"attic": "2"}
+
+
+def test_what_a_disk_did_not_keep_is_taken_back_and_sent_again(collector, path, monkeypatch):
+    collector.take("attic", [line(0)], "", "1")
+    collector.sync()
+    collector.take("attic", [line(1)], "1", "2")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", raising(OSError(errno.EIO, "Input/output error")))
+        collector.sync()
+    assert "Input/output error; hosts keep their lines" in collector.problem
+    assert (collector.taken, collector.safe) == ({"attic": "1"}, {"attic": "1"})
+    assert [found["frame"] for found in lines_of(path)] == [0]
+    assert collector.take("attic", [line(2)], "2", "3") is None
+    assert [found.frame for found in collector.take("attic", [line(1), line(2)], "1", "3").new] == [1, 2]
+    assert collector.problem == ""
+    collector.sync()
+    assert collector.safe == {"attic": "3"}
+
+
+def raising(error):
+    def call(*_):
+        raise error
+
+    return call
+
+
+def test_zeros_of_a_power_failure_and_what_follows_are_cut_off(collector, path):
+    """A file system may keep a later block of lines that were not synced, and not an earlier one."""
+    collector.take("attic", [line(0)], "", "1")
+    whole = path.read_bytes()
+    for frame in (1, 2):
+        collector.take("attic", [line(frame)])
+    later = killed(collector)
+    path.write_bytes(path.read_bytes().replace(b'"frame":1', b"\0" * 9))
+    later.into(path)
+    assert path.read_bytes() == whole
+    assert [found.frame for found in later.take("attic", [line(0), line(1), line(2)]).new] == [1, 2]
+    later.close()
+
+
 def test_the_index_knows_what_the_end_of_the_file_does_not(monkeypatch, collector, path):
     monkeypatch.setattr(collecting, "INDEX_EVERY", 500)
     monkeypatch.setattr(collecting, "TAIL", 500)
     collector.take("attic", [line(9)])
     for frame in range(20):
         collector.take("barn", [line(frame, camera="yard")])
+        collector.sync()
     later = killed(collector)
     later.into(path)
     assert later.take("attic", [line(9)]).new == []

@@ -42,6 +42,8 @@ class Fleet:
                 host.work()
                 host.beat(self.coordinator.beat)
             self.coordinator.tick()
+            if self.now_s % 1.0 == 0:
+                self.coordinator.sync()
 
     def follow(self, plan) -> None:
         self.coordinator.follow(plan)

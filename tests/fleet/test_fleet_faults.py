@@ -154,6 +154,8 @@ class FleetMachine(RuleBasedStateMachine):
             host.work()
             host.beat(self.spoken)
         self.stays(self.coordinator.tick)
+        if self.now_s % 1.0 == 0:
+            self.stays(self.coordinator.sync)
         for name, status in self.coordinator.status().hosts.items():
             if status.state == "late" or (status.state == "unknown" and self.coordinator._learning_until_s is None):
                 host = self.hosts[name]

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.support.examples import examples
+from tests.support.power_failure import emulated_disk
 from tvm_pipeline.fleet import host_results
+from tvm_pipeline.fleet.collector import Collector
 from tvm_pipeline.fleet.host_results import HostResults
 from tvm_pipeline.service.log_files import segment_numbers, segment_path
 
@@ -63,6 +66,11 @@ def reader(folder: Path, *names: str) -> HostResults:
     return results
 
 
+def taken(results: HostResults, upto: str) -> bool:
+    """Have a head take the lines up to there, and its disk have them."""
+    return results.acknowledge(upto, upto)
+
+
 def numbers(lines) -> list[int]:
     return [msgspec.json.decode(line.line)["number"] for line in lines]
 
@@ -78,9 +86,9 @@ def test_whole_lines_go_out_again_and_again_until_they_are_acknowledged(tmp_path
     ]
     writer.add("\n")
     assert results.batch() is batch
-    assert not results.acknowledge("something else")
+    assert not results.acknowledge("", "")  # it took nothing yet
     assert results.batch() is batch
-    assert results.acknowledge(batch.upto)
+    assert taken(results, batch.upto)
     assert [line.frame for line in results.batch().lines] == [3]
 
 
@@ -88,10 +96,10 @@ def test_the_next_agent_goes_on_where_the_last_one_was_acknowledged(tmp_path):
     writer, results = Writer(tmp_path, "one"), reader(tmp_path, "one")
     for _ in range(3):
         writer.write("gate@7")
-    results.acknowledge(results.batch().upto)
+    taken(results, results.batch().upto)
     writer.restart()
     writer.write("gate@7")
-    results.acknowledge(results.batch().upto)
+    taken(results, results.batch().upto)
     results.save(at_once=True)
     writer.write("gate@7")
     assert [line.frame for line in results.batch().lines] == [4]
@@ -122,7 +130,7 @@ def test_a_batch_is_bounded_and_no_service_waits_for_another(tmp_path, monkeypat
     while (batch := results.batch()).lines:
         assert len(batch.lines) <= 10
         firsts.append(batch.lines[0].camera)
-        results.acknowledge(batch.upto)
+        taken(results, batch.upto)
     assert firsts[:2] in (["one", "two"], ["two", "one"])
     assert results.is_taken("one")
     assert results.is_taken("two")
@@ -134,7 +142,7 @@ def test_what_waits_is_about_the_lines_behind_the_batch(tmp_path, monkeypatch):
     for _ in range(2000):
         writer.write("gate@1", "x" * 30)
     while results.batch().lines and writer.lines - results.batch().lines[-1].frame > 500:
-        results.acknowledge(results.batch().upto)
+        taken(results, results.batch().upto)
     assert results.waiting(results.batch()) == pytest.approx(500, rel=0.1)
 
 
@@ -149,7 +157,7 @@ def test_long_lines_and_lines_that_are_none(tmp_path, monkeypatch):
     found = []
     while (batch := results.batch()).lines or not results.is_taken("one"):
         found += numbers(batch.lines)
-        results.acknowledge(batch.upto)
+        taken(results, batch.upto)
     assert found == [0, 1, 2]
     assert results.damaged == 5
 
@@ -164,7 +172,7 @@ def test_a_line_without_an_end_is_passed_over(tmp_path, monkeypatch):
     for _ in range(10):
         batch = results.batch()
         found += numbers(batch.lines)
-        results.acknowledge(batch.upto)
+        taken(results, batch.upto)
     assert found == [0]
     assert results.damaged
 
@@ -177,7 +185,7 @@ def test_segments_that_are_safe_go_and_the_last_one_stays(tmp_path):
     writer.write("gate@1")
     results.clean(0.0, 0)
     assert segment_numbers(writer.path) == [1, 2, 3, 4, 5]
-    results.acknowledge(results.batch().upto)
+    taken(results, results.batch().upto)
     results.clean(0.0, 0)
     assert segment_numbers(writer.path) == [1, 2, 3, 4, 5]
     results.save(at_once=True)
@@ -194,20 +202,62 @@ def test_segments_that_are_safe_go_and_the_last_one_stays(tmp_path):
     assert [line.frame for line in results.batch().lines] == [5]
 
 
+def test_a_head_that_lacks_what_was_taken_gets_all_that_is_not_safe_again(tmp_path):
+    """Another coordinator, or a disk that failed: lines that only its memory had are sent again, and no others."""
+    writer, results = Writer(tmp_path, "one"), reader(tmp_path, "one")
+    places = [""]
+    for _ in range(4):
+        writer.write("gate@7")
+        assert results.batch().since == places[-1]
+        places.append(results.batch().upto)
+        assert results.acknowledge(places[-1], "")
+    results.acknowledge(results.batch().upto, places[2])
+    results.save(at_once=True)
+    writer.write("gate@7")
+    assert [line.frame for line in results.batch().lines] == [4]
+    assert not results.acknowledge("", "")  # a new coordinator has not taken anything
+    batch = results.batch()
+    assert (batch.since, [line.frame for line in batch.lines]) == ("", [2, 3, 4])
+    assert [line.frame for line in reader(tmp_path, "one").batch().lines] == [2, 3, 4]
+    assert not results.is_taken("one")
+    results.acknowledge(batch.upto, batch.upto)
+    assert results.is_taken("one")
+
+
+def test_a_disk_that_hangs_lets_nothing_grow(tmp_path, monkeypatch):
+    """Of ever more batches that are not safe, the ends of the last ones are remembered, and they become safe."""
+    monkeypatch.setattr(host_results, "MOST_AHEAD", 3)
+    writer, results = Writer(tmp_path, "one"), reader(tmp_path, "one")
+    for _ in range(10):
+        writer.write("gate@7")
+        upto = results.batch().upto
+        results.acknowledge(upto, "")
+    assert len(results._ahead) == 3
+    results.batch()
+    results.acknowledge(upto, upto)
+    assert results.is_taken("one")
+
+
 class Lines(RuleBasedStateMachine):
-    """Two services that write, die and begin segments; agents that die; beats and replies that are lost."""
+    """Two services that write, die and begin segments; agents that die; beats and replies that are lost; and a head,
+    with its collector, that dies or whose power fails, by an emulated disk which keeps only what was synced.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.temporary = tempfile.TemporaryDirectory()
-        self.folder = Path(self.temporary.name)
+        self.open = ExitStack()
+        self.folder = Path(self.open.enter_context(tempfile.TemporaryDirectory()))
+        self.disk = self.open.enter_context(emulated_disk())
         self.writers = [Writer(self.folder, name) for name in ("one", "two")]
         self.results = reader(self.folder, "one", "two")
-        self.last: dict[tuple[str, str, int], int] = {}
-        self.taken: dict[str, list[int]] = {"one": [], "two": []}
+        self.head = self.folder / "head"
+        self.head.mkdir()
+        self.collector = Collector()
+        self.collector.into(self.head / "all.jsonl")
 
     def teardown(self) -> None:
-        self.temporary.cleanup()
+        self.collector.close()
+        self.open.close()
 
     @rule(which=st.integers(0, 1), epoch=st.integers(1, 2), count=st.integers(1, 4))
     def write(self, which: int, epoch: int, count: int) -> None:
@@ -231,13 +281,25 @@ class Lines(RuleBasedStateMachine):
         batch = self.results.batch()
         if not comes:
             return
-        for line in batch.lines:  # the rule of the collector
-            key = line.camera, line.model, line.epoch
-            if line.frame > self.last.get(key, -1):
-                self.last[key] = line.frame
-                self.taken[line.camera] += numbers([line])
+        self.collector.take("attic", batch.lines, batch.since, batch.upto)
         if returns:
-            self.results.acknowledge(batch.upto)
+            taken, safe = (places.get("attic", "") for places in (self.collector.taken, self.collector.safe))
+            self.results.acknowledge(taken, safe)
+
+    @rule()
+    def disk_has_them(self) -> None:
+        self.collector.sync()
+
+    @rule(power=st.booleans(), half=st.booleans())
+    def head_dies(self, power: bool, half: bool) -> None:
+        if half:
+            with (self.head / "all.jsonl").open("ab") as file:
+                file.write(b'{"camera":"one","model":"m","fra')
+        self.collector._open.close()
+        if power:
+            self.disk.fail(self.head)
+        self.collector = Collector()
+        self.collector.into(self.head / "all.jsonl")
 
     @rule(saved=st.booleans())
     def agent_dies(self, saved: bool) -> None:
@@ -249,21 +311,29 @@ class Lines(RuleBasedStateMachine):
     def cleaned(self) -> None:
         self.results.clean(0.0, 0)
 
+    def taken(self) -> dict[str, list[int]]:
+        """Return the numbers of the lines in the head's file."""
+        found: dict[str, list[int]] = {"one": [], "two": []}
+        for text in (self.head / "all.jsonl").read_text().splitlines():
+            line = json.loads(text)
+            found[line["camera"]].append(line["number"])
+        return found
+
     @invariant()
     def once_and_in_order(self) -> None:
-        for writer in self.writers:
-            found = self.taken[writer.path.parent.name]
+        for found in self.taken().values():
             assert found == list(range(len(found)))
 
     @rule()
     def all_come(self) -> None:
         while True:
-            batch = self.results.batch()
+            lines = self.results.batch().lines
             self.beat(comes=True, returns=True)
-            if not batch.lines:
+            if not lines and not self.results.batch().lines:
                 break
+        found = self.taken()
         for writer in self.writers:
-            assert len(self.taken[writer.path.parent.name]) == writer.lines
+            assert len(found[writer.path.parent.name]) == writer.lines
 
 
 TestLines = Lines.TestCase

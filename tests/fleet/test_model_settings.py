@@ -148,7 +148,7 @@ def test_a_service_keeps_the_settings_of_its_name(fleet: Fleet) -> None:
 
     def beat(report: HostReport) -> Order:
         opened.update(one.camera for one in report.running if one.opened)
-        return msgspec.structs.replace(orders[-1], taken=report.upto)
+        return msgspec.structs.replace(orders[-1], taken=report.upto, safe=report.upto)
 
     fleet.coordinator.beat = beat
     for camera in ("gate", "hall"):

@@ -31,7 +31,9 @@ class SimulatedHost:
 
     Attributes:
         running: (camera, model, epoch) -> the duty, also those that end and are not reported as ended yet.
-        lines: that were made and not acknowledged; `done` were before them.
+        lines: that were made and not taken; `done` were before them.
+        unsafe: the last of those that were taken; the disk of the head may lack them.
+        sent: how many of `lines` the last report had.
         frozen: it neither works nor speaks; cut: it works and is not heard; deaf: it is heard and hears nothing.
     """
 
@@ -40,7 +42,9 @@ class SimulatedHost:
     version: int = -1
     running: dict[tuple[str, str, int], Running] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
+    unsafe: list[Line] = field(default_factory=list)
     done: int = 0
+    sent: int = 0
     order: Order | None = None
     frozen: bool = False
     cut: bool = False
@@ -77,8 +81,9 @@ class SimulatedHost:
         return order
 
     def report(self) -> HostReport:
-        sent = self.lines[:MOST_LINES]
-        unsent = {(line.camera, line.model, line.epoch) for line in self.lines[MOST_LINES:]}
+        self.sent = self.sent or min(len(self.lines), MOST_LINES)
+        sent = self.lines[: self.sent]
+        unsent = {(line.camera, line.model, line.epoch) for line in self.lines[self.sent :]}
         for key in [key for key, running in self.running.items() if running.ends and key not in unsent]:
             del self.running[key]
         return HostReport(
@@ -93,21 +98,29 @@ class SimulatedHost:
                 for (camera, model, epoch), running in self.running.items()
             ),
             lines=tuple(sent),
-            upto=str(self.done + len(sent)),
+            since=self._since,
+            upto=self._upto,
             waiting=len(self.lines) - len(sent),
         )
 
     def hear(self, order: Order) -> None:
         self.refused = order.refused
-        if order.taken and int(order.taken) > self.done:
-            del self.lines[: int(order.taken) - self.done]
-            self.done = int(order.taken)
+        is_known = order.taken in (self._since, self._upto)
+        if order.taken == self._upto:
+            self.unsafe += self.lines[: self.sent]
+            del self.lines[: self.sent]
+            self.done, self.sent = self.done + self.sent, 0
+        if order.safe:
+            del self.unsafe[: max(0, int(order.safe) - (self.done - len(self.unsafe)))]
+        if not is_known:
+            self._go_back()
         self.order = order
 
     def restart(self) -> None:
         """Start the agent anew: it finds what runs, and what it has sent is not known to it."""
         self.agent += 1
         self.version, self.order = -1, None
+        self._go_back()
 
     def crash(self) -> None:
         """Lose all that runs, as by a loss of power; the files of lines stay."""
@@ -117,6 +130,19 @@ class SimulatedHost:
     def cameras(self) -> set[str]:
         """Return the cameras that it has open."""
         return {camera for (camera, _, _), running in self.running.items() if not running.ends}
+
+    @property
+    def _since(self) -> str:
+        return str(self.done) if self.unsafe else ""
+
+    @property
+    def _upto(self) -> str:
+        return str(self.done + self.sent)
+
+    def _go_back(self) -> None:
+        self.lines[:0] = self.unsafe
+        self.done, self.sent = self.done - len(self.unsafe), 0
+        self.unsafe.clear()
 
     def _follow(self, order: Order) -> None:
         self.version = order.version

@@ -235,7 +235,7 @@ class Agent:
     # What is told
 
     def _read_batch(self) -> Batch:
-        batch = Batch((), "", {})
+        batch = Batch((), "", "", {})
         with self._blamed("results"):
             batch = self._results.batch()
             self._waiting = self._results.waiting(batch)
@@ -274,6 +274,7 @@ class Agent:
             running=tuple(running),
             ready=self._ready(),
             lines=batch.lines,
+            since=batch.since,
             upto=batch.upto,
             waiting=self._waiting,
             figures=self._read_figures(),
@@ -336,11 +337,11 @@ class Agent:
                 self._services[name].endings.pop(tag, None)
         self._told = []
         with self._blamed("order"):
-            saved = msgspec.json.encode(msgspec.structs.replace(reply, version=0, taken=""))
+            saved = msgspec.json.encode(msgspec.structs.replace(reply, version=0, taken="", safe=""))
             if saved != self._saved_order:
                 write_at_once(self._folder / "order.json", saved)
                 self._saved_order = saved
-        return self._results.acknowledge(reply.taken) and self._waiting > 0
+        return self._results.acknowledge(reply.taken, reply.safe) and self._waiting > 0
 
     def _tidy(self) -> None:
         """Save how far the results are safe, and delete what is not needed any more."""

@@ -2,12 +2,18 @@
 
     collector = Collector()
     collector.into(Path("all.jsonl"))
-    taken = collector.take("attic", report.lines)    # None while they cannot be written: the host sends them again
+    found = collector.take("attic", report.lines, report.since, report.upto)    # None: the host sends them again
+    collector.sync()                                                            # the disk has them
+
+What was taken is safe once the disk has it, which `sync` waits for: a power failure may take back all else, and hosts
+keep it. A collector takes lines of a host only from where the host's lines before end, or from a place that is safe, so
+that no gap comes between. What a disk did not keep is taken back, and hosts send it again.
 
 A duty's lines come in the order of (epoch, frame), so that one pair for each duty tells which lines are new, however
 often a host sends them; and once a camera has a line of a host, no older epoch of another host follows. An index beside
 the file, written after every few megabytes, has these pairs and how far they reach; a collector that starts reads the
-lines behind it. Next: coordinator.py, which says whose lines count.
+lines behind it. A file system may leave zeros there after a power failure: the file is cut before them, since no line
+behind was safe. Next: coordinator.py, which says whose lines count.
 """
 
 from __future__ import annotations
@@ -15,15 +21,16 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.files import to_disk, write_bytes
 from tvm_pipeline.fleet.messages import Line
 from tvm_pipeline.service.log_files import appending
 
@@ -56,6 +63,9 @@ class _Index(msgspec.Struct):
     last: list[_Place]
 
 
+_PLACES = msgspec.json.Decoder(_Place)
+
+
 @dataclass(slots=True)
 class Taken:
     """What became of the lines of a report.
@@ -75,15 +85,18 @@ class Collector:
     Attributes:
         problem: why lines cannot be written now; empty where they can.
         written: lines since it started.
+        taken, safe: host -> the last `HostReport.upto` whose lines were taken, and are on the disk.
     """
 
     def __init__(self) -> None:
         self.problem = ""
         self.written = 0
+        self.taken: dict[str, str] = {}
+        self.safe: dict[str, str] = {}
         self._path: Path | None = None
         self._file: IO[bytes] | None = None
         self._open = ExitStack()
-        self._end = 0  # of the whole lines
+        self._end = self._synced = 0  # of the whole lines, and of those that are on the disk
         self._indexed = 0
         self._last: dict[tuple[str, str], tuple[int, int, str]] = {}  # duty -> (epoch, frame, host)
         self._newest: dict[str, tuple[int, str]] = {}  # camera -> (epoch, host)
@@ -99,7 +112,7 @@ class Collector:
             return
         with ExitStack() as opened:
             file = opened.enter_context(appending(path, b'{"camera":')) if path else None
-            if file is not None:
+            if path is not None and file is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -110,12 +123,19 @@ class Collector:
                     ) from None
                 except OSError as error:  # a file system without locks
                     _log.info("%s has no lock: %s", path, error.strerror)
+                try:
+                    to_disk(file.fileno())  # what a process before has left
+                    to_disk(path.parent)
+                except OSError as error:
+                    raise OptionError(_why_not(path, error), option="results", value=path) from error
             self.close()
             self._open = opened.pop_all()
         self._path, self._file, self.problem = path, file, ""
         self._end = os.fstat(file.fileno()).st_size if file else 0
         if path and path.is_file():
             self._read(path)
+        self._synced = self._end
+        self._write_index(self._end, self._last)
 
     def resume(self, path: Path | None) -> None:
         """Write into this file from now on or, where that is not possible, as soon as it is: `problem` says why."""
@@ -124,12 +144,18 @@ class Collector:
         except OptionError as error:
             self._path, self.problem = path, str(error)
 
-    def take(self, host: str, lines: Sequence[Line]) -> Taken | None:
+    def take(self, host: str, lines: Sequence[Line], since: str = "", upto: str = "") -> Taken | None:
         """Write what is new of these lines, in their order, by one call of the system.
 
+        Args:
+            since, upto: where they begin and end, see HostReport.
+
         Returns:
-            None where they cannot be written: nothing is then, and `problem` says why.
+            None where they cannot be written, and `problem` says why, or lines before them are missing. Nothing is
+            written then.
         """
+        if since and self.taken.get(host) not in (since, upto):
+            return None
         taken, last = Taken(), dict[tuple[str, str], tuple[int, int, str]]()
         for line in lines:
             duty = line.camera, line.model
@@ -145,7 +171,32 @@ class Collector:
         for duty, place in last.items():
             self._learn(duty, place)
         self.written += len(taken.new)
+        self.taken[host] = upto
         return taken
+
+    def sync(self, waiting: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        """Wait until the disk has the lines that were taken until now, and note that they are safe.
+
+        Args:
+            waiting: makes what holds while it waits for the disk, as a lock that is released: lines may be taken then.
+        """
+        file, end, taken = self._file, self._end, dict(self.taken)
+        if file is not None and end > self._synced:
+            last = dict(self._last) if end - self._indexed > INDEX_EVERY else {}
+            descriptor = os.dup(file.fileno())
+            try:
+                with waiting():
+                    to_disk(descriptor)
+            except OSError as error:
+                self._take_back(file, error)
+                return
+            finally:
+                os.close(descriptor)
+            if self._file is file:
+                self._synced = max(end, self._synced)
+                if last:
+                    self._write_index(end, last)
+        self.safe.update(taken)
 
     def look(self) -> None:
         """Open the file again where it is another one now, as after a rotation, or could not be opened.
@@ -165,8 +216,8 @@ class Collector:
 
     def close(self) -> None:
         """Close the file. It may be called twice."""
-        if self._file is not None:
-            self._write_index()
+        self.sync()
+        self._write_index(self._end, self._last)
         self._open.close()
         self._file = None
 
@@ -196,20 +247,29 @@ class Collector:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file.fileno(), self._end)
-            self.problem = (
-                f"`results` {self._path}: {error.strerror or error}; hosts keep their lines until it can be written: "
-                "make room"
-            )
+            self.problem = _why_not(self._path, error)
             return False
         self.problem = ""
         self._end += len(content)
-        if self._end - self._indexed > INDEX_EVERY:
-            self._write_index()
         return True
+
+    def _take_back(self, file: IO[bytes], error: OSError) -> None:
+        """Cut off what the disk did not keep, and forget that it was taken."""
+        self.problem = _why_not(self._path, error)
+        self.taken = dict(self.safe)
+        if self._path is None or self._file is not file:
+            return
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), self._synced)
+        self._end = self._synced
+        self._last.clear()
+        self._newest.clear()
+        if self._path.is_file():
+            self._read(self._path)
 
     def _read(self, path: Path) -> None:
         """Learn the last line of each duty from the index and the lines behind it."""
-        begin = max(0, self._end - TAIL)
+        begin, is_own = max(0, self._end - TAIL), False
         try:
             index = msgspec.json.decode(_index_path(path).read_bytes(), type=_Index)
         except FileNotFoundError:
@@ -220,10 +280,19 @@ class Collector:
         else:
             for place in index.last:
                 self._learn((place.camera, place.model), (place.epoch, place.frame, place.host))
-            begin = index.end if begin <= index.end <= self._end else begin
-        for place in _places(path, begin, self._end):
-            self._learn((place.camera, place.model), (place.epoch, place.frame, place.host))
-        self._indexed = begin
+            is_own = begin <= index.end <= self._end
+            begin = index.end if is_own else begin
+        self._indexed = at = begin
+        for line in _lines(path, begin, self._end):
+            if is_own and b"\0" in line and self._file is not None:
+                _log.warning("%s: %d bytes that a power failure has damaged are cut off", path, self._end - at)
+                os.ftruncate(self._file.fileno(), at)
+                self._end = at
+                return
+            at += len(line) + 1
+            with suppress(msgspec.MsgspecError):  # a line of another kind
+                place = _PLACES.decode(line)
+                self._learn((place.camera, place.model), (place.epoch, place.frame, place.host))
 
     def _learn(self, duty: tuple[str, str], place: tuple[int, int, str]) -> None:
         """Note the last line of a duty."""
@@ -232,21 +301,20 @@ class Collector:
         if epoch > self._newest.get(duty[0], (-1, ""))[0]:
             self._newest[duty[0]] = epoch, host
 
-    def _write_index(self) -> None:
-        """Write the index; one that cannot be written leaves more lines to read at the next start."""
-        if self._path is None or not self._path.is_file():
+    def _write_index(self, end: int, last: Mapping[tuple[str, str], tuple[int, int, str]]) -> None:
+        """Write the index of lines that are on the disk; without one there are more lines to read at the next start."""
+        if self._path is None or self._file is None or not self._path.is_file():
             return
-        self._indexed = self._end
-        last = [_Place(camera, model, *place) for (camera, model), place in self._last.items()]
-        path = _index_path(self._path)
-        temporary = path.with_name(f"{path.name}.new")
+        self._indexed = end
+        places = [_Place(camera, model, *place) for (camera, model), place in last.items()]
         try:
-            temporary.write_bytes(msgspec.json.encode(_Index(self._end, last)))
-            os.replace(temporary, path)
-        except OSError as error:
-            _log.info("cannot write %s: %s", path, error.strerror)
-            with suppress(OSError):
-                temporary.unlink()
+            write_bytes(_index_path(self._path), msgspec.json.encode(_Index(end, places)))
+        except PipelineError as error:
+            _log.info("%s", error)
+
+
+def _why_not(path: Path | None, error: OSError) -> str:
+    return f"`results` {path}: {error.strerror or error}; hosts keep their lines until it can be written: make room"
 
 
 def _index_path(path: Path) -> Path:
@@ -265,14 +333,6 @@ def _put_together(host: str, line: Line, found: bytes) -> bytes:
         msgspec.json.encode(_added(host, line) | {k: v for k, v in content.items() if k not in _added(host, line)})
         + b"\n"
     )
-
-
-def _places(path: Path, begin: int, end: int) -> Iterator[_Place]:
-    """Yield the places of the lines between two bytes of the file; lines of another kind are left out."""
-    decoder = msgspec.json.Decoder(_Place)
-    for line in _lines(path, begin, end):
-        with suppress(msgspec.MsgspecError):
-            yield decoder.decode(line)
 
 
 def _lines(path: Path, begin: int, end: int) -> Iterable[bytes]:

@@ -4,9 +4,11 @@
     coordinator.follow(plan)                 # by `fleet run`
     order = coordinator.beat(report)         # by every host, every `beat_s`
     coordinator.tick()                       # by whoever carries the messages, every `beat_s` or more often
+    coordinator.sync()                       # by the same, once a second: hosts need not keep the lines until now
     coordinator.status()                     # for people
 
-It knows nothing of what carries messages, and has no clock and no threads of its own: all calls come under one lock.
+It knows nothing of what carries messages, and has no clock and no threads of its own: all calls come under one lock,
+which `sync` may release while it waits for the disk.
 
 Hosts are the truth of what runs. A coordinator that begins with a plan, or gets its first one, gives no camera to any
 host before it has heard all hosts of the plan or `learn_s` have passed; until then it leaves to each what it runs. So
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -165,6 +168,15 @@ class Coordinator:
             self._starve[name] = self._assignment.starving_without(name, self._living())
         del self._to_starve[:STARVING_A_TICK]
 
+    def sync(self, waiting: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+        """Wait until the disk has all lines so far; the next orders tell hosts that these are safe.
+
+        Args:
+            waiting: see `Collector.sync`.
+        """
+        self._collector.sync(waiting)
+        self._tell_results()
+
     def status(self) -> FleetStatus:
         """Return the fleet as it is now."""
         now = self._clock()
@@ -265,7 +277,7 @@ class Coordinator:
         own = self._assignment.duties_of(host.name)
         duties = tuple(duty for duty in own if (duty.camera, duty.model, duty.epoch) in runs)
         version = report.version if len(duties) == len(runs) or self.plan is None else self._memory.number()
-        return self._filled(version, duties, {}, "", rivals(host.name, host.agent, report.agent))
+        return self._filled(version, duties, {}, rivals(host.name, host.agent, report.agent))
 
     def _order(self, host: HeardHost) -> Order:
         if host.order is None or host.name in self._assignment.changed:
@@ -273,19 +285,27 @@ class Coordinator:
             duties = self._assignment.duties_of(host.name)
             refused = "" if host.name in self._planned else f"{host.name} is not in the plan: it gets no cameras"
             warm = self._warm.get(host.name, {})
-            host.ordered(self._filled(self._memory.number(), duties, warm, host.taken, refused))
+            host.ordered(self._filled(self._memory.number(), duties, warm, refused))
         assert host.order is not None
-        if host.order.taken != host.taken:
-            host.order = msgspec.structs.replace(host.order, taken=host.taken)
+        taken, safe = self._collector.taken.get(host.name, ""), self._collector.safe.get(host.name, "")
+        if (host.order.taken, host.order.safe) != (taken, safe):
+            host.order = msgspec.structs.replace(host.order, taken=taken, safe=safe)
         return host.order
 
-    def _filled(
-        self, version: int, duties: tuple[Duty, ...], warm: Mapping[str, str], taken: str, refused: str
-    ) -> Order:
+    def _filled(self, version: int, duties: tuple[Duty, ...], warm: Mapping[str, str], refused: str) -> Order:
         plan = self.plan or _NO_PLAN
         models = {duty.model for duty in duties} | set(warm)
         settings = {model: plan.settings[model] for model in sorted(models) if model in plan.settings}
-        return Order(version, duties, warm, taken, plan.beat_s, plan.late_s, plan.alone, refused, settings)
+        return Order(
+            version,
+            duties,
+            warm,
+            beat_s=plan.beat_s,
+            late_s=plan.late_s,
+            alone=plan.alone,
+            refused=refused,
+            settings=settings,
+        )
 
     def _arrived(self, host: HeardHost, is_known: bool) -> None:
         """Hear the first beat of a host, or the first one after it was lost."""
@@ -313,7 +333,7 @@ class Coordinator:
     # Reports
 
     def _take(self, host: HeardHost, report: HostReport, now: float) -> bool:
-        """Take the lines of a report; return False where they cannot be written, and the host must send them again.
+        """Take the lines of a report; return False where they were not taken, and the host must send them again.
 
         Lines of duties that the plan does not have are let go. While it learns what runs, it accepts every epoch that
         is no older than what the file has.
@@ -327,11 +347,10 @@ class Coordinator:
             duty = camera.duties.get(line.model) if camera else None
             if duty is not None:
                 (accepted if learns or duty.accepted.get(line.epoch) == host.name else late).append(line)
-        taken = self._collector.take(host.name, accepted)
+        taken = self._collector.take(host.name, accepted, report.since, report.upto)
         self._tell_results()
         if taken is None:
             return False
-        host.taken = report.upto
         for line in (*late, *taken.late):
             cameras[line.camera].duties[line.model].counts.late(line.epoch, line.frame)
         made: dict[tuple[str, str, int], list[int]] = {}

@@ -21,7 +21,6 @@ class HeardHost:
         order: the last; None before the first and while it is lost.
         held: camera -> the version of the first order without it, from which on the host lets it go; ORDERED while it
             is ordered, FOUND where it was not ordered by this coordinator.
-        taken: the last `HostReport.upto` whose lines are safe.
         rival: another agent that speaks under the same name, and when it did.
     """
 
@@ -32,7 +31,6 @@ class HeardHost:
     report: HostReport | None = None
     order: Order | None = None
     held: dict[str, int] = field(default_factory=dict)
-    taken: str = ""
     rival: tuple[str, float] | None = None
 
     def ordered(self, order: Order) -> None:

@@ -1,8 +1,10 @@
 """The lines that the services of a host have written, from files that outlive the agent, each once to the coordinator.
 
 A service writes segments, see service/result_files.py. What was read goes out as one batch, and the same batch again
-until it is acknowledged; then a small file remembers how far that is. The next agent goes on there, so that no line is
-lost; those that were on their way come twice, with the same numbers, and the collector drops them.
+until the coordinator has taken it. Lines that were taken are safe a moment later, when the disk of the head has them;
+a small file remembers how far that is. The next agent goes on there, and so does this one when the coordinator is a new
+one, which may lack what the one before had taken. So no line is lost; those that come twice have the same numbers, and
+the collector drops them.
 
 A service that is started again counts its frames from 0. Within an epoch frames must grow, so such a line gets the
 number that it would have if the service had gone on. Read next: service_process.py.
@@ -30,6 +32,7 @@ MOST_LINES = 500
 MOST_BYTES = 200_000  # of the lines of a batch; a longer line goes alone
 SAVE_S = 1.0  # between two writes of the cursor
 MOST_TAGS = 1000  # whose frames are remembered
+MOST_AHEAD = 100  # batches that were taken and are not safe, whose ends are remembered
 USUAL_LINE_BYTES = 300  # until lines were read
 
 
@@ -62,11 +65,12 @@ class Batch:
     """Lines of all services that go out together.
 
     Attributes:
-        upto: names where they end, as `HostReport.upto`.
+        since, upto: name where they begin and end, as in HostReport.
         ends: service -> where its lines end.
     """
 
     lines: tuple[Line, ...]
+    since: str
     upto: str
     ends: Mapping[str, Position]
 
@@ -84,7 +88,10 @@ class HostResults:
     folder: Path
     models: dict[str, str] = field(default_factory=dict)
     damaged: int = 0
-    _taken: dict[str, Position] = field(default_factory=dict)
+    _taken: dict[str, Position] = field(default_factory=dict)  # where the next batch begins
+    _since: str = ""  # the name of that; empty where it was safe from the beginning
+    _ahead: dict[str, Mapping[str, Position]] = field(default_factory=dict)  # the ends of batches up to there, by names
+    _safe: dict[str, Position] = field(default_factory=dict)
     _saved: dict[str, Position] = field(default_factory=dict)
     _batch: Batch | None = None
     _turn: int = 0
@@ -95,11 +102,11 @@ class HostResults:
     def recall(self) -> None:
         """Go on where the cursor file says; from the first line that there is, where it is missing or damaged."""
         with suppress(OSError, msgspec.DecodeError):
-            self._taken = msgspec.json.decode((self.folder / CURSOR).read_bytes(), type=dict[str, Position])
-        self._saved = dict(self._taken)
+            self._safe = msgspec.json.decode((self.folder / CURSOR).read_bytes(), type=dict[str, Position])
+        self._saved, self._taken = dict(self._safe), dict(self._safe)
 
     def batch(self) -> Batch:
-        """Return the lines that were not acknowledged, the same until they are, few enough for one message."""
+        """Return the lines behind those that were taken, the same until they are, few enough for one message."""
         if self._batch is None or not self._batch.lines:
             lines: list[Line] = []
             ends, room = dict(self._taken), MOST_BYTES
@@ -109,17 +116,31 @@ class HostResults:
                 name = names[(index + self._turn) % len(names)]
                 ends[name], room = self._read(name, lines, room)
             places = {name: f"{ends[name].segment}:{ends[name].offset}" for name in names}
-            self._batch = Batch(tuple(lines), msgspec.json.encode(places).decode(), ends)
+            self._batch = Batch(tuple(lines), self._since, msgspec.json.encode(places).decode(), ends)
         return self._batch
 
-    def acknowledge(self, taken: str) -> bool:
-        """Take the last batch for safe if `taken` is its end; return whether it is, and had lines."""
+    def acknowledge(self, taken: str, safe: str) -> bool:
+        """Hear how far lines were taken, and how far they are safe; see `Order`.
+
+        Return whether the last batch was taken, and had lines.
+        """
         batch = self._batch
-        if batch is None or taken != batch.upto:
-            return False
-        self._unsaved |= batch.ends != self._taken
-        self._taken, self._batch = dict(batch.ends), None
-        return bool(batch.lines)
+        was_taken = batch is not None and taken == batch.upto
+        if batch is not None and was_taken:
+            self._taken, self._since, self._batch = dict(batch.ends), taken, None
+            self._ahead[taken] = batch.ends
+            if len(self._ahead) > MOST_AHEAD:
+                del self._ahead[next(iter(self._ahead))]
+        if safe in self._ahead:
+            before, names = self._safe, [*self._ahead]
+            self._safe = {name: at for name, at in self._ahead[safe].items() if name in self._taken}
+            self._unsaved |= self._safe != before
+            for name in names[: names.index(safe) + 1]:
+                del self._ahead[name]
+        if batch is None or taken not in (batch.since, batch.upto):
+            self._taken, self._since, self._batch = dict(self._safe), "", None
+            self._ahead.clear()
+        return batch is not None and was_taken and bool(batch.lines)
 
     def save(self, at_once: bool = False) -> None:
         """Write the cursor file if it has changed, at most once in SAVE_S; raise OSError where that fails.
@@ -130,8 +151,8 @@ class HostResults:
         if not self._unsaved or (now_s - self._saved_s < SAVE_S and not at_once):
             return
         self._saved_s = now_s
-        write_at_once(self.folder / CURSOR, msgspec.json.encode(self._taken))
-        self._saved, self._unsaved = dict(self._taken), False
+        write_at_once(self.folder / CURSOR, msgspec.json.encode(self._safe))
+        self._saved, self._unsaved = dict(self._safe), False
 
     def end(self, name: str) -> tuple[int, int]:
         """Return the place (segment, bytes) behind the last line that a service has written until now."""
@@ -154,7 +175,7 @@ class HostResults:
     def is_taken(self, name: str) -> bool:
         """Return whether all lines that a service has written are safe."""
         with suppress(OSError):
-            return self._taken.get(name, Position()).reaches(self.end(name))
+            return self._safe.get(name, Position()).reaches(self.end(name))
         return False
 
     def age_s(self, name: str) -> float:
@@ -168,7 +189,8 @@ class HostResults:
     def forget(self, name: str) -> None:
         """Read a service's results no more; its folder has gone, or will."""
         self.models.pop(name, None)
-        self._unsaved |= self._taken.pop(name, None) is not None
+        self._taken.pop(name, None)
+        self._unsaved |= self._safe.pop(name, None) is not None
         self._batch = None
 
     def clean(self, keep_s: float, keep_bytes: int) -> None:

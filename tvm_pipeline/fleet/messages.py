@@ -55,10 +55,12 @@ class Order(msgspec.Struct, frozen=True):
 
     Attributes:
         version: grows with every change; an order with the version that the host follows asks for nothing new, and of
-            it only `taken` and `refused` are read.
+            it only `taken`, `safe` and `refused` are read.
         duties: what it runs; a duty that is not listed ends.
         warm: model -> what has a process without a source, ready for a duty; named as `Duty.bundle`.
-        taken: the last `HostReport.upto` whose lines are safe: the host need not send them again. Empty: nothing new.
+        taken: the last `HostReport.upto` whose lines were taken: the host sends those behind it. If it is neither the
+            `upto` nor the `since` of the host's last report, the host sends again all lines that are not safe.
+        safe: the last `HostReport.upto` whose lines are on the disk of the head: the host need not keep them.
         beat_s, late_s, alone: see `description.Fleet`.
         refused: why the coordinator does not take this host (it is not in the plan, or its name is taken); empty else.
             It is for people: the duties of such an order hold as those of any other.
@@ -69,6 +71,7 @@ class Order(msgspec.Struct, frozen=True):
     duties: tuple[Duty, ...] = ()
     warm: Mapping[str, str] = {}
     taken: str = ""
+    safe: str = ""
     beat_s: float = 0.25
     late_s: float = 1.5
     alone: str = "keep"
@@ -122,8 +125,10 @@ class HostReport(msgspec.Struct, frozen=True):
         version: of the Order that it follows.
         running: what it runs, also what it found running when it started.
         ready: model -> that whose process is ready for a duty; named as `Duty.bundle`.
-        lines: results since `Order.taken`, in the order of each duty; few enough for one message.
-        upto: where these lines end in the host's files; the coordinator gives it back as `Order.taken`.
+        lines: results in the order of each duty; few enough for one message.
+        since: where these lines begin in the host's files, as the `upto` of those before; empty where all before are
+            safe.
+        upto: where they end; the coordinator gives it back as `Order.taken`, and later as `Order.safe`.
         waiting: how many lines wait behind these.
         figures: for people: utilisation of devices, memory, temperatures, and what the services say of themselves.
         problems: sentences about what is wrong on the host.
@@ -135,6 +140,7 @@ class HostReport(msgspec.Struct, frozen=True):
     running: tuple[RunningDuty, ...] = ()
     ready: Mapping[str, str] = {}
     lines: tuple[Line, ...] = ()
+    since: str = ""
     upto: str = ""
     waiting: int = 0
     figures: Mapping[str, Any] = {}

@@ -13,7 +13,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tvm_pipeline.version import __version__
 NAMESPACE, COORDINATOR = "tvm-pipeline", "coordinator"
 BEAT_LIMIT_S = 5.0  # for one beat, after which the host looks for the coordinator anew
 TICK_S = 0.1
+SYNC_S = 1.0  # between two waits for the disk of the results
 LOCKED_S = 15.0  # for which a new agent waits until the one before has ended
 _ACTOR_FILE = "actor.json"
 
@@ -120,13 +122,21 @@ class CoordinatorActor:
             return enclosed(work)
 
     def _begin_ticks(self) -> None:
-        threading.Thread(target=_lasting, args=(self._tick,), name="tick", daemon=True).start()
+        for work in (self._tick, self._sync):
+            threading.Thread(target=_lasting, args=(work,), name=work.__name__, daemon=True).start()
 
     def _tick(self) -> None:
         while True:
             time.sleep(TICK_S)
             with self._lock:
                 self._coordinator.tick()
+
+    def _sync(self) -> None:
+        """A disk may take seconds, for which no beat waits."""
+        while True:
+            time.sleep(SYNC_S)
+            with self._lock:
+                self._coordinator.sync(partial(_released, self._lock))
 
 
 class AgentActor:
@@ -233,6 +243,16 @@ class CoordinatorBeat:
             first = (str(error).strip().splitlines() or [""])[0]
             raise RunError(f"the coordinator does not answer ({type(error).__name__}: {first[:200]})") from error
         return msgspec.json.decode(opened(answer, "coordinator: "), type=Order)
+
+
+@contextmanager
+def _released(lock: threading.Lock) -> Iterator[None]:
+    """Leave a lock that is held to others while the block lasts."""
+    lock.release()
+    try:
+        yield
+    finally:
+        lock.acquire()
 
 
 def _lasting(work: Callable[[], object]) -> None:
