@@ -134,17 +134,59 @@ def test_lines_of_a_host_that_was_cut_off_are_late(fleet):
     assert made == hosts.count("attic") + duty.lost["late"]
 
 
-def test_an_epoch_that_was_taken_away_stays_late_even_before_the_first_line_of_the_next(fleet):
+def test_lines_of_a_host_that_was_cut_off_are_taken_until_the_first_line_of_another_host(fleet):
     fleet.follow(planned(fleet))
     for name in ("barn", "cellar"):
         fleet.hosts[name].broken = frozenset({"gate"})
-    before = fleet.duty("gate").lines
-    fleet.hosts["attic"].cut = True
+    attic = fleet.hosts["attic"]
+    attic.cut = True
     fleet.step(3)
-    fleet.hosts["attic"].cut = False
+    assert fleet.duty("gate").host in ("barn", "cellar")
+    attic.cut = False
     fleet.step(1)
-    assert fleet.duty("gate").lines == before
-    assert fleet.duty("gate").lost["late"] > 10
+    frames = [line["frame"] for line in fleet.lines() if line["camera"] == "gate"]
+    assert frames == list(range(attic.done))
+    assert "late" not in fleet.duty("gate").lost
+    assert attic.cameras() == set()
+
+
+def test_an_agent_that_is_away_for_long_on_the_only_host_costs_nothing(fleet):
+    """Its service goes on: its lines are taken when it is back, and the camera is not opened anew."""
+    only = plan_of({"gate": "attic"}, hosts=("attic",), results=str(fleet.folder / "all.jsonl"))
+    fleet.follow(only)
+    attic = fleet.hosts["attic"]
+    attic.cut = True
+    fleet.step(4)
+    assert fleet.duty("gate").host is None
+    assert fleet.duty("gate").lost["host lost"] > 10  # as long as nothing is heard
+    attic.restart()
+    attic.cut = False
+    fleet.step(3)
+    assert fleet.duty("gate").host == "attic"
+    assert len(attic.started) == 1
+    frames = [line["frame"] for line in fleet.lines()]
+    assert frames == list(range(attic.done))
+    assert fleet.duty("gate").lost == {}
+
+
+def test_a_host_that_lost_its_power_brings_what_it_had_kept(fleet):
+    """Nobody else could take the camera; what is counted as lost are the frames that nobody saw."""
+    fleet.follow(plan_of({"gate": "attic"}, hosts=("attic",), results=str(fleet.folder / "all.jsonl")))
+    attic = fleet.hosts["attic"]
+    attic.cut = True
+    fleet.step(2)
+    kept = len(attic.lines)
+    attic.crash()
+    attic.frozen = True
+    fleet.step(20)
+    attic.frozen = attic.cut = False
+    fleet.step(3)
+    first = attic.started[0]
+    frames = [line["frame"] for line in fleet.lines() if line["epoch"] == first[2]]
+    assert frames == list(range(len(frames)))
+    assert kept > 5
+    assert fleet.duty("gate").lost["host lost"] == pytest.approx(225 - kept, abs=5)  # 22.5 s of 10 frames
+    assert "late" not in fleet.duty("gate").lost
 
 
 def test_another_loss_moves_nobody_home(fleet):

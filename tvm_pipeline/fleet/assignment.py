@@ -2,8 +2,8 @@
 
 A camera with a host is *granted* to it once no other living host may still have it open; only then it stands in the
 host's order, under a new epoch. Hosts that are lost hold nothing. Lines of an older epoch are accepted until the first
-one of a newer epoch, unless their host was lost. Next: takeover.py, which chooses hosts; coordinator.py, which speaks
-with them.
+one of a newer epoch, also from a host that was lost and is back. Next: takeover.py, which chooses hosts;
+coordinator.py, which speaks with them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tvm_pipeline.fleet.takeover import take_over
 
 PATIENCE_S = 10.0  # for which a camera that does not open stays where it is; doubled by every move for that reason
 LONGEST_PATIENCE_S = 600.0
+MOST_ACCEPTED = 8  # epochs of a duty
 
 
 @dataclass(slots=True)
@@ -184,14 +185,11 @@ class Assignment:
         return host
 
     def lost(self, host: str, now_s: float) -> list[str]:
-        """Take all cameras and epochs of a host away; return the cameras that it had."""
+        """Take all cameras of a host away; return those that it had."""
         had = sorted(self._of_host.get(host, ()))
         for name, camera in self.cameras.items():
             for duty in camera.duties.values():
-                gone = [epoch for epoch, whose in duty.accepted.items() if whose == host]
-                for epoch in gone:
-                    del duty.accepted[epoch]
-                if camera.host == host or (gone and not camera.granted):
+                if camera.host == host or (host in duty.accepted.values() and not camera.granted):
                     duty.counts.host_lost(now_s)
             if camera.host == host:
                 self._assign(name, None)
@@ -224,6 +222,18 @@ class Assignment:
                 own.epoch, own.bundle = duty.epoch, duty.bundle
             adopted.append(name)
         return adopted
+
+    def take_back(self, host: str, running: Iterable[RunningDuty]) -> None:
+        """Leave to a host that was lost and is back those cameras that it still runs and no host has had since."""
+        kept = []
+        for duty in running:
+            camera = self.cameras.get(duty.camera)
+            own = camera.duties.get(duty.model) if camera and camera.host is None else None
+            if own is not None and own.epoch == duty.epoch:
+                kept.append(duty)
+        for name in self.adopt(host, kept):
+            for own in self.cameras[name].duties.values():
+                own.counts.host_back()
 
     def grant(self, is_held: Callable[[str, str], bool], living: Collection[str]) -> None:
         """Put waiting cameras into the order of their host under new epochs, unless another living host holds them.
@@ -309,6 +319,8 @@ class Assignment:
     def _begin(self, host: str, model: str, duty: AssignedDuty) -> None:
         duty.epoch, duty.bundle = self._number(), self._bundle(host, model)
         duty.accepted[duty.epoch] = host
+        if len(duty.accepted) > MOST_ACCEPTED:
+            del duty.accepted[min(duty.accepted)]
         self.changed.add(host)
 
     def _bundle(self, host: str, model: str) -> str:

@@ -12,8 +12,9 @@ which `sync` may release while it waits for the disk.
 
 Hosts are the truth of what runs. A coordinator that begins with a plan, or gets its first one, gives no camera to any
 host before it has heard all hosts of the plan or `learn_s` have passed; until then it leaves to each what it runs. So
-its own restart moves nothing. A host without a beat for `late_s` is lost: its cameras go to others, and its epochs are
-not accepted any more. Its cameras do not move back when it returns, but by the next `follow`; only when a host of the
+its own restart moves nothing. A host without a beat for `late_s` is lost, and its cameras go to others. When it comes
+back, lines that it has made meanwhile are taken until the first line of another host. It keeps the cameras that it
+still runs and no other host could take. The others do not move back, but by the next `follow`; only when a host of the
 plan is heard for the first time since `follow`, those that are planned for it move there.
 
 Files: assignment.py, which camera is where; collector.py, the lines; coordinator_memory.py, what outlives a restart.
@@ -311,6 +312,7 @@ class Coordinator:
         """Hear the first beat of a host, or the first one after it was lost."""
         self._unsettled = True
         self._assignment.changed.add(host.name)
+        self._assignment.take_back(host.name, host.report.running if host.report else ())
         if host.name not in self._planned:
             self._event("host", f"{host.name} is here and not in the plan")
             return

@@ -20,7 +20,7 @@ class DutyCounts:
         lost: reason -> frames.
     """
 
-    __slots__ = ("_dropped", "_heard", "_lost_s", "_samples", "last_s", "lines", "longest_gap_s", "lost")
+    __slots__ = ("_dropped", "_heard", "_kept", "_lost_s", "_samples", "last_s", "lines", "longest_gap_s", "lost")
 
     def __init__(self) -> None:
         self.lines = 0
@@ -28,6 +28,7 @@ class DutyCounts:
         self.longest_gap_s = 0.0
         self.lost: dict[str, int] = {}
         self._lost_s: float | None = None
+        self._kept = 0  # lines since then that are of the time before or during the loss
         self._dropped: dict[int, Mapping[str, int]] = {}
         self._heard: dict[int, int] = {}  # epoch -> the last frame of which is known what became of it
         self._samples: deque[tuple[float, int]] = deque(maxlen=RATE_OVER + 1)
@@ -35,12 +36,16 @@ class DutyCounts:
     def took(self, epoch: int, frame: int, lines: int, now_s: float, rate_fps: float | None) -> None:
         """Count lines of an epoch that came together, up to this frame.
 
-        The first ones after a loss tell how many frames it has cost.
+        The first ones of another epoch after a loss tell how many frames it has cost; those of the same epoch, which
+        the host had kept, are not among them.
         """
+        goes_on = epoch in self._heard
         self._hear(epoch, frame)
-        if self._lost_s is not None:
+        if self._lost_s is not None and goes_on:
+            self._kept += lines
+        elif self._lost_s is not None:
             self._count(HOST_LOST, self._unseen(now_s, rate_fps))
-            self._lost_s = None
+            self.host_back()
         if self.last_s is not None:
             self.longest_gap_s = max(self.longest_gap_s, now_s - self.last_s)
         self.lines += lines
@@ -69,6 +74,10 @@ class DutyCounts:
         if self._lost_s is None:
             self._lost_s = now_s if self.last_s is None else self.last_s
 
+    def host_back(self) -> None:
+        """End the estimate: the host still has the camera, and what it has seen meanwhile comes."""
+        self._lost_s, self._kept = None, 0
+
     def sample(self, now_s: float) -> None:
         """Remember the count for the rate; to be called once a second."""
         self._samples.append((now_s, self.lines))
@@ -92,7 +101,7 @@ class DutyCounts:
 
     def _unseen(self, now_s: float, rate_fps: float | None) -> int:
         assert self._lost_s is not None
-        return round((self.fps() if rate_fps is None else rate_fps) * max(0.0, now_s - self._lost_s))
+        return max(0, round((self.fps() if rate_fps is None else rate_fps) * (now_s - self._lost_s)) - self._kept)
 
     def _count(self, reason: str, frames: int) -> None:
         if frames > 0:
