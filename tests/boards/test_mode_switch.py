@@ -257,13 +257,27 @@ def test_who_may_not_put_it_back_is_told_how(root: Path, nvpmodel: FakeNvpmodel,
     assert nvpmodel.asked == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize(("owner", "rights"), [(65534, 0o755), (0, 0o777), (0, 0o775)])
+def test_a_folder_of_another_user_is_not_used(root, nvpmodel, said, owner: int, rights: int) -> None:
+    """That user could exchange the file of root for a link while it is written."""
+    os.chown(nvpmodel.state, owner, -1)
+    nvpmodel.state.chmod(rights)
+    with pytest.raises(PowerError, match="another user could exchange what is written there; set TVM_PIPELINE_STATE"):
+        attempt(LOW, root, said)
+    write_record(nvpmodel.state, ModeRecord("5W", 2**22 + 1, "first", 2))
+    put_back_left(said.append, said.append, root)
+    assert "is not used" in said[0]
+    assert (nvpmodel.asked, state(root, nvpmodel)) == ([], BEFORE)
+
+
 def test_where_the_record_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TVM_PIPELINE_STATE", str(tmp_path))
     assert state_folder() == tmp_path
     monkeypatch.delenv("TVM_PIPELINE_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     of_user = tmp_path / "tvm-pipeline"
-    assert state_folder() == (Path("/var/lib/tvm-pipeline") if os.geteuid() == 0 else of_user)
+    assert state_folder() == (Path("/var/lib/tvm-pipeline-modes") if os.geteuid() == 0 else of_user)
 
 
 def test_a_folder_that_cannot_be_used_is_named(root, nvpmodel, said, monkeypatch, tmp_path) -> None:

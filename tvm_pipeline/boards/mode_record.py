@@ -3,8 +3,10 @@
 It is written before the first change, and removed after everything is put back. While a process has a mode set, it
 holds a lock beside the file, which the system releases with the process: a record whose lock is free was left behind.
 
-The file is in $TVM_PIPELINE_STATE, else for root in /var/lib/tvm-pipeline, else in $XDG_STATE_HOME/tvm-pipeline or
-~/.local/state/tvm-pipeline. It names clocks and modes, and no paths. Next: mode_switch.py.
+The file is in $TVM_PIPELINE_STATE, else for root in /var/lib/tvm-pipeline-modes, else in $XDG_STATE_HOME/tvm-pipeline
+or ~/.local/state/tvm-pipeline. It names clocks and modes, and no paths. The folder must belong to the user who writes
+there: the owner of a folder may exchange what another user writes for a link. So root's is not /var/lib/tvm-pipeline,
+which is that of the service's user. Next: mode_switch.py.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from tvm_pipeline.errors import PlatformError, PowerError
 from tvm_pipeline.files import replacing
 
 RECORD, LOCK = "power-mode.json", "power-mode.lock"
-OF_ROOT = Path("/var/lib/tvm-pipeline")
+OF_ROOT = Path("/var/lib/tvm-pipeline-modes")
 _MOST_BYTES = 1 << 16
 
 
@@ -88,10 +90,16 @@ def locked_record(folder: Path) -> Iterator[bool]:
     """Hold the lock of a folder's record while the block lasts; yield False where another process holds it.
 
     Raises:
-        PowerError: the lock cannot be opened.
+        PowerError: the lock cannot be opened, or the folder is another user's.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        about = folder.stat()
+        if about.st_uid != os.geteuid() or (about.st_uid == 0 and about.st_mode & 0o022):
+            raise PowerError(
+                f"{folder} is not used: another user could exchange what is written there; set TVM_PIPELINE_STATE to a "
+                "folder that belongs to this user alone"
+            )
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise PowerError(
