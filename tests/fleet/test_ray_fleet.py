@@ -37,12 +37,14 @@ source = "synthetic:64x64@10"
 models = ["means@10"]
 """
 AT = ("--address", "127.0.0.2")
+SECRET = "only-for-services"
 
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFleet]:
     """A head, and a host that has joined and runs a camera."""
     with local_fleet(tmp_path_factory.mktemp("fleet")) as made:
+        made.environment["CAMERA_PASSWORD"] = SECRET
         made.up()
         made.join("attic")
         write_service_bundle(made.folder / "means.tar", "1")
@@ -98,6 +100,18 @@ def test_services_share_a_busy_host_as_any_other_program(fleet: LocalFleet) -> N
     assert os.getpriority(os.PRIO_PROCESS, service.pid) == os.getpriority(os.PRIO_PROCESS, 0)
     own, its = (Path("/proc", str(pid), "oom_score_adj").read_text() for pid in (os.getpid(), service.pid))
     assert its == own
+
+
+@pytest.mark.thorough
+def test_the_environment_of_a_host_stays_there(fleet: LocalFleet) -> None:
+    """Its services have it; what the head keeps of the host's actors does not."""
+    wait_for_lines(fleet)
+    (service,) = [process for _, process in processes_of(fleet.state("attic"))]
+    assert SECRET.encode() in Path("/proc", str(service.pid), "environ").read_bytes()
+    for path in fleet.state(HEAD).rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+    (kept,) = [path for path in fleet.state("attic").iterdir() if path.name == "environment"]
+    assert kept.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.thorough

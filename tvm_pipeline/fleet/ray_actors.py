@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.files import write_bytes
+from tvm_pipeline.files import replacing, write_bytes
 from tvm_pipeline.fleet.host_processes import HostProcess
 from tvm_pipeline.fleet.messages import FleetPlan, HostReport, Order
 from tvm_pipeline.remote.told_errors import Told, telling, told_error
@@ -33,7 +33,7 @@ BEAT_LIMIT_S = 5.0  # for one beat, after which the host looks for the coordinat
 TICK_S = 0.1
 SYNC_S = 1.0  # between two waits for the disk of the results
 LOCKED_S = 15.0  # for which a new agent waits until the one before has ended
-_ACTOR_FILE = "actor.json"
+_ACTOR_FILE, _ENVIRONMENT_FILE = "actor.json", "environment"
 
 
 class About(msgspec.Struct, frozen=True):
@@ -50,13 +50,6 @@ class About(msgspec.Struct, frozen=True):
     address: str
     pid: int
     tvm_pipeline: str
-
-
-class Home(msgspec.Struct, frozen=True):
-    """Where an agent works, and the environment of its services."""
-
-    folder: str
-    environment: Mapping[str, str]
 
 
 class Returned(msgspec.Struct, frozen=True):
@@ -142,13 +135,13 @@ class CoordinatorActor:
 class AgentActor:
     """Holds the agent of a host, which runs in a thread of its own."""
 
-    def __init__(self, host: str, folder: str, identity: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, host: str, folder: str, identity: str) -> None:
         from tvm_pipeline.fleet.agent import Agent
         from tvm_pipeline.remote.parcels import Parcels
 
-        self._about, self._home = _about(agent_name(host), identity), Home(folder, environment)
+        self._about, self._folder = _about(agent_name(host), identity), folder
         self._parcels = Parcels(parcels_folder(folder))
-        beat = CoordinatorBeat()
+        beat, environment = CoordinatorBeat(), read_environment(Path(folder))
         until_s = time.monotonic() + LOCKED_S
         while True:
             try:
@@ -165,8 +158,8 @@ class AgentActor:
     def about(self) -> bytes:
         return enclosed(lambda: self._about)
 
-    def home(self) -> bytes:
-        return enclosed(lambda: self._home)
+    def folder(self) -> bytes:
+        return enclosed(lambda: self._folder)
 
     def missing(self, manifest: bytes) -> bytes:
         return enclosed(lambda: self._parcels.missing(manifest))
@@ -185,10 +178,10 @@ class AgentActor:
 class BoardActor:
     """Does what a board does for a client, with the bundles of the agent of its host; one call at a time."""
 
-    def __init__(self, host: str, folder: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, host: str, folder: str) -> None:
         # Ray limits the threads of its processes, and what is measured here is what the services will do.
         os.environ.pop("OMP_NUM_THREADS", None)
-        os.environ.update(environment)
+        os.environ.update(read_environment(Path(folder)))
         # What is unpacked there goes with the actor, or with the next one where this one is killed.
         self._folder = Path(folder, "measuring", str(os.getpid()))
         for old in self._folder.parent.glob("*"):
@@ -272,6 +265,24 @@ def parcels_folder(folder: str) -> Path:
 def agent_name(host: str) -> str:
     """Return the name of the actor of a host."""
     return f"agent-{host}"
+
+
+def write_environment(folder: Path) -> None:
+    """Keep the environment of this process in the folder of its host, for the services there.
+
+    Ray changes the environment of its actors. What it is told about an actor is kept at the head, and the environment
+    may hold secrets, so that they stay on the host.
+    """
+    pairs = (b"%b=%b" % pair for pair in os.environb.items() if not pair[0].startswith(b"RAY_"))
+    with replacing(folder / _ENVIRONMENT_FILE) as temporary:
+        temporary.touch(0o600)
+        temporary.write_bytes(b"\0".join(pairs))
+
+
+def read_environment(folder: Path) -> dict[str, str]:
+    """Return the environment that `write_environment` has kept."""
+    pairs = (os.fsdecode(pair).partition("=") for pair in (folder / _ENVIRONMENT_FILE).read_bytes().split(b"\0"))
+    return {name: value for name, _, value in pairs}
 
 
 def write_actor(folder: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import aligned_empty
 from tvm_pipeline.errors import RunError
-from tvm_pipeline.fleet.ray_actors import About, BoardActor, Home, Returned, agent_name, opened
+from tvm_pipeline.fleet.ray_actors import About, BoardActor, Returned, agent_name, opened
 from tvm_pipeline.fleet.ray_door import Door
 from tvm_pipeline.fleet.shipping import send_bundle
 from tvm_pipeline.remote.frames import described
@@ -75,13 +75,13 @@ def host_board(door: Door, host: str) -> Iterator[HostBoard]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     node = door.call(agent_name(host), "about", kind=About).node
-    home = door.call(agent_name(host), "home", kind=Home)
+    folder = door.call(agent_name(host), "folder", kind=str)
     options = {
         "num_cpus": 0,
         "max_restarts": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
     }
-    actor = ray.remote(BoardActor).options(**options).remote(host, home.folder, dict(home.environment))
+    actor = ray.remote(BoardActor).options(**options).remote(host, folder)
     try:
         yield HostBoard(door, host, actor)
     finally:

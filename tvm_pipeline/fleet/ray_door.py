@@ -34,6 +34,7 @@ from tvm_pipeline.fleet.ray_actors import (
     agent_name,
     enclosed,
     opened,
+    write_environment,
 )
 from tvm_pipeline.fleet.ray_node import SETTINGS
 from tvm_pipeline.version import __version__
@@ -112,8 +113,8 @@ class Door:
             raise OptionError(f"another host is called {host}, at {found.address}; take another name, or end that one")
         if found and found.node == self.node and found.tvm_pipeline == __version__:
             return found
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        return self._made(AgentActor, agent_name(host), (host, folder, identity, environment))
+        write_environment(Path(folder))
+        return self._made(AgentActor, agent_name(host), (host, folder, identity))
 
     def _answering(self, name: str) -> About | None:
         with suppress(RunError):
