@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tvm_pipeline.errors import PipelineError
 
 if sys.version_info >= (3, 11):
@@ -20,6 +22,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# What `msgspec.json.decode` raises for damaged text: also where it is not UTF-8, or nested too deeply.
+DAMAGED = (msgspec.MsgspecError, ValueError, RecursionError)
 MOST_TOML_BYTES = 1 << 20
 DEEPEST = 64  # brackets inside brackets, and names in a dotted key
 

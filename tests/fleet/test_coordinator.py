@@ -331,7 +331,9 @@ def test_without_its_memory_a_coordinator_leaves_what_it_finds(fleet):
     assert fleet.duty("gate").epoch > epoch
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"ceiling": "many"}', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"ceiling": "many"}', b"\xff\xfe", b'{"known": ["\xff"]}', b"[" * 10_000]
+)
 def test_a_damaged_memory_is_told_and_left_out(fleet, content):
     (fleet.folder / "memory.json").write_bytes(content)
     fleet.restart()

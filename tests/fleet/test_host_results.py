@@ -105,8 +105,9 @@ def test_the_next_agent_goes_on_where_the_last_one_was_acknowledged(tmp_path):
     assert [line.frame for line in results.batch().lines] == [4]
     again = reader(tmp_path, "one").batch()
     assert [(line.frame, msgspec.json.decode(line.line)["frame"]) for line in again.lines] == [(4, 4)]
-    (tmp_path / "cursor.json").write_text("half")
-    assert [line.frame for line in reader(tmp_path, "one").batch().lines] == [0, 1, 2, 3, 4]
+    for content in (b"half", b'{"\xff": {}}', b'{"one": {"offset": -1}}', b'{"one": {"frames": {"gate@7": [1]}}}'):
+        (tmp_path / "cursor.json").write_bytes(content)
+        assert [line.frame for line in reader(tmp_path, "one").batch().lines] == [0, 1, 2, 3, 4]
 
 
 def test_numbers_of_a_process_that_began_anew_grow(tmp_path):
@@ -153,13 +154,15 @@ def test_long_lines_and_lines_that_are_none(tmp_path, monkeypatch):
     writer.write("gate@1", "x" * 5000)
     for text in ("no json\n", "[]\n", '{"frame": 3}\n', '{"frame": 3, "tag": "gate"}\n', "\0\0\0\n"):
         writer.add(text)
+    with writer.segment.open("ab") as file:
+        file.write(b'{"frame": 3, "tag": "gate@1", "label": "\xff"}\n')
     writer.write("gate@1")
     found = []
     while (batch := results.batch()).lines or not results.is_taken("one"):
         found += numbers(batch.lines)
         taken(results, batch.upto)
     assert found == [0, 1, 2]
-    assert results.damaged == 5
+    assert results.damaged == 6
 
 
 def test_a_line_without_an_end_is_passed_over(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from tvm_pipeline.errors import BundleError, PipelineError, RunError
 from tvm_pipeline.fleet.fleet_file import read_fleet
 from tvm_pipeline.fleet.host_works import host_works
 from tvm_pipeline.fleet.kind_bundles import KindBundles, kinds_of
-from tvm_pipeline.fleet.ray_actors import BoardActor, Returned, opened
+from tvm_pipeline.fleet.ray_actors import BoardActor, Returned, opened, write_environment
 from tvm_pipeline.fleet.ray_board import arrays_of
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.board_measuring import Settled
@@ -158,12 +158,14 @@ def test_a_model_is_compiled_and_measured_once_for_a_kind(hosts: Hosts, tmp_path
 
 def test_the_actor_of_a_host_does_what_a_board_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors go and come as bytes, an error comes as its class, and the threads are those of the services."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    write_environment(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray does
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     left = tmp_path / "measuring" / f"{1 << 30}"  # no process has this number
     left.mkdir(parents=True)
-    actor = BoardActor("attic", str(tmp_path), {})
+    actor = BoardActor("attic", str(tmp_path))
     assert not left.exists()
     assert Path(tempfile.gettempdir()).parent == left.parent
     assert "OMP_NUM_THREADS" not in os.environ

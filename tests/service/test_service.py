@@ -321,3 +321,10 @@ def test_the_example_is_a_service():
     values = read_service(example).values
     assert values["bundle"] == [example.parent / "model.tar"]
     assert values["supervise"]
+
+
+def test_a_long_address_is_no_file(tmp_path):
+    """A signed one may be longer than any name of a file."""
+    address = f"https://camera/live?signature={'a' * 300}"
+    path = service(tmp_path, f'bundle = "model.tar"\nsource = "{address}"\nlabels = "{"a" * 300}"\n')
+    assert read_service(path).values["source"] == [address]

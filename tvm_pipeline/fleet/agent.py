@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.fleet.beats import Beats, locked_for_agent
 from tvm_pipeline.fleet.duty_steps import next_duties
@@ -157,7 +158,7 @@ class Agent:
 
     def _adopt(self) -> None:
         """Find what an agent before has left: services that live, results, and the order that it followed."""
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, *DAMAGED):
             self._saved_order = (self._folder / "order.json").read_bytes()
             self._order = msgspec.structs.replace(msgspec.json.decode(self._saved_order, type=Order), version=-1)
         self._results.recall()
@@ -173,7 +174,7 @@ class Agent:
             own = living.get(folder.name)
             try:
                 service = ServiceProcess.found(folder, self._parcels.bundle, self._command, self._environment, own)
-            except (OSError, msgspec.MsgspecError) as error:
+            except (OSError, *DAMAGED) as error:
                 self._problems[folder.name] = f"{folder} tells no service and is left as it is: {error}"
                 continue
             living.pop(folder.name, None)

@@ -29,6 +29,7 @@ from typing import IO
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import to_disk, write_bytes
 from tvm_pipeline.fleet.messages import Line
@@ -275,7 +276,7 @@ class Collector:
         except FileNotFoundError:
             if begin:
                 _log.warning("%s has no index: lines before its last %d MB are not compared", path, TAIL >> 20)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *DAMAGED) as error:
             _log.warning("%s is left out (%s): the file is read itself", _index_path(path), error)
         else:
             for place in index.last:
@@ -290,7 +291,7 @@ class Collector:
                 self._end = at
                 return
             at += len(line) + 1
-            with suppress(msgspec.MsgspecError):  # a line of another kind
+            with suppress(*DAMAGED):  # a line of another kind
                 place = _PLACES.decode(line)
                 self._learn((place.camera, place.model), (place.epoch, place.frame, place.host))
 

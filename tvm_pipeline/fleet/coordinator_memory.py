@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import replacing
 from tvm_pipeline.fleet.messages import FleetPlan
@@ -84,7 +85,7 @@ class CoordinatorMemory:
             return msgspec.json.decode(path.read_bytes(), type=_Content)
         except FileNotFoundError:
             return _Content()
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, *DAMAGED) as error:
             self.problem = f"the coordinator's memory {path} is left out ({error}); hosts tell what they run"
             _log.warning("%s", self.problem)
             return _Content()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import read_bytes, replacing
 from tvm_pipeline.version import __version__
@@ -105,7 +106,7 @@ def read_key(path: Path) -> FleetKey:
         ipaddress.ip_address(key.host)
         if not 0 < key.port < 1 << 16:
             raise ValueError(f"{key.address} has no port")
-    except (msgspec.MsgspecError, ValueError) as error:
+    except DAMAGED as error:
         raise OptionError(f"{path}: this is no key of a fleet ({error}); `fleet up` writes it, as fleet.key") from error
     check_versions(key)
     return key

@@ -19,10 +19,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.fleet.messages import Line
 from tvm_pipeline.service.log_files import LONGEST_LINE, segment_numbers, segment_path
 
@@ -34,6 +35,7 @@ SAVE_S = 1.0  # between two writes of the cursor
 MOST_TAGS = 1000  # whose frames are remembered
 MOST_AHEAD = 100  # batches that were taken and are not safe, whose ends are remembered
 USUAL_LINE_BYTES = 300  # until lines were read
+_Place = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 
 
 class _Written(msgspec.Struct):
@@ -48,12 +50,12 @@ class Position(msgspec.Struct, frozen=True):
 
     Attributes:
         segment, offset: the number of the file, and bytes into it.
-        frames: tag -> [the greatest number that a line has got, what is added to the numbers that follow].
+        frames: tag -> (the greatest number that a line has got, what is added to the numbers that follow).
     """
 
-    segment: int = 0
-    offset: int = 0
-    frames: dict[str, list[int]] = {}
+    segment: _Place = 0
+    offset: _Place = 0
+    frames: dict[str, tuple[int, int]] = {}
 
     def reaches(self, other: tuple[int, int]) -> bool:
         """Return whether all before another place is before this one, too."""
@@ -101,7 +103,7 @@ class HostResults:
 
     def recall(self) -> None:
         """Go on where the cursor file says; from the first line that there is, where it is missing or damaged."""
-        with suppress(OSError, msgspec.DecodeError):
+        with suppress(OSError, *DAMAGED):
             self._safe = msgspec.json.decode((self.folder / CURSOR).read_bytes(), type=dict[str, Position])
         self._saved, self._taken = dict(self._safe), dict(self._safe)
 
@@ -236,12 +238,13 @@ class HostResults:
             del frames[next(iter(frames))]
         return Position(segment, offset, frames), room
 
-    def _add(self, name: str, text: bytes, frames: dict[str, list[int]], lines: list[Line]) -> None:
+    def _add(self, name: str, text: bytes, frames: dict[str, tuple[int, int]], lines: list[Line]) -> None:
         try:
             written = _LINES.decode(text)
+            content = msgspec.json.decode(text, type=dict[str, Any])  # all of it, as others will read it
             camera, _, epoch = written.tag.rpartition("@")
             number = int(epoch)
-        except (msgspec.DecodeError, ValueError):
+        except DAMAGED:
             self.damaged += 1
             return
         last, added = frames.get(written.tag, (-1, 0))
@@ -249,8 +252,8 @@ class HostResults:
         if frame <= last:  # a process that began anew
             added, frame = last + 1, last + 1 + written.frame
         if added:
-            raw = msgspec.json.encode({**msgspec.json.decode(raw, type=dict[str, Any]), "frame": frame})
-        frames[written.tag] = [frame, added]
+            raw = msgspec.json.encode({**content, "frame": frame})
+        frames[written.tag] = frame, added
         self._line_bytes += (len(text) - self._line_bytes) / 100
         lines.append(Line(camera, self.models[name], number, frame, msgspec.Raw(raw)))
 

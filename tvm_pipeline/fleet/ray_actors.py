@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.files import replacing, write_bytes
 from tvm_pipeline.fleet.host_processes import HostProcess
@@ -295,7 +296,7 @@ def lives_in(folder: Path) -> bool:
     """Return whether the process of the actor that works in a folder lives."""
     try:
         process = HostProcess(*msgspec.json.decode((folder / _ACTOR_FILE).read_bytes(), type=tuple[int, int]))
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *DAMAGED):
         return False
     return bool(process.state())
 

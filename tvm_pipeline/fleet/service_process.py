@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.fleet.host_processes import STOPPED, HostProcess
 from tvm_pipeline.fleet.host_results import write_at_once
@@ -126,7 +127,7 @@ class ServiceProcess:
     ) -> ServiceProcess:
         """Return the service of a folder as an agent before has left it, with its process if that lives.
 
-        Raises OSError or msgspec.MsgspecError where the folder does not tell what it is of.
+        Raises OSError, or one of DAMAGED, where the folder does not tell what it is of.
         """
         own = msgspec.json.decode((folder / OWN).read_bytes(), type=OwnFile)
         service = cls(folder, own.model, own.bundle, find, command, environment)
@@ -251,7 +252,7 @@ class ServiceProcess:
                 return
             self._seen = seen
             status = msgspec.json.decode((self.folder / STATUS).read_bytes(), type=ServiceStatus)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *DAMAGED):
             return
         if not self.process or status.pid != self.process.pid:
             return  # of a process before
