@@ -168,11 +168,31 @@ def test_what_a_disk_did_not_keep_is_taken_back_and_sent_again(collector, path, 
     assert "Input/output error; hosts keep their lines" in collector.problem
     assert (collector.taken, collector.safe) == ({"attic": "1"}, {"attic": "1"})
     assert [found["frame"] for found in lines_of(path)] == [0]
+    assert collector.take("attic", [line(1), line(2)], "1", "3") is None
+    collector.look()
     assert collector.take("attic", [line(2)], "2", "3") is None
     assert [found.frame for found in collector.take("attic", [line(1), line(2)], "1", "3").new] == [1, 2]
     assert collector.problem == ""
     collector.sync()
     assert collector.safe == {"attic": "3"}
+
+
+def test_a_disk_that_fails_altogether_is_tried_again(collector, path, monkeypatch):
+    """It gives an error for every call, as a file system that was shut down does."""
+    collector.take("attic", [line(0)], "", "1")
+    collector.sync()
+    collector.take("attic", [line(1)], "1", "2")
+    with monkeypatch.context() as patch:
+        for name in ("os.fsync", "os.ftruncate", "os.truncate", "tvm_pipeline.fleet.collector._lines"):
+            patch.setattr(name, raising(OSError(errno.EIO, "Input/output error")))
+        collector.sync()
+        collector.look()
+        assert "Input/output error" in collector.problem
+        assert collector.take("attic", [line(1)], "1", "2") is None
+    collector.look()
+    assert collector.problem == ""
+    collector.take("attic", [line(1)], "1", "2")
+    assert [found["frame"] for found in lines_of(path)] == [0, 1]
 
 
 def raising(error):

@@ -133,8 +133,13 @@ class Collector:
             self._open = opened.pop_all()
         self._path, self._file, self.problem = path, file, ""
         self._end = os.fstat(file.fileno()).st_size if file else 0
-        if path and path.is_file():
-            self._read(path)
+        try:
+            if path and path.is_file():
+                self._read(path)
+        except OSError as error:
+            self._open.close()
+            self._file = None
+            raise OptionError(_why_not(path, error), option="results", value=path) from error
         self._synced = self._end
         self._write_index(self._end, self._last)
 
@@ -255,18 +260,15 @@ class Collector:
         return True
 
     def _take_back(self, file: IO[bytes], error: OSError) -> None:
-        """Cut off what the disk did not keep, and forget that it was taken."""
-        self.problem = _why_not(self._path, error)
-        self.taken = dict(self.safe)
-        if self._path is None or self._file is not file:
-            return
-        with suppress(OSError):
-            os.ftruncate(file.fileno(), self._synced)
-        self._end = self._synced
-        self._last.clear()
-        self._newest.clear()
-        if self._path.is_file():
-            self._read(self._path)
+        """Cut off what the disk did not keep, and forget that it was taken; `look` opens the file again."""
+        self.problem, self.taken = _why_not(self._path, error), dict(self.safe)
+        if self._file is file:
+            with suppress(OSError):
+                os.ftruncate(file.fileno(), self._synced)
+            self._open.close()
+            self._file = None
+            self._last.clear()
+            self._newest.clear()
 
     def _read(self, path: Path) -> None:
         """Learn the last line of each duty from the index and the lines behind it."""
