@@ -107,7 +107,7 @@ class ShutDownDisk:
         subprocess.run(["mount", "-o", "loop", self._image, self.folder], check=True, capture_output=True)
 
     def unmount(self) -> None:
-        """Unmount it for good: as long as something has a file open there, the kernel would mount the same again."""
+        """Unmount it, once nothing has a file open there."""
         until_s = time.monotonic() + UNMOUNT_S
         while True:
             done = subprocess.run(["umount", self.folder], capture_output=True, text=True)
@@ -124,18 +124,24 @@ class ShutDownDisk:
         os.close(descriptor)
 
     def come_back(self) -> None:
-        """Mount it again after a failure; the processes that had files of it open must have ended."""
+        """Mount it again after a failure; the processes that had files of it open must have ended.
+
+        It is a copy: where a new mount namespace of any process still has the one before, that would be mounted again.
+        """
         self.unmount()
+        before = self._image
+        self._image = Path(shutil.copyfile(before, before.with_name(f"disk{time.monotonic_ns()}.img")))
+        before.unlink()
         self.mount()
 
 
 @contextmanager
 def shut_down_disk(folder: Path) -> Iterator[ShutDownDisk]:
-    """Make an ext4 of 256 MB in a folder, mounted while the block lasts; raise OSError where that is not possible."""
+    """Make an ext4 of 64 MB in a folder, mounted while the block lasts; raise OSError where that is not possible."""
     image, mounted = folder / "disk.img", folder / "disk"
     mounted.mkdir()
     with image.open("wb") as file:
-        file.truncate(256 << 20)
+        file.truncate(64 << 20)
     disk = ShutDownDisk(image, mounted)
     try:
         subprocess.run([shutil.which("mkfs.ext4") or "/sbin/mkfs.ext4", "-q", image], check=True, capture_output=True)
