@@ -216,6 +216,17 @@ def test_zeros_of_a_power_failure_and_what_follows_are_cut_off(collector, path):
     later.close()
 
 
+@pytest.mark.parametrize("left", [b"\0" * 9, b'{"camera":"ga' + b"\0" * 5000])
+def test_zeros_in_the_place_of_the_last_lines_are_cut_off(collector, path, left):
+    """As ext4 leaves them of lines that were not synced: it had the new length of the file, and not the content."""
+    collector.take("attic", [line(0)])
+    whole, later = path.read_bytes(), killed(collector)
+    path.write_bytes(whole + left)
+    later.into(path)
+    assert path.read_bytes() == whole
+    later.close()
+
+
 def test_the_index_knows_what_the_end_of_the_file_does_not(monkeypatch, collector, path):
     monkeypatch.setattr(collecting, "INDEX_EVERY", 500)
     monkeypatch.setattr(collecting, "TAIL", 500)
