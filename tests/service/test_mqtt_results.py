@@ -141,7 +141,7 @@ def test_a_run_publishes_its_lines(cli, bundle, tmp_path, broker):
         assert f"film.mp4: h264 is decoded {by}" in outcome.err
         other = ResultLine(frame=7, time_s=0.0, latency_s=0.0, source="film", annotations=[], model="net")
         with ResultFiles(Settings(results=broker.address("cameras/gate")), 25.0, keeps=False) as files:
-            files.write(None, other, "net", None)
+            files.write(SimpleNamespace(frame=SimpleNamespace(clock_s=0.0)), other, "net", None)
         assert until(lambda: len(reader.seen) == 41)
     # The first line of a topic has QoS 1, so it may overtake lines of another topic, which have QoS 2.
     lines, others = (

@@ -235,7 +235,7 @@ def test_attempts_that_hang_do_not_pile_up() -> None:
         source = live(*[stalls] * 50, stall_s=0.05, reconnect=Reconnect(0.01, 0.02, attempts=10))
         with source, pytest.raises(VideoError, match="not opened again while 3 attempts to read it hang"):
             list(source)
-        assert source.statistics().read == 3
+        assert source.statistics().delivered == 3
         assert sum(thread.name == "reader of cam" for thread in threading.enumerate()) == 3
 
 

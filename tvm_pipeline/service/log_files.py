@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import msgspec
 
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import OptionError
 
 _log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ def appending(path: Path, begin: bytes = b'{"frame":') -> Iterator[IO[bytes]]:
     Args:
         begin: what each line begins with; without it, that of `result_lines`.
 
-    Raises OptionError where it cannot be written, or holds something else than lines of JSON.
+    Raises OptionError where it cannot be written, or ends in something else than a part of such a line.
     """
     try:
         if path.is_file():
@@ -40,22 +41,24 @@ def appending(path: Path, begin: bytes = b'{"frame":') -> Iterator[IO[bytes]]:
 
 
 def _cut_broken_line(path: Path, begin: bytes) -> None:
-    """Cut off the last line of a file where it has no end; raise OptionError where the lines are not those of a run."""
+    """Cut off the last line of a file where it has no end; raise OptionError where no run writes such a line.
+
+    A power failure may leave zeros in the place of the end.
+    """
     _, end = _tail(path)
-    cut_bytes = path.stat().st_size - end
+    if not (cut_bytes := path.stat().st_size - end):
+        return
     with path.open("rb") as file:
-        begins = [file.read(len(begin))] if end else []
         file.seek(end)
-        begins += [file.read(len(begin))] if cut_bytes else []
-    if cut_bytes == LONGEST_LINE or not all(begin.startswith(found) for found in begins):
+        rest = file.read().strip(b"\0")[: len(begin)]
+    if cut_bytes == LONGEST_LINE or not begin.startswith(rest):
         raise OptionError(
-            f"`results` {path} holds something else than results, and is left as it is; choose another place",
+            f"`results` {path} does not end as results do, and is left as it is; choose another place",
             option="results",
             value=path,
         )
-    if cut_bytes:
-        _log.warning("%s: %d bytes of a line that a crash cut short are cut off", path, cut_bytes)
-        os.truncate(path, end)
+    _log.warning("%s: %d bytes of a line that a crash cut short are cut off", path, cut_bytes)
+    os.truncate(path, end)
 
 
 def last_line(path: Path, after: int) -> dict[str, Any]:
@@ -63,7 +66,7 @@ def last_line(path: Path, after: int) -> dict[str, Any]:
     whole, end = _tail(path)
     try:
         line = msgspec.json.decode(whole.splitlines()[-1]) if end > after else {}
-    except msgspec.DecodeError:
+    except DAMAGED:
         return {}
     return line if isinstance(line, dict) else {}
 
