@@ -24,7 +24,7 @@ from tvm import relay  # isort: skip
 
 WIDE = {"llvm -mcpu=x86-64-v3": "ymm", "llvm -mcpu=x86-64-v4": "zmm"}
 Network: TypeAlias = tuple[tvm.IRModule, dict[str, Any], Any]
-LAYERS = 6  # of random shapes, for each target
+LAYERS = 4  # of random shapes, for each target
 
 
 def layer(random: Random) -> tuple[tvm.IRModule, dict[str, Any], Tensor]:
