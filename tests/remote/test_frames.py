@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import struct
 import threading
@@ -13,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.remote.lying_board import raw
 from tvm_pipeline.remote.frames import (
     DTYPES,
     MOST_ARRAY_BYTES,
@@ -37,12 +37,6 @@ def read_back(content: bytes):
         finally:
             theirs.close()
             writer.join()
-
-
-def raw(header: object, body: bytes = b"", said: int | None = None) -> bytes:
-    """Return a frame with any header, which says that its arrays have `said` bytes."""
-    content = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("!IQ", len(content), len(body) if said is None else said) + content + body
 
 
 arrays = st.lists(
@@ -100,7 +94,10 @@ def test_any_header_ends_in_an_error(content):
         (raw({"kind": "call", "arrays": [["float32", [-1, -4]]]}, bytes(16)), "impossible shape"),
         (raw({"kind": "call", "arrays": [["float32", [2**62, 0]]]}), "impossible shape"),
         (raw({"kind": "call", "arrays": [["uint8", [1] * 40]]}, b"1"), "impossible shape"),
-        (raw({"kind": "call", "arrays": [["float32", [2**31, 2**31]]]}, said=16), "another length"),
+        (raw({"kind": "call", "arrays": [["float32", [2**32, 2**32, 0]]]}), "impossible shape"),
+        (raw({"kind": "call", "arrays": [["float32", [0, 2**30 + 1]]]}), "impossible shape"),
+        (raw({"kind": "call", "arrays": [["float32", [2**31, 2**31]]]}, said=16), "impossible shape"),
+        (raw({"kind": "call", "arrays": [["float32", [2**16, 2**14]]]}, said=16), "another length"),
         (raw({"kind": "call", "arrays": [["float32", [4]]]}, bytes(15)), "another length"),
         (raw({"kind": "call", "arrays": [["uint8", [0]]] * 5000}), "more than any"),
     ],

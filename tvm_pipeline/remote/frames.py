@@ -190,7 +190,9 @@ def _checked_bytes(header: Header) -> int:
     for dtype, shape in header.arrays:
         if dtype not in DTYPES:
             raise FrameError(f"a frame with an array of {dtype[:40]!r}, which is none of {', '.join(sorted(DTYPES))}")
-        if len(shape) > MOST_DIMENSIONS or (shape and not 0 <= min(shape) <= max(shape) <= MOST_ARRAY_BYTES):
+        # numpy makes no array without elements either whose other extents are too many elements.
+        room = math.prod(max(extent, 1) for extent in shape) * _DTYPES[dtype].itemsize
+        if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0 or room > MOST_ARRAY_BYTES:
             raise FrameError(f"a frame with an array of an impossible shape ({str(shape)[:80]})")
         total += math.prod(shape) * _DTYPES[dtype].itemsize
     return total
