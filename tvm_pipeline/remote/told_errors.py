@@ -10,12 +10,15 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tvm_pipeline.errors import PipelineError, RunError
+from tvm_pipeline.errors import OptionError, PipelineError, RunError, StageError
 
 MOST_TEXT = 20_000
-# The attributes of errors, see errors.py; texts and numbers alone cross.
-_FACTS = ("option", "value", "stage", "device", "frame", "operator")
 Fact = str | int | float | bool | None
+# The attributes of errors, see errors.py, each with what stands for one that did not come.
+_FACTS: dict[type[PipelineError], dict[str, Fact]] = {
+    OptionError: {"option": None, "value": None},
+    StageError: {"stage": -1, "device": "", "frame": -1, "operator": ""},
+}
 
 
 class Told(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -33,10 +36,9 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def telling(error: BaseException) -> Told:
     """Return what is told of an error."""
-    known = type(error).__name__ in _classes()
-    held = {name: getattr(error, name) for name in _FACTS if hasattr(error, name)} if known else {}
+    held = {name: getattr(error, name) for name in _FACTS.get(type(error), ())}
     facts = {name: fact if isinstance(fact, Fact) else str(fact) for name, fact in held.items()}
-    return Told(type(error).__name__, str(error)[:MOST_TEXT], facts, not known)
+    return Told(type(error).__name__, str(error)[:MOST_TEXT], facts, type(error).__name__ not in _classes())
 
 
 def told_error(told: Told, where: str) -> PipelineError:
@@ -50,9 +52,8 @@ def told_error(told: Told, where: str) -> PipelineError:
     kind = _classes()[told.name]
     error = kind.__new__(kind)
     error.args = (f"{where}{told.text}",)
-    for name in _FACTS:
-        if name in told.facts:
-            setattr(error, name, told.facts[name])
+    for name, without in _FACTS.get(kind, {}).items():
+        setattr(error, name, told.facts.get(name, without))
     return error
 
 
