@@ -26,7 +26,7 @@ from tvm_pipeline.errors import BoardLostError, PipelineError, RunError
 from tvm_pipeline.remote.address import Address, parse_address
 from tvm_pipeline.remote.channel import KEEP_S, SILENT_S, Channel, ClosedError
 from tvm_pipeline.remote.dialing import NoBoardError, RefusedError, dial, unreachable
-from tvm_pipeline.remote.frames import Header, described
+from tvm_pipeline.remote.frames import FrameError, Header, described
 from tvm_pipeline.remote.methods import Description
 from tvm_pipeline.remote.parcels import manifest_of, parts_of
 from tvm_pipeline.remote.told_errors import Told, told_error
@@ -113,7 +113,7 @@ class Board:
 
         Raises:
             PipelineError: what the board raised, of the same class, with the board's name before its text.
-            BoardLostError: the link could not be had back.
+            BoardLostError: the link could not be had back, or the board breaks the protocol again and again.
             RunError: the process of the session crashed; the next call has another one.
         """
         with self._turn:
@@ -178,7 +178,7 @@ class Board:
                     raise told_error(msgspec.json.decode(header.value, type=Told), f"board {self.name}: ")
                 elif header.kind == "done":
                     return msgspec.json.decode(header.value, type=kind), came
-        except (RefusedError, NoBoardError, BoardLostError) as error:
+        except (FrameError, RefusedError, NoBoardError, BoardLostError) as error:
             raise self._lost(error, f"in {method}") from error
         except ClosedError:
             raise RunError(f"board {self.name} was closed while {method} ran") from None
@@ -202,9 +202,14 @@ class Board:
         is_new, retry_s = not self._session, RETRY_S[0]
         if not is_new:
             self._tell(f"the link to board {self.name} broke; connecting again for up to {self._keep_s:g} s")
+            if self._over.wait(RETRY_S[0]):
+                raise ClosedError
         while True:
             try:
                 link, self._session, has = dial(self.address, self._session, seen, self._silent_s)
+                if not is_new and time.monotonic() > until_s:
+                    link.close()
+                    raise TimeoutError("nothing comes over the links that it takes")
             except OSError as error:
                 if is_new:
                     raise unreachable(self.address, error) from error
@@ -237,4 +242,9 @@ class Board:
             )
         if isinstance(error, PipelineError):
             return error
+        if isinstance(error, FrameError):
+            return BoardLostError(
+                f"board {self.name} broke the protocol again and again {when}, at last with {error}; look what "
+                f"answers at {self.address}"
+            )
         return BoardLostError(f"no board for you at {self.address}: {error}")

@@ -4,8 +4,11 @@ A channel outlives its links. Each end numbers the frames that must arrive, says
 keeps its own until the other end has. After a new link each says where it is, and what the other lacks is sent again.
 
 A link is given up when it breaks, and after `silent_s` without a byte: both ends send a *beat* every second in which
-they send nothing else. Whoever waits for a frame reads the socket in its own thread, so that a tensor costs no change
-of threads. While nobody waits, because this end computes, a thread of the channel reads, beats and links anew.
+they send nothing else. An other end that breaks the protocol on MOST_BROKEN links in a row ends the channel. Links that
+bring neither a beat nor a new frame count as none: an other end that makes nothing but such is given up after `keep_s`.
+
+Whoever waits for a frame reads the socket in its own thread, so that a tensor costs no change of threads. While nobody
+waits, because this end computes, a thread of the channel reads, beats and links anew.
 Next: board.py and session.py, the two ends.
 """
 
@@ -27,6 +30,7 @@ from tvm_pipeline.remote.frames import Frame, FrameError, Header, limit_waits, r
 BEAT_S = 1.0
 SILENT_S = 10.0  # without a byte of the other end, after which a link is given up
 LEAVE_S = 2.0  # for the other end to hang up after a last frame
+MOST_BROKEN = 3  # links on which the other end may break the protocol before it sends a frame that is right
 KEEP_S = 60.0  # for which both ends keep what is not acknowledged, and a board its session, while there is no link
 
 # Return a new link and the number of the last frame that its other end has, or raise why there is none, by the time
@@ -43,7 +47,8 @@ class Channel:
 
     Args:
         relink: makes the first link, and each one after a link broke. What it raises ends the channel for good, and is
-            raised by `receive` from then on.
+            raised by `receive` from then on. A FrameError is, too, where the other end breaks the protocol again and
+            again.
         ended: hears, from the channel's own thread, what ended the channel, and of a `bye` that came while nobody
             waited.
     """
@@ -62,6 +67,8 @@ class Channel:
         self._lost_s = time.monotonic()
         self._wrote_s = self._heard_s = self._lost_s
         self._number = self._seen = 0
+        self._broken = 0  # links in a row on which the other end broke the protocol
+        self._is_alive = False  # the present link has brought a beat or a new frame
         self._kept: deque[tuple[Header, Sequence[Array]]] = deque()  # not acknowledged, in order
         self._inbox: deque[Frame] = deque()  # read while nobody waited
         self._end: BaseException | None = None
@@ -93,6 +100,7 @@ class Channel:
 
         Raises:
             ClosedError: `close` was called.
+            FrameError: the other end breaks the protocol again and again.
             BaseException: what `relink` has raised.
         """
         while True:
@@ -166,6 +174,7 @@ class Channel:
             with self._writing:
                 self._forget(has)
                 self._heard_s = self._wrote_s = time.monotonic()
+                self._is_alive = False
                 self._link = link
                 if self._closed.is_set():
                     self._lost(link, "it was closed here")
@@ -192,17 +201,23 @@ class Channel:
         try:
             frame = read_frame(link)
             self._heard_s = time.monotonic()
-            number = frame.header.number
-            self._forget(frame.header.seen)
-            if number <= self._seen:
-                return None
+            number, has = frame.header.number, frame.header.seen
             if number > self._seen + 1:
                 raise FrameError(f"frame {number} after frame {self._seen}")
-            self._seen = number
-            return frame
+            if has > self._number:
+                raise FrameError(f"word of frame {has}, and {self._number} were sent")
+            self._forget(has)
+            is_new = number > self._seen
+            self._is_alive = self._is_alive or is_new or number == 0
+            if is_new:
+                self._seen, self._broken = number, 0
+                return frame
         except BlockingIOError:
             self._lost(link, f"nothing came for {self.silent_s:g} s")
         except FrameError as error:
+            self._broken += 1
+            if self._broken == MOST_BROKEN:
+                self._end = error
             self._lost(link, f"what came was {error}")
         except OSError as error:
             self._lost(link, error.strerror or str(error))
@@ -219,7 +234,9 @@ class Channel:
 
     def _lost(self, link: socket.socket, why: str) -> None:
         if self._link is link:
-            self._link, self._lost_s, self.why = None, time.monotonic(), why
+            self._link, self.why = None, why
+            if self._is_alive:
+                self._lost_s = time.monotonic()
         # Whoever waits for it wakes up. The descriptor is closed with the last reference, so that no other gets it.
         with suppress(OSError):
             link.shutdown(socket.SHUT_RDWR)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
+import time
 from contextlib import suppress
 
 import msgspec
@@ -28,6 +29,7 @@ from tvm_pipeline.remote.frames import (
 from tvm_pipeline.version import __version__
 
 CONNECT_S = 5.0
+START_S = 120.0  # for a session to start, while the server beats; a small board imports its compiler for half a minute
 
 
 class Hello(msgspec.Struct, frozen=True):
@@ -87,8 +89,13 @@ def dial(address: Address, session: str, seen: int, silent_s: float) -> tuple[so
         link.sendall(PREFACE)
         write_frame(link, Header("hello", value=msgspec.Raw(msgspec.json.encode(_hello(session, seen)))))
         _check_preface(link)
+        until_s = time.monotonic() + START_S
         while (header := read_frame(link, most_array_bytes=0).header).kind == "beat":
-            pass
+            if time.monotonic() > until_s:
+                raise NoBoardError(
+                    f"its session did not start within {START_S:g} s; look at the standard error of `tvm-pipeline "
+                    "serve-rpc` there"
+                )
         if header.kind == "refused":
             raise RefusedError(msgspec.json.decode(header.value, type=Refusal))
         if header.kind != "welcome":

@@ -45,7 +45,7 @@ from tvm_pipeline.remote.frames import (
     read_into,
     write_frame,
 )
-from tvm_pipeline.remote.session import ABANDONED, GRACE_S, LEAVING, READY, Begin
+from tvm_pipeline.remote.session import ABANDONED, BROKE, GRACE_S, LEAVING, READY, Begin
 from tvm_pipeline.version import __version__
 
 TVM_MAGIC = struct.pack("<i", 0xFF271)
@@ -360,7 +360,11 @@ def _hang_up(link: socket.socket) -> None:
 
 
 def _how_it_ended(code: int, keep_s: float) -> str:
-    return f"was given up, since its client was gone for {keep_s:g} s" if code == ABANDONED else how_ended(code)
+    if code == ABANDONED:
+        return f"was given up, since its client was gone for {keep_s:g} s"
+    if code == BROKE:
+        return "was given up, since its client broke the protocol again and again"
+    return how_ended(code)
 
 
 def _shut(link: socket.socket) -> None:

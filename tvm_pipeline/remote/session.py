@@ -7,6 +7,7 @@ server gives it another connection when the client comes back over a new link.
     descriptor argv[1]      of the server: a line of JSON with the name of the board and the times; later each
                             connection, beside the number of the last frame that the client has. Its end is ours.
     exit code ABANDONED     the client did not come back
+    exit code BROKE         the client broke the protocol again and again
 
 Next: methods.py, for what can be called.
 """
@@ -33,7 +34,7 @@ from tvm_pipeline.backends.bundle import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Array, StageRunner
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.remote.channel import Channel, ClosedError
-from tvm_pipeline.remote.frames import Frame, Header, described, limit_waits, write_frame
+from tvm_pipeline.remote.frames import Frame, FrameError, Header, described, limit_waits, write_frame
 from tvm_pipeline.remote.parcels import Parcels
 from tvm_pipeline.remote.told_errors import telling
 
@@ -41,7 +42,7 @@ Say = Callable[[str], None]
 # Connections with the number of the last frame that the client has; None at the end of the server.
 _Links = queue.Queue["tuple[socket.socket, int] | None"]
 READY, LEAVING = b"ready", b"leaving"  # to the server
-ABANDONED = 75
+ABANDONED, BROKE = 75, 76
 GRACE_S = 3.0  # for a call that runs when the server ends
 MOST_OPEN = 2  # bundles of a session
 MOST_MESSAGE_BYTES = 1 << 16  # between server and session
@@ -124,7 +125,7 @@ def serve() -> None:
             _leave(control)
             time.sleep(GRACE_S)  # for what ends by itself
             os._exit(0)
-        os._exit(ABANDONED if isinstance(error, TimeoutError) else 1)
+        os._exit(ABANDONED if isinstance(error, TimeoutError) else BROKE if isinstance(error, FrameError) else 1)
 
     channel = Channel(relink, begin.silent_s, begin.keep_s, give_up)
     control.send(READY)
@@ -136,8 +137,8 @@ def serve() -> None:
         _leave(control)
     except ClosedError:
         pass
-    except TimeoutError:
-        os._exit(ABANDONED)
+    except (TimeoutError, FrameError) as error:
+        give_up(error)
     finally:
         channel.close()
         session.close()
