@@ -30,6 +30,7 @@ modes may have a `[[power_mode]]` for each, see power_mode.py. Next: platform_te
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -203,9 +204,9 @@ class Platform:
             raise PlatformError(f"platform {self.name}: idle_w is {self.idle_w}; it must not be negative")
         if not self.devices:
             raise PlatformError(f"platform {self.name} has no devices; give it at least one [[device]]")
-        names = [device.name for device in self.devices]
-        for name in names:
-            if names.count(name) > 1:
+        names = Counter(device.name for device in self.devices)
+        for name, number in names.items():
+            if number > 1:
                 raise PlatformError(f"platform {self.name}: two devices are called {name}")
             if name.split() != [name] or not name.isprintable():
                 raise PlatformError(f"platform {self.name}: a device is called {name!r}; its name must be one word")
