@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from contextlib import closing
+from contextlib import ExitStack, closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -100,6 +100,17 @@ def test_who_says_nothing_is_sent_away(tmp_path, monkeypatch):
         for link in idle:
             with link:
                 assert link.recv(1) == b""
+        assert answer_to(server, b"GET / HTTP/1.0\r\n\r\n" + bytes(10)).startswith(b"HTTP/1.0 400")
+
+
+def test_silent_connections_keep_nobody_out(tmp_path, monkeypatch):
+    """The door is full of them, and so is what the kernel keeps; each makes room in its turn."""
+    monkeypatch.setattr(serving, "MOST_AT_THE_DOOR", 2)
+    monkeypatch.setattr(serving, "OLD_S", 0.05)
+    with closing(BoardServer(Address("127.0.0.1", 0), tmp_path)) as server, ExitStack() as stack:
+        threading.Thread(target=server.serve, daemon=True).start()
+        for _ in range(8):
+            stack.enter_context(socket.create_connection(server.address, 10))
         assert answer_to(server, b"GET / HTTP/1.0\r\n\r\n" + bytes(10)).startswith(b"HTTP/1.0 400")
 
 
@@ -276,6 +287,25 @@ def test_the_help_gives_the_times(cli):
 # ------------------------------------------------------------------------------------------------ TVM's own clients
 
 
+def test_who_is_no_whole_client_of_tvm_holds_no_board(server):
+    """Not for its magic, which is all that it sends; and a length that no name has ends the connection."""
+    until(lambda: server.is_free)
+    with socket.create_connection(server.address, 10) as link:
+        link.sendall(TVM_MAGIC)
+        with Board.connect(str(server.address), **TIMES) as board:
+            assert board.call("count", {})[0] == 1
+    until(lambda: server.is_free)
+    for length in (-5, 0, 1 << 30):
+        assert answer_to(server, TVM_MAGIC + struct.pack("<i", length) + b"client:x") == b""
+        assert server.is_free
+
+
+def timers_of(port):
+    """Return which timer runs for each connection to a port of this machine; see proc_net_tcp.txt of Linux."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [line[5].partition(":")[0] for line in lines if line[1].endswith(f":{port:04X}") and line[3] == "01"]
+
+
 def test_a_stock_client_of_tvm(server):
     needs("tvm")
     import tvm
@@ -287,6 +317,7 @@ def test_a_stock_client_of_tvm(server):
     assert np.array_equal(tvm.nd.array(array, remote.cpu()).numpy(), array)
     remote.upload(bytearray(b"content"), "file")
     assert remote.download("file") == b"content"
+    until(lambda: timers_of(server.address.port) == ["02"])  # the kernel asks whether the client is still there
     with pytest.raises(BoardLostError, match=r"a client of TVM RPC at .* has used"):
         Board.connect(str(server.address), **TIMES)
     with pytest.raises(Exception, match="already"):

@@ -7,7 +7,8 @@
 
 A session's process that is gone is noticed when it ends, and its client hears how when it comes back, which it does
 since the connection ended, too. A connection that begins as those of TVM's own clients goes to TVM's own server in a
-process of its own. There is no authentication: whoever reaches the port runs code. Next: session.py.
+process of its own. Connections that are silent keep nobody out: the oldest one makes room for the next. There is no
+authentication: whoever reaches the port runs code. Next: session.py.
 """
 
 from __future__ import annotations
@@ -50,11 +51,18 @@ from tvm_pipeline.version import __version__
 
 TVM_MAGIC = struct.pack("<i", 0xFF271)
 TVM_IN_USE = struct.pack("<i", 0xFF271 + 1)
+TVM_GREETING = struct.Struct("<ii")  # the magic, and the length of the client's name behind it
+MOST_TVM_NAME = 4096  # bytes
 HELLO_S = 5.0  # for a client to say who it is
 HANG_UP_S = 1.0  # for it to read why it is sent away
 MOST_HELLO_BYTES = 1 << 16
-MOST_AT_THE_DOOR = 16  # connections that have not said who they are
+MOST_AT_THE_DOOR = 64  # connections that have no session yet
+MOST_WAITING = 1024  # connections that the kernel keeps, in order, while the door is full
+OLD_S = 0.5  # a connection at the door of this age makes room for a new one
 MOST_SESSIONS = 64  # of the client: each stage of a pipeline on this host has one
+MOST_NAME = 80  # characters of a client's name that are shown
+KEEPALIVE_S = 10  # of silence, after which the kernel asks whether a client of TVM is still there, and asks again
+KEEPALIVES = 5  # without an answer, after which it is not
 MOST_ENDS = 64  # sessions whose end is remembered for a client that comes back
 STRANGER = (
     b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n"
@@ -113,7 +121,8 @@ class BoardServer:
         self._beat_s = min(BEAT_S, silent_s / 4)
         self._listener = _listening(address, allow_others)
         self.address = Address(address.host, self._listener.getsockname()[1])
-        self._door = threading.BoundedSemaphore(MOST_AT_THE_DOOR)
+        self._door: dict[socket.socket, float] = {}  # and when each came; the oldest first
+        self._door_changes = threading.Condition()  # over it
         self._lock = threading.Lock()
         self._sessions: dict[str, _Running] = {}  # by id, all of one client; that of TVM's own client has none
         self._ends: OrderedDict[str, str] = OrderedDict()  # session -> why
@@ -135,9 +144,7 @@ class BoardServer:
                 self._tell(f"no connection can be taken: {error.strerror}")  # such as no more descriptors
                 self._closed.wait(BEAT_S)
                 continue
-            if not self._door.acquire(blocking=False):
-                link.close()
-                continue
+            self._come_in(link)
             threading.Thread(target=self._at_the_door, args=(link,), name="door", daemon=True).start()
 
     def close(self) -> None:
@@ -157,6 +164,24 @@ class BoardServer:
                 os.killpg(running.process.pid, signal.SIGKILL)
             running.over.wait(GRACE_S)
 
+    def _come_in(self, link: socket.socket) -> None:
+        """Give a connection a place at the door. Where all are taken, the oldest makes room once it is OLD_S old."""
+        with self._door_changes:
+            while len(self._door) >= MOST_AT_THE_DOOR:
+                oldest, since_s = next(iter(self._door.items()))
+                young_s = since_s + OLD_S - time.monotonic()
+                if young_s > 0:
+                    self._door_changes.wait(young_s)
+                else:
+                    del self._door[oldest]
+                    _shut(oldest)
+            self._door[link] = time.monotonic()
+
+    def _leave_door(self, link: socket.socket) -> None:
+        with self._door_changes:
+            self._door.pop(link, None)
+            self._door_changes.notify()
+
     def _at_the_door(self, link: socket.socket) -> None:
         """Hear who it is, and let it in or tell it why not."""
         limit_waits(link, HELLO_S)
@@ -166,9 +191,10 @@ class BoardServer:
         try:
             with suppress(OSError, FrameError, msgspec.MsgspecError), link:
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if link.recv(4, socket.MSG_PEEK | socket.MSG_WAITALL) == TVM_MAGIC:
-                    late.cancel()
-                    self._take_tvm(link)
+                if _peeked(link, len(TVM_MAGIC)) == TVM_MAGIC:
+                    if not self.is_free or _greets_as_tvm(link):
+                        late.cancel()
+                        self._take_tvm(link)
                     return
                 hello = _hello(link)
                 late.cancel()
@@ -180,10 +206,11 @@ class BoardServer:
                 if isinstance(found := self._found(hello), Refusal):
                     _refuse(link, found)
                 else:
+                    self._leave_door(link)
                     self._hand_over(found, link, hello.seen)
         finally:
             late.cancel()
-            self._door.release()
+            self._leave_door(link)
 
     def _wait_for_leaving(self, link: socket.socket, client: str) -> None:
         """Keep a client waiting while the processes of one that has left end."""
@@ -284,7 +311,9 @@ class BoardServer:
         with self._lock:
             running = next(iter(self._sessions.values()), None)
             if running is None and not self._closed.is_set():
+                self._leave_door(link)
                 limit_waits(link, 0)
+                _notice_death(link)
                 child = self._begin(TVM_CLIENT, client, "")
                 socket.send_fds(child.control, [b"0"], [link.fileno()])
                 return
@@ -305,13 +334,37 @@ def _listening(address: Address, allow_others: bool) -> socket.socket:
                 value=str(address),
             )
         family = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((address.host, address.port), family=family, backlog=MOST_AT_THE_DOOR)
+        return socket.create_server((address.host, address.port), family=family, backlog=MOST_WAITING)
     except OSError as error:
         raise OptionError(
             f"`listen` {address}: {error.strerror or error}; give another address or port",
             option="listen",
             value=str(address),
         ) from error
+
+
+def _peeked(link: socket.socket, size: int) -> bytes:
+    """Return so many bytes, which stay there to be received; fewer where no more come in time."""
+    return link.recv(size, socket.MSG_PEEK | socket.MSG_WAITALL)
+
+
+def _greets_as_tvm(link: socket.socket) -> bool:
+    """Wait for the whole greeting of a client of TVM, which stays there for TVM; return whether it is one."""
+    if len(head := _peeked(link, TVM_GREETING.size)) < TVM_GREETING.size:
+        return False
+    _, length = TVM_GREETING.unpack(head)
+    return 0 < length <= MOST_TVM_NAME and len(_peeked(link, len(head) + length)) == len(head) + length
+
+
+def _notice_death(link: socket.socket) -> None:
+    """Have the kernel break a connection whose other end has lost its power, since TVM waits without a limit."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, limit in (
+        (socket.TCP_KEEPIDLE, KEEPALIVE_S),
+        (socket.TCP_KEEPINTVL, KEEPALIVE_S),
+        (socket.TCP_KEEPCNT, KEEPALIVES),
+    ):
+        link.setsockopt(socket.IPPROTO_TCP, option, limit)
 
 
 def _hello(link: socket.socket) -> Hello | Refusal:
