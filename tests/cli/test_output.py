@@ -6,8 +6,21 @@ import logging
 
 import pytest
 
-from tvm_pipeline.cli.output import every_few_seconds, print_error, with_options
-from tvm_pipeline.errors import InfeasibleError, OptionError
+from tvm_pipeline.cli import output
+from tvm_pipeline.cli.output import (
+    PlainConsole,
+    every_few_seconds,
+    logged,
+    print_error,
+    say,
+    show,
+    spinner,
+    warn,
+    with_options,
+)
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import InfeasibleError, OptionError, PipelineError
+from tvm_pipeline.report import devices_table
 
 
 @pytest.mark.parametrize(
@@ -27,6 +40,48 @@ from tvm_pipeline.errors import InfeasibleError, OptionError
 def test_an_error_is_one_line_about_options(capsys, error, line, status):
     assert print_error(error, False) == status
     assert capsys.readouterr().err.strip() == line
+
+
+HOSTILE = "a \x1b]0;pwned\x9b31m [/red] [bold]b[/bold] :smile: \u202ec"
+SHOWN = r"a \x1b]0;pwned\x9b31m [/red] [bold]b[/bold] :smile: \u202ec"
+
+
+def hostile_platform():
+    return Platform(HOSTILE, (Device("[/red]"),))
+
+
+@pytest.mark.parametrize(
+    "shown",
+    [
+        lambda: say(HOSTILE),
+        lambda: warn(HOSTILE),
+        lambda: show(HOSTILE, False),
+        lambda: show(HOSTILE, True),
+        lambda: show(devices_table(hostile_platform()), False),
+        lambda: print_error(PipelineError(HOSTILE), False),
+        lambda: print_error(PipelineError(HOSTILE), True),
+        lambda: logging.getLogger("tvm_pipeline").warning(HOSTILE),
+    ],
+)
+def test_what_strangers_wrote_is_text(capsys, monkeypatch, shown):
+    monkeypatch.setenv("COLUMNS", "400")
+    with logged():
+        shown()
+    printed = " ".join("".join(capsys.readouterr()).split())  # titles of tables are wrapped
+    assert SHOWN in printed
+    assert not (set(HOSTILE) - set(SHOWN)) & set(printed)
+
+
+def test_a_spinner_shows_what_strangers_wrote_as_text(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # standard error is a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(output, "errors", PlainConsole(stderr=True))  # which looks at these when it is made
+    with spinner() as tell:
+        tell(HOSTILE)
+    printed = capsys.readouterr().err
+    assert SHOWN in printed
+    assert "\x1b]0;" not in printed
 
 
 def test_what_is_no_field_stays():

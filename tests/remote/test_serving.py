@@ -22,7 +22,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.remote.conftest import until
+from tests.remote.conftest import serving_board, until
+from tests.remote.lying_board import raw
 from tests.support.examples import examples
 from tests.support.parts import needs
 from tvm_pipeline.errors import BoardLostError, OptionError
@@ -112,6 +113,25 @@ def test_silent_connections_keep_nobody_out(tmp_path, monkeypatch):
         for _ in range(8):
             stack.enter_context(socket.create_connection(server.address, 10))
         assert answer_to(server, b"GET / HTTP/1.0\r\n\r\n" + bytes(10)).startswith(b"HTTP/1.0 400")
+
+
+def hello_of(name):
+    value = {"client": name, "tvm_pipeline": __version__}
+    return PREFACE + raw({"kind": "hello", "value": value})
+
+
+def test_the_name_of_a_client_is_a_line_of_text(server):
+    for name in ("\x1b]0;pwned\x07", "me\nboard attic listens on"):
+        assert answer_to(server, hello_of(name)) == PREFACE
+        assert server.is_free
+
+
+def test_of_a_long_name_the_beginning_is_shown(tmp_path):
+    with serving_board(tmp_path, **TIMES) as server, socket.create_connection(server.address, 10) as link:
+        link.sendall(hello_of("x" * 50_000))
+        until(lambda: server.told)
+        assert server.told == [f"{'x' * 80} is here"]
+        assert "x" * 81 not in answer_to(server, hello_of("another one")).decode(errors="replace")
 
 
 def test_another_version_hears_of_both(server):

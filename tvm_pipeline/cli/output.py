@@ -1,22 +1,27 @@
 """The output of a command: tables for people, one JSON object for programs, an error in one line.
 
 Messages of the library name settings by their fields, such as `min_throughput_fps`; they are printed here with the
-option of the command line, such as --min-throughput. Read next: service/option_names.py, the table of these names.
+option of the command line, such as --min-throughput. What others wrote, such as the name of a device or the refusal of
+a board, is text on every console here: it has no markup, and its control characters are printed as their escapes.
+Read next: service/option_names.py, the table of names.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
 
 from tvm_pipeline.addresses import without_secrets
 from tvm_pipeline.core.frame_energy import energy_json
@@ -26,18 +31,39 @@ from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.service.option_names import explained, translated
 from tvm_pipeline.service.workflow import plan_json
 
-errors = Console(stderr=True)
 LINES_S = 5.0  # between two lines of progress where standard error is no terminal
+# All but the tab and the end of a line, and what turns the direction of a text around.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+class PlainConsole(Console):
+    """A console that takes no command from the text that it prints."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the pieces of a renderable; those of rich itself that move the cursor are no text."""
+        for piece in super().render(renderable, options):
+            yield piece if piece.control else Segment(printable(piece.text), piece.style)
+
+
+errors = PlainConsole(stderr=True)
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters as escapes, such as `\\x1b`: a terminal would obey them."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 def show(renderable: RenderableType, as_json: bool) -> None:
     """Print for people: on standard output, or on standard error where standard output belongs to JSON."""
-    (errors if as_json else Console()).print(renderable)
+    (errors if as_json else PlainConsole()).print(renderable)
 
 
 def say(line: str, style: str | None = None) -> None:
     """Print one line on standard error, unbroken however long: logs and scripts read it."""
-    errors.print(with_options(line), style=style, markup=False, highlight=False, soft_wrap=True)
+    errors.print(with_options(line), style=style, highlight=False, soft_wrap=True)
 
 
 def warn(line: str) -> None:
@@ -79,7 +105,7 @@ def spinner() -> Iterator[Callable[[str], None]]:
         yield every_few_seconds(say)
         return
     with errors.status("starting") as status:
-        yield lambda text: status.update(with_options(text))
+        yield lambda text: status.update(Text(with_options(text)))
 
 
 def every_few_seconds(tell: Callable[[str], None]) -> Callable[[str], None]:
@@ -104,7 +130,8 @@ def with_options(text: str) -> str:
 def print_error(error: Exception, wants_traceback: bool) -> int:
     """Print the error in one line; return the status to end with: 2 for wrong usage, else 1."""
     if wants_traceback:
-        sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
+        trace = without_secrets("".join(traceback.format_exception(error)))
+        errors.print(trace, highlight=False, soft_wrap=True, end="")
     is_known = isinstance(error, PipelineError)
     reason = explained(error, _option) if is_known else without_secrets(f"{type(error).__name__}: {error}")
     hint = "" if is_known or wants_traceback else " (--traceback shows where)"

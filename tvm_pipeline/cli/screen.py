@@ -39,9 +39,9 @@ class Screen(Listener):
             self._steps(line)
             return
         if self._status is None:
-            self._status = errors.status(line)
+            self._status = errors.status("")
             self._status.start()
-        self._status.update(line)
+        self._status.update(Text(line))
 
     def say(self, line: str) -> None:
         say(line)

@@ -13,10 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from tvm_pipeline.cli.output import PlainConsole
 from tvm_pipeline.core.state import State
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.fleet.messages import FleetStatus
@@ -65,9 +66,9 @@ def _first(server: _Server, kind: type[_Shown]) -> _Shown:
 
 def _show(views: Iterator[Group], once: bool) -> None:
     if once:
-        Console().print(next(views))
+        PlainConsole().print(next(views))
         return
-    with suppress(KeyboardInterrupt), Live(console=Console(), auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), Live(console=PlainConsole(), auto_refresh=False) as live:
         for shown in views:
             live.update(shown, refresh=True)
 

@@ -92,6 +92,11 @@ class _Running:
     over: threading.Event = field(default_factory=threading.Event)
     why: str = ""
 
+    @property
+    def name(self) -> str:
+        """Return the client's name as it is shown."""
+        return self.client[:MOST_NAME]
+
 
 class BoardServer:
     """The server; make it, then `serve`, and `close` it.
@@ -244,7 +249,7 @@ class BoardServer:
         since = time.strftime("%H:%M:%S", time.localtime(running.since_s))
         for_s = time.time() - running.since_s
         return (
-            f"{running.client} has used {self.name} since {since} of its clock (for {for_s:.0f} s); a board serves one "
+            f"{running.name} has used {self.name} since {since} of its clock (for {for_s:.0f} s); a board serves one "
             f"client at a time, and is free at most {self._keep_s:g} s after it is gone"
         )
 
@@ -272,7 +277,7 @@ class BoardServer:
             begin = Begin(id, self.name, str(self._folder), self._silent_s, self._keep_s)
             ours.send(msgspec.json.encode(begin))
         threading.Thread(target=self._watch, args=(running,), name="session", daemon=True).start()
-        self._tell(f"{client} is here")
+        self._tell(f"{running.name} is here")
         return running
 
     def _watch(self, running: _Running) -> None:
@@ -292,7 +297,7 @@ class BoardServer:
                 self._ends.popitem(last=False)
         running.control.close()
         running.over.set()
-        self._tell(f"{running.client} is gone" if code == 0 else f"the session of {running.client} {running.why}")
+        self._tell(f"{running.name} is gone" if code == 0 else f"the session of {running.name} {running.why}")
 
     def _hand_over(self, running: _Running, link: socket.socket, seen: int) -> None:
         """Give a connection to the process of a session, when it can take it; keep the client waiting until then."""
@@ -386,6 +391,8 @@ def _hello(link: socket.socket) -> Hello | Refusal:
         if header.kind != "hello":
             raise FrameError(f"{header.kind} at the door")
         hello = msgspec.json.decode(header.value, type=Hello)
+        if not hello.client.isprintable():
+            raise FrameError("a client whose name is not one line of text")
     except (FrameError, msgspec.MsgspecError):
         _hang_up(link)
         raise
