@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tarfile
+from functools import partialmethod
 
 import msgspec
 import numpy as np
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 from tests.remote.bundles import tar_of
 from tvm_pipeline.backends.bundle import FORMAT, Manifest, open_bundle
 from tvm_pipeline.errors import BundleError
+from tvm_pipeline.remote.methods import put
 from tvm_pipeline.remote.parcels import CHUNK, Parcels, manifest_of, parts_of, sum_of
+from tvm_pipeline.remote.session import Session
 from tvm_pipeline.testing import example_backend, installed
 
 
@@ -154,6 +157,30 @@ def test_what_was_used_longest_ago_goes(tmp_path):
     parcels.put("0" * 64, 0, b"x" * 10, 20)
     parcels.forget_older(0)
     assert not list(parcels.folder.rglob("*.*"))
+
+
+def test_parts_that_no_bundle_takes_have_a_limit(tmp_path, monkeypatch):
+    """Whoever sends parts without end, and never a bundle of them, does not fill the disk."""
+    monkeypatch.setattr(Parcels, "forget_older", partialmethod(Parcels.forget_older, 150_000))
+    session, content = Session("attic", tmp_path), np.zeros(50_000, np.uint8)
+    for number in range(10):
+        sum = sum_of(bytes([number]))
+        put(session, {"sum": sum, "offset": 0, "total": 100_000}, [content], print)
+        stamp(session.parcels._part(sum), -number)
+    left = {path.stem for path in (tmp_path / "parts").iterdir()}
+    assert left == {sum_of(bytes([number])) for number in (7, 8, 9)}
+
+
+def test_what_a_bundle_shares_with_another_one_is_kept_while_it_is_sent(tmp_path):
+    parcels, weights = Parcels(tmp_path / "store"), bytes(50_000)
+    for age, content in enumerate([b"1" * 50_000, weights]):  # the one with the same weights was used longest ago
+        id, _ = sent(parcels, tar_of(tmp_path / f"{age}.tar", {"weights": content}))
+        stamp(parcels.bundle(id), age)
+    path = tar_of(tmp_path / "new.tar", {"weights": weights, "plan": b"1"})
+    for piece in parts_of(path, parcels.missing(manifest_of(path))):
+        parcels.put(*piece)
+        parcels.forget_older(70_000)
+    assert files_of(parcels.bundle(parcels.assemble(manifest_of(path)))) == files_of(path)
 
 
 def stamp(path, age):

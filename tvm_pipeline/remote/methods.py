@@ -75,6 +75,7 @@ def put(session: Session, arguments: dict[str, Any], arrays: list[Array], _: Say
     """Add the bytes of the array to a file, see `Parcels.put`."""
     place = msgspec.convert(arguments, _Place)
     session.parcels.put(place.sum, place.offset, arrays[0].tobytes(), place.total)
+    session.parcels.forget_older(keep=(place.sum,))  # parts that no bundle ever takes have the same limit as bundles
     return None, []
 
 
