@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from tvm_pipeline import Bundle, Plan, open_bundle, plan, write_bundle
 from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
+from tvm_pipeline.errors import BundleError
 from tvm_pipeline.runtime.comparison import Turn
 from tvm_pipeline.runtime.verification import verified
 from tvm_pipeline.testing import example_backend, example_bundle, example_model, example_problem, installed
@@ -29,6 +32,23 @@ def test_the_decision_comes_back_with_what_was_measured(tmp_path: Path) -> None:
         with open_bundle(tmp_path / "net.tar") as opened:
             assert opened.decision == decision
             assert opened.plan == decision.plan
+
+
+def test_a_model_that_another_backend_saved_is_not_loaded(tmp_path: Path) -> None:
+    """The manifest says who saved it; no backend is given files of another one to read."""
+    with installed(example_backend()):
+        write_bundle(tmp_path / "net.tar", example_bundle())
+        with tarfile.open(tmp_path / "net.tar") as tar:
+            files = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+        files["manifest.json"] = files["manifest.json"].replace(b'"backend": "fake"', b'"backend": "host"')
+        with tarfile.open(tmp_path / "other.tar", "w") as tar:
+            for name, content in files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(content)
+                tar.addfile(entry, io.BytesIO(content))
+        match = r"other\.tar: its compiled model: the backend host saved it, and fake serves its platform; compile"
+        with pytest.raises(BundleError, match=match), open_bundle(tmp_path / "other.tar"):
+            pass
 
 
 def test_a_bundle_of_before_has_no_decision(tmp_path: Path) -> None:

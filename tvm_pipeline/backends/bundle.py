@@ -263,9 +263,11 @@ def _of_model(bundle: Bundle) -> list[Stage]:
 def _load(saved_by: str, platform: Platform, folder: Path) -> CompiledModel:
     """Read the compiled model, which the backend named `saved_by` saved."""
     backend = platform_backend(platform)
-    if isinstance(backend, SlicedBackend) and saved_by != backend.name:
+    if saved_by == backend.name:
+        return backend.load(folder, platform.devices)
+    if isinstance(backend, SlicedBackend):
         return backend.load_first_layout(saved_by, folder, platform.devices)
-    return backend.load(folder, platform.devices)
+    raise BundleError(f"the backend {saved_by} saved it, and {backend.name} serves its platform; {_AGAIN}")
 
 
 def _settled(path: Path, made_for: Platform) -> Platform:
