@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -105,6 +107,51 @@ def test_damage_is_said(
     copy = tmp_path / "library"
     shutil.copytree(folder, copy)
     damage(copy / file)
+    with pytest.raises(BundleError, match=rf"{copy}.*compile it again"):
+        load_library(copy)
+
+
+def _called(graph: Any) -> Any:
+    """Return the last call of a kernel in the executor's graph."""
+    return next(node for node in reversed(graph["nodes"]) if node["op"] != "null")
+
+
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda graph: _called(graph).pop("inputs"),
+        lambda graph: _called(graph)["inputs"].append([0, 0, 0]),
+        lambda graph: _called(graph)["inputs"][0].__setitem__(0, 10**6),
+        lambda graph: _called(graph)["inputs"][0].__setitem__(0, len(graph["nodes"]) - 1),
+        lambda graph: _called(graph)["inputs"][0].__setitem__(2, -1),
+        lambda graph: _called(graph)["attrs"].pop("func_name"),
+        lambda graph: _called(graph)["attrs"].update(func_name="another"),
+        lambda graph: _called(graph)["attrs"].update(num_inputs="x"),
+        lambda graph: _called(graph)["attrs"].update(num_outputs="2"),
+        lambda graph: graph["nodes"].pop(),
+        lambda graph: graph["node_row_ptr"].reverse(),
+        lambda graph: graph["attrs"]["shape"][1].pop(),
+        lambda graph: graph["attrs"]["shape"].__setitem__(1, [[7, 7]] * graph["node_row_ptr"][-1]),
+        lambda graph: _called(graph)["attrs"].update(hash=5),
+        lambda graph: _called(graph).update(op="another"),
+        lambda graph: graph["attrs"]["device_index"].__setitem__(1, [2]),
+        lambda graph: graph["heads"][0].__setitem__(0, 10**6),
+    ],
+)
+def test_a_graph_that_does_not_fit_the_kernels_is_said(
+    forge: Callable[[Any], object], tmp_path: Path, compiled: Callable[..., RelayModel], target: str
+) -> None:
+    """Slices are only made of it when a stage is: what is forged must be noticed before."""
+    folder = compiled("branching").libraries[target].folder
+    assert folder is not None
+    copy = tmp_path / "library"
+    shutil.copytree(folder, copy)
+    graph = json.loads((copy / "graph.json").read_text())
+    forge(graph)
+    (copy / "graph.json").write_text(json.dumps(graph))
+    index = json.loads((copy / "kernels.json").read_text())
+    index[3]["graph.json"] = (copy / "graph.json").stat().st_size
+    (copy / "kernels.json").write_text(json.dumps(index))
     with pytest.raises(BundleError, match=rf"{copy}.*compile it again"):
         load_library(copy)
 

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import tvm
@@ -160,9 +160,56 @@ def load_library(folder: Path, runs_here: Callable[[str], bool] = lambda _: True
             module = load_kernels(folder / "kernels.so", has_own_memory(target))
         params = read_params(folder)
         tuning, outputs, overwriting = read_tuning(folder), load_output_names(folder), load_overwriting(folder)
-    except (OSError, ValueError, TypeError, msgspec.DecodeError, tvm.TVMError) as error:
+        library = Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs, overwriting)
+        _check_graph(library)
+        return library
+    except (OSError, LookupError, ValueError, TypeError, msgspec.MsgspecError, tvm.TVMError) as error:
         raise BundleError(f"{folder}: damaged compiled model ({reason(error)}); compile it again") from error
-    return Library(target, inputs, graph, kernels, module, params, folder, tuning, outputs, overwriting)
+
+
+class _Node(msgspec.Struct):
+    op: Literal["null", "tvm_op"]
+    name: str
+    inputs: list[tuple[int, int, Literal[0]]]
+    attrs: dict[str, str] = {}  # also of numbers
+
+
+class _Attributes(msgspec.Struct):
+    shape: tuple[str, list[tuple[int, ...]]]
+    dltype: tuple[str, list[str]]
+    device_index: tuple[str, list[int]]
+
+
+class _Graph(msgspec.Struct):
+    """What slices take from the graph executor's JSON."""
+
+    nodes: list[_Node]
+    node_row_ptr: list[int]
+    attrs: _Attributes
+
+
+def _check_graph(library: Library) -> None:
+    """Raise ValueError or LookupError where the graph does not fit the kernels, since slices are only made later."""
+    graph = msgspec.convert(library.graph, _Graph)
+    device_type, rows = tvm.device(kind_of(library.target)).device_type, graph.node_row_ptr
+    entries = list(zip(graph.attrs.shape[1], graph.attrs.dltype[1], strict=True))
+    if set(graph.attrs.device_index[1]) != {device_type} or sorted({*rows}) != rows or rows[-1] > len(entries):
+        raise ValueError("the entries of its graph are damaged")
+    for kernel in library.kernels:
+        node = graph.nodes[kernel.node or 0]
+        name, called = node.name[:80], node.attrs.get("func_name", "")
+        known = {"num_inputs": str(len(node.inputs)), "num_outputs": str(len(kernel.outputs)), "flatten_data": "0"}
+        if node.op != "tvm_op" or not known.items() <= node.attrs.items():
+            raise ValueError(f"node {name} of its graph is not the kernel that was compiled")
+        if called != "__nop" and library.module is not None and not library.module.implements_function(called):
+            raise ValueError(f"node {name} of its graph calls {called[:80]!r}, which was not compiled")
+        for producer, output, _ in node.inputs:
+            if (entry := library.entry_of_node.get((producer, output))) is None:
+                param = library.params[graph.nodes[producer].name]
+                if output or entries[rows[producer]] != (tuple(param.shape), str(param.dtype)):
+                    raise ValueError(f"node {name} of its graph reads a parameter that is another one")
+            elif entry not in kernel.reads:
+                raise ValueError(f"node {name} of its graph reads what the kernel does not")
 
 
 def read_tuning(folder: Path) -> Tuning:
