@@ -224,6 +224,12 @@ def test_an_empty_platform_is_refused(tmp_path: Path, text: str, message: str) -
         read_platform(write(tmp_path, text))
 
 
+def test_a_platform_has_a_limit_of_devices() -> None:
+    """A board may state any number, and each takes time wherever devices are gone through."""
+    with pytest.raises(PlatformError, match="many has 1025 devices; give it 1024 at most"):
+        Platform("many", tuple(Device(f"d{number}") for number in range(1025)))
+
+
 def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
     with pytest.raises(PlatformError, match=r"cannot read .*: No such file") as raised:
         read_platform(tmp_path / "absent.toml")

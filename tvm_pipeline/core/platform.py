@@ -30,7 +30,6 @@ modes may have a `[[power_mode]]` for each, see power_mode.py. Next: platform_te
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -45,6 +44,7 @@ from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.files import read_bytes
 
+MOST_DEVICES = 1024
 MOST_SETS = 200  # of devices that share no cores
 _MOST_STEPS = 20_000  # of the search for them
 
@@ -204,9 +204,11 @@ class Platform:
             raise PlatformError(f"platform {self.name}: idle_w is {self.idle_w}; it must not be negative")
         if not self.devices:
             raise PlatformError(f"platform {self.name} has no devices; give it at least one [[device]]")
-        names = Counter(device.name for device in self.devices)
-        for name, number in names.items():
-            if number > 1:
+        if len(self.devices) > MOST_DEVICES:
+            raise PlatformError(f"platform {self.name} has {len(self.devices)} devices; give it {MOST_DEVICES} at most")
+        names = [device.name for device in self.devices]
+        for name in names:
+            if names.count(name) > 1:
                 raise PlatformError(f"platform {self.name}: two devices are called {name}")
             if name.split() != [name] or not name.isprintable():
                 raise PlatformError(f"platform {self.name}: a device is called {name!r}; its name must be one word")
