@@ -89,6 +89,7 @@ def test_any_header_ends_in_an_error(content):
         (raw({"kind": "fly"}), "damaged header"),
         (raw({"kind": "call", "number": "1"}), "damaged header"),
         (raw(b'{"kind":"call","value":' + b"[" * 100_000), "damaged header"),
+        (raw(b'{"kind":"call","value":"\x80"}'), "damaged header"),
         (raw({"kind": "call", "arrays": [["object", [1]]]}, bytes(8)), "'object'"),
         (raw({"kind": "call", "arrays": [[">f4", [1]]]}, bytes(4)), "'>f4'"),
         (raw({"kind": "call", "arrays": [["float32", [-1, -4]]]}, bytes(16)), "impossible shape"),

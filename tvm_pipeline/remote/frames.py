@@ -146,6 +146,7 @@ def read_frame(
         raise FrameError(f"a frame of {header_bytes} and {array_bytes} bytes, which is more than any")
     content = _received(link, header_bytes)
     try:
+        content.decode()  # msgspec looks at the texts in `value` only when that is decoded
         header = _decoder.decode(content)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise FrameError(f"a frame with a damaged header ({error})") from error
