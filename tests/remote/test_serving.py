@@ -308,15 +308,21 @@ def test_the_help_gives_the_times(cli):
 
 
 def test_who_is_no_whole_client_of_tvm_holds_no_board(server):
-    """Not for its magic, which is all that it sends; and a length that no name has ends the connection."""
+    """Not for its magic, which is all that it sends; and what is no name of a client ends the connection."""
     until(lambda: server.is_free)
     with socket.create_connection(server.address, 10) as link:
         link.sendall(TVM_MAGIC)
         with Board.connect(str(server.address), **TIMES) as board:
             assert board.call("count", {})[0] == 1
     until(lambda: server.is_free)
-    for length in (-5, 0, 1 << 30):
-        assert answer_to(server, TVM_MAGIC + struct.pack("<i", length) + b"client:x") == b""
+    for length, name in (
+        (-5, b"client:x"),
+        (0, b"client:x"),
+        (1 << 30, b"client:x"),
+        (9, b"client:x"),
+        (8, b"server:x"),
+    ):
+        assert answer_to(server, TVM_MAGIC + struct.pack("<i", length) + name) == b""
         assert server.is_free
 
 

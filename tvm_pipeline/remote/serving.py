@@ -53,6 +53,7 @@ TVM_MAGIC = struct.pack("<i", 0xFF271)
 TVM_IN_USE = struct.pack("<i", 0xFF271 + 1)
 TVM_GREETING = struct.Struct("<ii")  # the magic, and the length of the client's name behind it
 MOST_TVM_NAME = 4096  # bytes
+TVM_CLIENTS = b"client:"  # begins the names of clients, and not those of servers, which come to a tracker
 HELLO_S = 5.0  # for a client to say who it is
 HANG_UP_S = 1.0  # for it to read why it is sent away
 MOST_HELLO_BYTES = 1 << 16
@@ -358,7 +359,10 @@ def _greets_as_tvm(link: socket.socket) -> bool:
     if len(head := _peeked(link, TVM_GREETING.size)) < TVM_GREETING.size:
         return False
     _, length = TVM_GREETING.unpack(head)
-    return 0 < length <= MOST_TVM_NAME and len(_peeked(link, len(head) + length)) == len(head) + length
+    if not 0 < length <= MOST_TVM_NAME:
+        return False
+    name = _peeked(link, len(head) + length)[len(head) :]
+    return len(name) == length and name.startswith(TVM_CLIENTS)
 
 
 def _notice_death(link: socket.socket) -> None:
