@@ -208,7 +208,7 @@ class Channel:
                 raise FrameError(f"word of frame {has}, and {self._number} were sent")
             self._forget(has)
             is_new = number > self._seen
-            self._is_alive = self._is_alive or is_new or number == 0
+            self._is_alive = self._is_alive or is_new or frame.header.kind == "beat"
             if is_new:
                 self._seen, self._broken = number, 0
                 return frame
