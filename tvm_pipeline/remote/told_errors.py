@@ -15,7 +15,7 @@ from tvm_pipeline.errors import OptionError, PipelineError, RunError, StageError
 MOST_TEXT = 20_000
 Fact = str | int | float | bool | None
 # The attributes of errors, see errors.py, each with what stands for one that did not come.
-_FACTS: dict[type[PipelineError], dict[str, Fact]] = {
+_FACTS: dict[type[BaseException], dict[str, Fact]] = {
     OptionError: {"option": None, "value": None},
     StageError: {"stage": -1, "device": "", "frame": -1, "operator": ""},
 }
