@@ -32,9 +32,10 @@ from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.remote.address import Address
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.frames import DTYPES, PREFACE, Frame, FrameError, Header, read_frame
+from tvm_pipeline.remote.greetings import TVM_MAGIC
 from tvm_pipeline.remote.methods import METHODS
 from tvm_pipeline.remote.parcels import CHUNK, sum_of
-from tvm_pipeline.remote.serving import TVM_MAGIC, BoardServer
+from tvm_pipeline.remote.serving import BoardServer
 from tvm_pipeline.remote.session import Session, _answer
 
 ENDS_S = 60.0  # for a client that a board lies to

@@ -32,7 +32,8 @@ from tvm_pipeline.remote.address import Address, parse_address
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.channel import KEEP_S, SILENT_S
 from tvm_pipeline.remote.frames import PREFACE, Header, read_frame, write_frame
-from tvm_pipeline.remote.serving import TVM_IN_USE, TVM_MAGIC, BoardServer
+from tvm_pipeline.remote.greetings import TVM_IN_USE, TVM_MAGIC
+from tvm_pipeline.remote.serving import BoardServer
 from tvm_pipeline.version import __version__
 
 TIMES = {"silent_s": 1.0, "keep_s": 3.0}

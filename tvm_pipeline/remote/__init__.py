@@ -14,6 +14,7 @@ board_measuring.py  what a board measures of a bundle that was sent
 board_check.py  a model on a board against the same model here
 board_models.py  a model that is compiled here for a board: its targets, its bundle, its outputs
 remote_machine.py  a board as the machine that a model is compiled for
+greetings.py    how a connection to the server begins: as a client of ours, one of TVM's, or a stranger
 session.py      the process on the board that does what a client calls
 serving.py      the server on the board: one client at a time, and a process for each session
 """

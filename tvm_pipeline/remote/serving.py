@@ -17,7 +17,6 @@ import os
 import secrets
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -36,39 +35,25 @@ from tvm_pipeline.processes import how_ended
 from tvm_pipeline.remote.address import Address, is_loopback
 from tvm_pipeline.remote.channel import BEAT_S, KEEP_S, SILENT_S
 from tvm_pipeline.remote.dialing import Hello, Refusal
-from tvm_pipeline.remote.frames import (
-    GREETING,
-    PREFACE,
-    FrameError,
-    Header,
-    limit_waits,
-    read_frame,
-    read_into,
-    write_frame,
+from tvm_pipeline.remote.frames import FrameError, Header, limit_waits, write_frame
+from tvm_pipeline.remote.greetings import (
+    TVM_IN_USE,
+    greets_as_tvm,
+    hang_up,
+    is_of_tvm,
+    notice_death,
+    read_hello,
+    refuse,
 )
 from tvm_pipeline.remote.session import ABANDONED, BROKE, GRACE_S, LEAVING, READY, Begin
-from tvm_pipeline.version import __version__
 
-TVM_MAGIC = struct.pack("<i", 0xFF271)
-TVM_IN_USE = struct.pack("<i", 0xFF271 + 1)
-TVM_GREETING = struct.Struct("<ii")  # the magic, and the length of the client's name behind it
-MOST_TVM_NAME = 4096  # bytes
-TVM_CLIENTS = b"client:"  # begins the names of clients, and not those of servers, which come to a tracker
 HELLO_S = 5.0  # for a client to say who it is
-HANG_UP_S = 1.0  # for it to read why it is sent away
-MOST_HELLO_BYTES = 1 << 16
 MOST_AT_THE_DOOR = 64  # connections that have no session yet
 MOST_WAITING = 1024  # connections that the kernel keeps, in order, while the door is full
 OLD_S = 0.5  # a connection at the door of this age makes room for a new one
 MOST_SESSIONS = 64  # of the client: each stage of a pipeline on this host has one
 MOST_NAME = 80  # characters of a client's name that are shown
-KEEPALIVE_S = 10  # of silence, after which the kernel asks whether a client of TVM is still there, and asks again
-KEEPALIVES = 5  # without an answer, after which it is not
 MOST_ENDS = 64  # sessions whose end is remembered for a client that comes back
-STRANGER = (
-    b"HTTP/1.0 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n"
-    b"This is tvm-pipeline serve-rpc, which tvm-pipeline itself calls.\r\n"
-)
 
 # A child finds modules where its parent does. Signals of a terminal are for the parent, which ends its children.
 _CHILD = (
@@ -197,20 +182,20 @@ class BoardServer:
         try:
             with suppress(OSError, FrameError, msgspec.MsgspecError), link:
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if _peeked(link, len(TVM_MAGIC)) == TVM_MAGIC:
-                    if not self.is_free or _greets_as_tvm(link):
+                if is_of_tvm(link):
+                    if not self.is_free or greets_as_tvm(link):
                         late.cancel()
                         self._take_tvm(link)
                     return
-                hello = _hello(link)
+                hello = read_hello(link)
                 late.cancel()
                 limit_waits(link, self._silent_s)
                 if isinstance(hello, Refusal):
-                    _refuse(link, hello)
+                    refuse(link, hello)
                     return
                 self._wait_for_leaving(link, hello.client)
                 if isinstance(found := self._found(hello), Refusal):
-                    _refuse(link, found)
+                    refuse(link, found)
                 else:
                     self._leave_door(link)
                     self._hand_over(found, link, hello.seen)
@@ -308,7 +293,7 @@ class BoardServer:
             socket.send_fds(running.control, [msgspec.json.encode(seen)], [link.fileno()])
             return
         running.over.wait(2 * GRACE_S)
-        _refuse(link, Refusal(running.why or "ended", has_ended=True))
+        refuse(link, Refusal(running.why or "ended", has_ended=True))
 
     def _take_tvm(self, link: socket.socket) -> None:
         """Give a connection of TVM's own client to TVM's own server."""
@@ -319,14 +304,14 @@ class BoardServer:
             if running is None and not self._closed.is_set():
                 self._leave_door(link)
                 limit_waits(link, 0)
-                _notice_death(link)
+                notice_death(link)
                 child = self._begin(TVM_CLIENT, client, "")
                 socket.send_fds(child.control, [b"0"], [link.fileno()])
                 return
         if running is not None:
             self._tell(f"{client} was sent away: {self._in_use(running)}")
         link.sendall(TVM_IN_USE)
-        _hang_up(link)
+        hang_up(link)
 
 
 def _listening(address: Address, allow_others: bool) -> socket.socket:
@@ -347,80 +332,6 @@ def _listening(address: Address, allow_others: bool) -> socket.socket:
             option="listen",
             value=str(address),
         ) from error
-
-
-def _peeked(link: socket.socket, size: int) -> bytes:
-    """Return so many bytes, which stay there to be received; fewer where no more come in time."""
-    return link.recv(size, socket.MSG_PEEK | socket.MSG_WAITALL)
-
-
-def _greets_as_tvm(link: socket.socket) -> bool:
-    """Wait for the whole greeting of a client of TVM, which stays there for TVM; return whether it is one."""
-    if len(head := _peeked(link, TVM_GREETING.size)) < TVM_GREETING.size:
-        return False
-    _, length = TVM_GREETING.unpack(head)
-    if not 0 < length <= MOST_TVM_NAME:
-        return False
-    name = _peeked(link, len(head) + length)[len(head) :]
-    return len(name) == length and name.startswith(TVM_CLIENTS)
-
-
-def _notice_death(link: socket.socket) -> None:
-    """Have the kernel break a connection whose other end has lost its power, since TVM waits without a limit."""
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, limit in (
-        (socket.TCP_KEEPIDLE, KEEPALIVE_S),
-        (socket.TCP_KEEPINTVL, KEEPALIVE_S),
-        (socket.TCP_KEEPCNT, KEEPALIVES),
-    ):
-        link.setsockopt(socket.IPPROTO_TCP, option, limit)
-
-
-def _hello(link: socket.socket) -> Hello | Refusal:
-    """Return who a client is, or why its kind is not served; raise where it is no client."""
-    greeting = bytearray(len(GREETING))
-    read_into(link, memoryview(greeting))
-    if greeting != GREETING:
-        link.sendall(STRANGER)
-        _hang_up(link)
-        raise FrameError("no client")
-    rest = bytearray(len(PREFACE) - len(GREETING))
-    read_into(link, memoryview(rest))
-    link.sendall(PREFACE)  # whatever the client's version is: it says then what both are
-    if GREETING + rest != PREFACE:
-        _hang_up(link)
-        raise FrameError("another version")
-    try:
-        header = read_frame(link, MOST_HELLO_BYTES, 0).header
-        if header.kind != "hello":
-            raise FrameError(f"{header.kind} at the door")
-        hello = msgspec.json.decode(header.value, type=Hello)
-        if not hello.client.isprintable():
-            raise FrameError("a client whose name is not one line of text")
-    except (FrameError, msgspec.MsgspecError):
-        _hang_up(link)
-        raise
-    if hello.tvm_pipeline != __version__:
-        return Refusal(
-            f"the board has tvm-pipeline {__version__}, and here is {hello.tvm_pipeline[:40]}; install the same "
-            "version at both ends"
-        )
-    return hello
-
-
-def _refuse(link: socket.socket, refusal: Refusal) -> None:
-    write_frame(link, Header("refused", value=msgspec.Raw(msgspec.json.encode(refusal))))
-    _hang_up(link)
-
-
-def _hang_up(link: socket.socket) -> None:
-    """End a connection whose other end may still send; to close it over unread bytes would take back what was said."""
-    limit_waits(link, HANG_UP_S)
-    link.shutdown(socket.SHUT_WR)
-    until_s = time.monotonic() + HANG_UP_S
-    with suppress(OSError):
-        while time.monotonic() < until_s and link.recv(1 << 16):
-            pass
 
 
 def _how_it_ended(code: int, keep_s: float) -> str:
