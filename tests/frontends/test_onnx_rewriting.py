@@ -174,6 +174,8 @@ def test_what_is_known_of_shapes_and_values() -> None:
     weights = {"zero": np.array(0), "first": np.array([0]), "huge": np.array([10**6, 10**6])}
     weights |= {"column": np.array([2, 1]), "row": np.array([2])}
     known = Known(onnx.load_from_string(onnx_bytes(nodes, weights)))
+    for each in nodes:
+        known.learn(each)
     assert {name: known.values[name].tolist() for name in ("rows", "square", "y")} == {
         "rows": 2,
         "square": [2, 2],
@@ -354,6 +356,62 @@ def test_a_loop_without_turns_and_an_if_inside_one(tmp_path: Path) -> None:
     model = read(tmp_path, content)
     assert [kind for kind in kinds(model) if kind in ("Neg", "Exp", "If")] == ["Exp", "Neg", "Exp"]
     assert_computes_the_same(content, model)
+
+
+def test_copies_of_named_nodes_have_names_of_their_own(tmp_path: Path) -> None:
+    """TVM's importer tells nodes by their names; a weight of the body is not copied."""
+    body = [node("Identity", "go", "goes"), node("Mul", "x_ half", "next", name="while/mul")]
+    content = onnx_bytes(
+        [loop(body, "goes next", "x", "h", half=np.float32(0.5)), node("Mul", "h h", "y", name="while/mul/1")],
+        {"yes": np.array(True), "trips": np.array(3)},
+        outputs=Y,
+    )
+    model = read(tmp_path, content)
+    made = onnx.load_from_string(model.content).graph
+    assert [each.name for each in made.node if each.op_type == "Mul"] == [
+        *("while/mul", "while/mul/2", "while/mul/3", "while/mul/1"),
+    ]
+    assert [numpy_helper.to_array(each).tolist() for each in made.initializer] == [0.5]
+    assert_computes_the_same(content, model)
+
+
+def test_what_an_if_uncovers_settles_the_next_one(tmp_path: Path) -> None:
+    """A shape behind an If that depends on data is known when the If after it comes."""
+    nodes = [node("ReduceSum", "x", "s", keepdims=0), node("Greater", "s zero", "c")]
+    both = {
+        "then_branch": graph([node("Relu", "x", "t")], outputs="t"),
+        "else_branch": graph([node("Neg", "x", "t")], outputs="t"),
+    }
+    settled = {
+        "then_branch": graph([node("Exp", "a", "t")], outputs="t"),
+        "else_branch": graph([node("Abs", "a", "t")], outputs="t"),
+    }
+    nodes += [node("If", "c", "a", **both), node("Size", "a", "size"), node("Equal", "size six", "six_")]
+    content = onnx_bytes([*nodes, node("If", "six_", "y", **settled)], {"zero": np.float32(0), "six": np.array(6)})
+    model = read(tmp_path, content)
+    assert kinds(model) == ["ReduceSum", "Greater", "Relu", "Neg", "Where", "Exp"]
+    assert_computes_the_same(content, model)
+
+
+def test_loops_whose_copies_are_too_many_together_stay(tmp_path: Path) -> None:
+    """Of loops in a row the first ones are unrolled; one with a loop inside that stays has no copies either."""
+    chain = [node("Neg", "x_" if index == 0 else f"n{index - 1}", f"n{index}") for index in range(70)]
+
+    def long(reads: str, writes: str) -> Any:
+        made = loop([node("Identity", "go", "goes"), *chain], "goes n69", "x", writes)
+        made.input[2] = reads
+        return made
+
+    inside = loop([node("Identity", "go", "on"), long("x_", "h")], "on h", "x", "y")
+    for read_, name in zip(inside.attribute[0].g.input, ("outer_turn", "outer_go", "x_"), strict=True):
+        read_.name = name
+    inside.attribute[0].g.node[0].input[0] = "outer_go"
+    weights = {"yes": np.array(True), "trips": np.array(256)}
+    row = read(tmp_path, onnx_bytes([long("x", "a"), long("a", "y")], weights, outputs=Y))
+    assert (row.notes, kinds(row).count("Neg")) == (("Loop unrolled into 256 copies",), 257 * 70)
+    nested = read(tmp_path, onnx_bytes([inside], weights, outputs=Y))
+    assert (nested.notes, kinds(nested).count("Loop")) == ((), 2)
+    assert "would be over 20000 nodes" in nested.obstacles[0]
 
 
 @pytest.mark.parametrize("backwards", [0, 1])

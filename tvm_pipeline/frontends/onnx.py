@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.core.graph_limits import MOST_OPERATORS
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import onnx_shapes
@@ -45,7 +46,7 @@ def read(
         raise ModelError(f"{path}: reading ONNX needs the package onnx: {install}") from error
     from google.protobuf.message import DecodeError
 
-    from tvm_pipeline.frontends import onnx_control_flow, onnx_rewriting, onnx_walk
+    from tvm_pipeline.frontends import onnx_control_flow, onnx_inlining, onnx_rewriting, onnx_walk
 
     try:
         proto = onnx.load_from_string(content)
@@ -56,6 +57,12 @@ def read(
             )
         if not proto.graph.node:  # newer checkers say something else of it
             raise ModelError(f"{path}: the graph has no inputs or no operators")
+        count = onnx_inlining.expanded_nodes(proto)
+        if count > MOST_OPERATORS:
+            raise ModelError(
+                f"{path}: with the functions of the file in the place of their calls it has {_shown(count)} operators, "
+                f"and up to {MOST_OPERATORS} are planned for; export the model without functions, or in parts"
+            )
         onnx.checker.check_model(proto)
     except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -78,7 +85,7 @@ def read(
     for value, tensor in zip(declared, inputs, strict=True):
         _fix_shape(value, tensor.shape)
     try:
-        notes += onnx_control_flow.without_control_flow(proto)
+        notes += onnx_control_flow.without_control_flow(proto, path)
         notes += onnx_rewriting.drop_dropout(proto)
         if notes or values:
             content = proto.SerializeToString()
@@ -98,6 +105,10 @@ def read(
         metadata=metadata,
         notes=tuple(notes),
     )
+
+
+def _shown(count: float) -> str:
+    return f"{count:.3g}" if count < float("inf") else "endlessly many"
 
 
 def _stated(proto: Any, metadata: dict[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -11,22 +11,23 @@ What these leave is found by `onnx_walk.py`, which says why.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
 from onnx import helper, numpy_helper
 
-from tvm_pipeline.frontends.onnx_inlining import Names, all_nodes, inlined, prune, replace_nodes
+from tvm_pipeline.core.deadline import Deadline
+from tvm_pipeline.frontends.onnx_inlining import Names, all_nodes, copied, inlined, label, prune, replace_nodes
 from tvm_pipeline.frontends.onnx_known import Known
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 MOST_COPIES = 256  # of a loop's body
-MOST_NODES = 20_000  # of all copies of a loop's body
+MOST_NODES = 20_000  # of all copies of subgraphs in a model
+MOST_BYTES = 64 << 20  # of the same
+LONGEST_S = 15.0
 MOST_IN_BRANCHES = 200  # nodes of the two branches of an If that are both computed
-_PASSES = 100  # each settles what the last one has uncovered
 # Computed twice, or where it would not be, these do something else.
 _IMPURE = {
     *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
@@ -34,131 +35,154 @@ _IMPURE = {
 }
 
 
-def without_control_flow(model: Any) -> list[str]:
+def without_control_flow(model: Any, path: Any) -> list[str]:
     """Take the control flow out of a model where that is possible; return a line for each kind that was.
 
-    An If whose branches differ in shape stays, and so does a Loop whose turns depend on data.
+    An If whose branches differ in shape stays, and so does a Loop whose turns depend on data, and whatever would become
+    more copies than the limits of a model allow.
+
+    Args:
+        path: the file, for messages.
+
+    Raises:
+        ModelError: it takes more than LONGEST_S seconds.
     """
     if not any(node.op_type in CONTROL_FLOW for node in model.graph.node):
         return []
-    differing: dict[str, str] = {}
-    while True:
-        trial = onnx.ModelProto()
-        trial.CopyFrom(model)
-        flattening = _Flattening(trial, differing)
-        for _ in range(_PASSES):
-            if not flattening.one_pass() and not flattening.one_pass(both_branches=True):
-                break
-        found = flattening.differing_branches()
-        if not found:
-            break
-        differing |= found
-    notes = flattening.notes()
-    if notes:
-        prune(trial.graph)
-        model.CopyFrom(trial)
-    return [*notes, *(f"If {name} stays, since its branches give {shapes}" for name, shapes in differing.items())]
+    flattening = _Flattening(model, path)
+    copies = flattening.flat(model.graph.node)
+    if copies.done:
+        replace_nodes(model.graph, copies.nodes)
+        model.graph.initializer.extend(copies.weights)
+        prune(model.graph)
+    return [*copies.notes(), *flattening.notes()]
+
+
+class _Stays(Exception):  # noqa: N818  it never leaves this file
+    """Control flow stays: its copies are more than the limits of a model allow, or it has control flow that stays."""
 
 
 @dataclass(slots=True)
 class _Copies:
-    """The nodes that take the place of one node, with their weights."""
+    """Nodes that take the place of others, with their weights, and how often what was done for that."""
 
     nodes: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
+    done: Counter[str] = field(default_factory=Counter)
 
-    def constant(self, array: Any, name: str, names: Names) -> str:
-        """Add a weight; return its name."""
-        free = names.free(name)
-        self.weights.append(numpy_helper.from_array(np.asarray(array), free))
-        return free
+    def take(self, others: _Copies) -> None:
+        self.nodes += others.nodes
+        self.weights += others.weights
+        self.done += others.done
 
-    def inline(self, graph: Any, inputs: dict[str, str], outputs: Sequence[str], names: Names) -> list[str]:
-        """Add a copy of a subgraph; return the names of its outputs."""
-        nodes, weights, found = inlined(graph, inputs, outputs, names)
-        self.nodes += nodes
-        self.weights += weights
-        return found
-
-    def identity(self, source: str, output: str) -> None:
-        if output:
-            self.nodes.append(helper.make_node("Identity", [source], [output]))
+    def notes(self) -> list[str]:
+        return [f"{text} ({count})" if count > 1 else text for text, count in self.done.items()]
 
 
 class _Flattening:
-    def __init__(self, model: Any, kept: Collection[str]) -> None:
-        self._model, self._graph, self._kept = model, model.graph, kept
+    """Goes through the nodes of a model once, in their order: what is known of a node's inputs is known when it comes.
+
+    Nodes of a subgraph that takes the place of an If or a Loop are gone through at that place.
+    """
+
+    def __init__(self, model: Any, path: Any) -> None:
         self._names = Names(model.graph)
-        self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
-        self._done: Counter[str] = Counter()
-        self._pairs: list[tuple[str, str, str]] = []  # of each If whose branches are both computed: it, then, else
         self._known = Known(model)
+        self._opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+        remedy = "export the model without loops, or with fewer steps"
+        self._deadline = Deadline(f"{path}: taking out its control flow", LONGEST_S, remedy)
+        self._nodes_left = MOST_NODES + sum(1 for _ in all_nodes(model.graph))  # each is copied once where no loop is
+        self._bytes_left = MOST_BYTES + model.ByteSize()
+        self._differing: dict[str, list[str]] = {}  # Ifs that stay, by the shapes of their branches
 
-    def one_pass(self, both_branches: bool = False) -> bool:
-        """Replace what can be settled by what is known now; return whether anything was.
-
-        Only where nothing else can be settled, an If may become both of its branches: its condition may be uncovered.
-        """
-        nodes: list[Any] = []
-        changed = False
-        replace = {"If": self._both if both_branches else self._if, "Loop": self._loop, "Scan": self._scan}
-        for node in list(self._graph.node):
-            copies = replace[node.op_type](node) if node.op_type in replace and not node.domain else None
+    def flat(self, nodes: Iterable[Any]) -> _Copies:
+        """Return the nodes, and in the place of control flow what computes the same."""
+        made = _Copies()
+        replace = {"If": self._if, "Loop": self._loop, "Scan": self._scan}
+        for node in nodes:
+            self._deadline.check(label(node))
+            try:
+                copies = replace[node.op_type](node) if node.op_type in replace and not node.domain else None
+            except _Stays:
+                copies = None
             if copies is None:
-                nodes.append(node)
-                continue
-            changed = True
-            nodes += copies.nodes
-            self._graph.initializer.extend(copies.weights)
-        replace_nodes(self._graph, nodes)
-        if changed:
-            self._known = Known(self._model)
-        return changed
+                self._add(made, node)
+            else:
+                made.take(copies)
+        return made
 
     def notes(self) -> list[str]:
-        return [f"{text} ({count})" if count > 1 else text for text, count in self._done.items()]
+        """Return a line for the Ifs that stay because their branches differ in shape, of each kind."""
+        lines = []
+        for shapes, names in self._differing.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            lines.append(f"If {names[0]}{more} stays, since its branches give {shapes}")
+        return lines
 
-    def differing_branches(self) -> dict[str, str]:
-        """Return the Ifs whose branches differ in shape: Where would make both one shape without a word."""
-        found = {}
-        for where, *pair in self._pairs:
-            shapes = [self._known.shape(name) for name in pair]
-            if shapes[0] != shapes[1] or shapes[0] is None:
-                found[where] = " and ".join("an open shape" if shape is None else str(list(shape)) for shape in shapes)
+    def _add(self, copies: _Copies, node: Any) -> None:
+        self._known.learn(node)
+        copies.nodes.append(node)
+
+    def _constant(self, copies: _Copies, array: Any, name: str) -> str:
+        """Add a weight; return its name."""
+        weight = numpy_helper.from_array(np.asarray(array), self._names.free(name))
+        self._add_weight(copies, weight)
+        return str(weight.name)
+
+    def _add_weight(self, copies: _Copies, weight: Any) -> None:
+        self._known.add(weight)
+        copies.weights.append(weight)
+
+    def _inline(self, copies: _Copies, graph: Any, inputs: dict[str, str], outputs: Sequence[str]) -> list[str]:
+        """Add a copy of a subgraph without its control flow; return the names of its outputs."""
+        parts = (*graph.node, *(tensor for tensor in graph.initializer if tensor.name not in inputs))
+        self._nodes_left -= 1 + len(graph.node)
+        self._bytes_left -= sum(part.ByteSize() for part in parts)
+        if min(self._nodes_left, self._bytes_left) < 0:
+            raise _Stays
+        nodes, weights, found = inlined(graph, inputs, outputs, self._names)
+        for weight in weights:
+            self._add_weight(copies, weight)
+        copies.take(self.flat(nodes))
         return found
 
     def _if(self, node: Any) -> _Copies | None:
         condition = self._known.values.get(node.input[0])
         if condition is None or condition.size != 1:
-            return None
+            return self._both(node)
         copies = _Copies()
         taken = "then_branch" if bool(condition.item()) else "else_branch"
-        copies.inline(helper.get_node_attr_value(node, taken), {}, node.output, self._names)
-        self._done["If with a known condition replaced by its branch"] += 1
+        self._inline(copies, helper.get_node_attr_value(node, taken), {}, node.output)
+        copies.done["If with a known condition replaced by its branch"] += 1
         return copies
 
     def _both(self, node: Any) -> _Copies | None:
         branches = {attribute.name: attribute.g for attribute in node.attribute}
-        copies = _Copies()
         inside = [inner for branch in branches.values() for inner in all_nodes(branch)]
         tensors = all(output.type.HasField("tensor_type") for branch in branches.values() for output in branch.output)
         small = len(inside) <= MOST_IN_BRANCHES and not any(inner.op_type in _IMPURE for inner in inside)
-        rank = self._known.shapes.get(node.input[0])
-        if not small or not tensors or self._opset < 9 or rank is None or _called(node) in self._kept:
+        extents = self._known.extents(node.input[0])
+        if not small or not tensors or self._opset < 9 or extents is None:
             return None
-        condition_name = node.input[0]
-        if rank:  # of one element, which must not give a scalar an axis
-            condition_name = self._names.free(f"{node.input[0]}/scalar")
-            copies.nodes.append(helper.make_node("Squeeze", [node.input[0]], [condition_name]))
+        copies = _Copies()
+        condition = node.input[0]
+        if extents:  # of one element, which must not give a scalar an axis
+            condition = self._names.free(f"{node.input[0]}/scalar")
+            self._add(copies, helper.make_node("Squeeze", [node.input[0]], [condition]))
         either = [
-            copies.inline(branches[branch], {}, [""] * len(node.output), self._names)
+            self._inline(copies, branches[branch], {}, [""] * len(node.output))
             for branch in ("then_branch", "else_branch")
         ]
         for output, *pair in zip(node.output, *either, strict=True):
-            if output:
-                copies.nodes.append(helper.make_node("Where", [condition_name, *pair], [output]))
-                self._pairs.append((_called(node), *pair))
-        self._done["If that depends on data: both branches are computed"] += 1
+            if not output:
+                continue
+            shapes = [self._known.shape(name) for name in pair]
+            if shapes[0] != shapes[1] or shapes[0] is None:  # Where would make both one shape without a word
+                told = " and ".join("an open shape" if shape is None else str(list(shape)) for shape in shapes)
+                self._differing.setdefault(told, []).append(_called(node))
+                return None
+            self._add(copies, helper.make_node("Where", [condition, *pair], [output]))
+        copies.done["If that depends on data: both branches are computed"] += 1
         return copies
 
     def _loop(self, node: Any) -> _Copies | None:
@@ -169,20 +193,15 @@ class _Flattening:
         copies = _Copies()
         states = list(node.input[2:])
         collected: list[list[str]] = [[] for _ in node.output[len(states) :]]
-        true = copies.constant(np.array(True), f"{node.output[0]}/true", self._names)
+        true = self._constant(copies, np.array(True), "true")
+        shared = self._shared(copies, body)
         turn = 0
         while bool(goes_on) and turn < trips:
-            if turn >= MOST_COPIES or len(copies.nodes) > MOST_NODES:
+            if turn >= MOST_COPIES:
                 return None
-            number = copies.constant(np.array(turn, "int64"), f"{node.output[0]}/turn", self._names)
-            self._known.values[number] = np.array(turn, "int64")
-            begin = len(copies.nodes)
+            number = self._constant(copies, np.array(turn, "int64"), "turn")
             read = dict(zip((value.name for value in body.input), (number, true, *states), strict=True))
-            found = copies.inline(body, read, [""] * len(body.output), self._names)
-            for weight in copies.weights:
-                self._known.values.setdefault(weight.name, numpy_helper.to_array(weight))
-            for inner in copies.nodes[begin:]:
-                self._known.learn(inner)
+            found = self._turn(copies, body, shared | read)
             if found[0] != true:
                 goes_on = self._known.values.get(found[0])
                 if goes_on is None:
@@ -193,11 +212,10 @@ class _Flattening:
             turn += 1
         if collected and not turn:
             return None
-        for state, output in zip(states, node.output, strict=False):
-            copies.identity(state, output)
+        self._hand_on(copies, states, node.output)
         for names, output in zip(collected, node.output[len(states) :], strict=True):
             self._stack(copies, names, 0, output)
-        self._done[f"Loop unrolled into {turn} copies"] += 1
+        copies.done[f"Loop unrolled into {turn} copies"] += 1
         return copies
 
     def _settled(self, node: Any, index: int) -> Any | None:
@@ -220,30 +238,51 @@ class _Flattening:
             return None
         extents = {shape[axis] for shape, axis in zip(shapes, axes, strict=True) if shape is not None}
         turns = max(extents)
-        if len(extents) > 1 or not 0 < turns <= MOST_COPIES or turns * len(body.node) > MOST_NODES:
+        if len(extents) > 1 or not 0 < turns <= MOST_COPIES:
             return None
         copies = _Copies()
         backwards = attributes.get("scan_input_directions") or [0] * count
         collected: list[list[str]] = [[] for _ in results]
+        shared = self._shared(copies, body)
         for turn in range(turns):
             read = dict(zip((value.name for value in body.input), states, strict=False))
             for value, name, axis, back in zip(body.input[len(states) :], scanned, axes, backwards, strict=True):
                 at = turns - 1 - turn if back else turn
-                index = copies.constant(np.array(at, "int64"), f"{name}/index", self._names)
-                read[value.name] = self._names.free(f"{name}/{at}")
-                copies.nodes.append(helper.make_node("Gather", [name, index], [read[value.name]], axis=axis))
-            found = copies.inline(body, read, [""] * len(body.output), self._names)
+                index = self._constant(copies, np.array(at, "int64"), "turn")
+                read[value.name] = self._names.free("scanned")
+                self._add(copies, helper.make_node("Gather", [name, index], [read[value.name]], axis=axis))
+            found = self._turn(copies, body, shared | read)
             states = found[: len(states)]
             for names, name in zip(collected, found[len(states) :], strict=True):
                 names.append(name)
-        for state, output in zip(states, node.output, strict=False):
-            copies.identity(state, output)
+        self._hand_on(copies, states, node.output)
         axes = attributes.get("scan_output_axes") or [0] * len(results)
         backwards = attributes.get("scan_output_directions") or [0] * len(results)
         for names, axis, back, output in zip(collected, axes, backwards, results, strict=True):
             self._stack(copies, names[::-1] if back else names, axis, output)
-        self._done[f"Scan unrolled into {turns} copies"] += 1
+        copies.done[f"Scan unrolled into {turns} copies"] += 1
         return copies
+
+    def _shared(self, copies: _Copies, body: Any) -> dict[str, str]:
+        """Add the weights of a loop's body once for all copies of it; return their new names."""
+        names = {tensor.name: self._names.free(tensor.name) for tensor in body.initializer}
+        for tensor in body.initializer:
+            self._add_weight(copies, copied(tensor, names[tensor.name]))
+        return names
+
+    def _turn(self, copies: _Copies, body: Any, inputs: dict[str, str]) -> list[str]:
+        """Add a copy of a loop's body; return the names of its outputs. With control flow in it, the loop stays."""
+        begin = len(copies.nodes)
+        found = self._inline(copies, body, inputs, [""] * len(body.output))
+        if any(node.op_type in CONTROL_FLOW for node in copies.nodes[begin:]):
+            raise _Stays
+        return found
+
+    def _hand_on(self, copies: _Copies, states: Sequence[str], outputs: Sequence[str]) -> None:
+        """Give the last states of a loop the names of its outputs."""
+        for state, output in zip(states, outputs, strict=False):
+            if output:
+                self._add(copies, helper.make_node("Identity", [state], [output]))
 
     def _stack(self, copies: _Copies, tensors: Sequence[str], axis: int, output: str) -> None:
         """Join tensors along a new axis."""
@@ -251,13 +290,13 @@ class _Flattening:
             return
         parts = []
         for name in tensors:
-            parts.append(self._names.free(f"{name}/part"))
+            parts.append(self._names.free("part"))
             if self._opset < 13:
-                copies.nodes.append(helper.make_node("Unsqueeze", [name], [parts[-1]], axes=[axis]))
+                self._add(copies, helper.make_node("Unsqueeze", [name], [parts[-1]], axes=[axis]))
             else:
-                axes = copies.constant(np.array([axis]), f"{name}/axes", self._names)
-                copies.nodes.append(helper.make_node("Unsqueeze", [name, axes], [parts[-1]]))
-        copies.nodes.append(helper.make_node("Concat", parts, [output], axis=axis))
+                axes = self._constant(copies, np.array([axis]), "axes")
+                self._add(copies, helper.make_node("Unsqueeze", [name, axes], [parts[-1]]))
+        self._add(copies, helper.make_node("Concat", parts, [output], axis=axis))
 
 
 def _goes_on(body: Any) -> bool:

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import onnx
 from onnx import helper
 
+DEEPEST = 100  # functions inside functions, and graphs inside graphs, which onnx goes through by recursion
+
 
 class Names:
-    """The names of tensors in a graph; `free` gives new ones."""
+    """The names of tensors and nodes in a graph and the graphs inside it; `free` and `free_node` give new ones."""
 
     def __init__(self, graph: Any) -> None:
-        listed = (*graph.input, *graph.output, *graph.initializer)
-        self._taken = {value.name for value in listed}
-        self._taken.update(name for node in graph.node for name in (*node.input, *node.output))
+        inner = [each for node in all_nodes(graph) for each in subgraphs(node)]
+        listed = [value for each in (graph, *inner) for value in (*each.input, *each.output, *each.initializer)]
+        self._tensors = dict.fromkeys((value.name for value in listed), 0)  # and the number that was added last
+        self._tensors.update((name, 0) for node in all_nodes(graph) for name in (*node.input, *node.output))
+        self._nodes = dict.fromkeys((node.name for node in graph.node), 0)
 
     def free(self, name: str) -> str:
-        """Return the name, numbered where it is taken, and take it."""
-        found, number = name, 0
-        while found in self._taken:
-            number += 1
-            found = f"{name}/{number}"
-        self._taken.add(found)
-        return found
+        """Return the name of a tensor, numbered where it is taken, and take it."""
+        return _free(name, self._tensors)
+
+    def free_node(self, name: str) -> str:
+        """Return the name of a node, numbered where it is taken, and take it; a node may have none."""
+        return name and _free(name, self._nodes)
+
+
+def _free(name: str, taken: dict[str, int]) -> str:
+    found = name
+    while found in taken:
+        taken[name] += 1
+        found = f"{name}/{taken[name]}"
+    taken[found] = 0
+    return found
 
 
 def subgraphs(node: Any) -> Iterator[Any]:
@@ -41,6 +54,43 @@ def all_nodes(graph: Any) -> Iterator[Any]:
         yield node
         for inner in subgraphs(node):
             yield from all_nodes(inner)
+
+
+def expanded_nodes(model: Any) -> float:
+    """Return how many nodes a model has with the functions of its file expanded; infinite where these have no end."""
+    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+    known: dict[tuple[str, str, str], tuple[float, int]] = {}
+
+    def counted(nodes: Any) -> tuple[float, int]:
+        """Return the number of nodes and how deep they are nested."""
+        total, deepest = 0.0, 0
+        for node in nodes:
+            inner = [counted(graph.node) for graph in subgraphs(node)]
+            called = (node.domain, node.op_type, node.overload)
+            if called in functions:
+                if called not in known:
+                    known[called] = math.inf, 0  # where it comes by itself again
+                    known[called] = counted(functions[called].node)
+                inner.append(known[called])
+            total += 1 + sum(count for count, _ in inner)
+            deepest = max(deepest, 1 + max((depth for _, depth in inner), default=0))
+        return total, deepest
+
+    try:
+        total, deepest = counted(model.graph.node)
+    except RecursionError:
+        return math.inf
+    return total if deepest <= DEEPEST else math.inf
+
+
+def label(node: Any) -> str:
+    """Return a node's operator and name; where it has no name, its first output."""
+    return f"operator {node.op_type} ({named(node)})"
+
+
+def named(node: Any) -> str:
+    """Return a node's name; where it has none, its first output."""
+    return f"node {node.name}" if node.name else f"output {next(iter(node.output), '?')}"
 
 
 def renamed(node: Any, names: Mapping[str, str]) -> Any:
@@ -74,7 +124,7 @@ def inlined(
         after:  a = Relu(x); y = Neg(a)
 
     Args:
-        inputs: the tensor outside that each of its inputs stands for.
+        inputs: the tensor outside that each of its inputs stands for; also of an initializer that is not copied.
         outputs: the names that its outputs get; an empty one leaves the name to `names`.
     """
     mapped = dict(inputs)
@@ -86,6 +136,8 @@ def inlined(
         if name and name not in mapped:
             mapped[name] = names.free(name)
     nodes = [renamed(node, mapped) for node in graph.node]
+    for node in nodes:
+        node.name = names.free_node(node.name)
     found = []
     for output, outer in zip(graph.output, outputs, strict=True):
         made = mapped.get(output.name, output.name)
@@ -95,11 +147,18 @@ def inlined(
         found.append(made)
     weights = []
     for tensor in graph.initializer:
-        weight = onnx.TensorProto()
-        weight.CopyFrom(tensor)
-        weight.name = mapped[tensor.name]
-        weights.append(weight)
+        if tensor.name in inputs:
+            continue
+        weights.append(copied(tensor, mapped[tensor.name]))
     return nodes, weights, found
+
+
+def copied(tensor: Any, name: str) -> Any:
+    """Return a copy of an initializer with another name."""
+    weight = onnx.TensorProto()
+    weight.CopyFrom(tensor)
+    weight.name = name
+    return weight
 
 
 def prune(graph: Any) -> None:
@@ -110,7 +169,7 @@ def prune(graph: Any) -> None:
         if needed.isdisjoint(node.output):
             continue
         kept.append(node)
-        for name in _reads(node):
+        for name in reads(node):
             needed.add(name)
     replace_nodes(graph, kept[::-1])
     listed = {value.name for value in graph.input}
@@ -127,10 +186,10 @@ def replace_nodes(graph: Any, nodes: Sequence[Any]) -> None:
     graph.node.extend(copies)
 
 
-def _reads(node: Any) -> Iterator[str]:
+def reads(node: Any) -> Iterator[str]:
     """Yield all names that a node reads, in the graphs inside it, too."""
     yield from node.input
     for graph in subgraphs(node):
         for inner in graph.node:
-            yield from _reads(inner)
+            yield from reads(inner)
         yield from (output.name for output in graph.output)

@@ -7,7 +7,7 @@ can then be taken out of the graph. Next: `onnx_control_flow.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,8 @@ import numpy.typing as npt
 import onnx
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+
+from tvm_pipeline.frontends.onnx_inlining import reads
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -32,48 +34,47 @@ _FOLLOWED = {
 class Known:
     """Shapes of the tensors of a graph, and the values of some.
 
-    Shapes tell values (of `Shape`), and values shapes (of `Reshape`), so both are found in turns.
+    onnx infers the types of the whole graph once. `learn` then goes on node by node, in the order of the graph, since
+    shapes tell values (of `Shape`), and values shapes (of `Reshape`).
 
     Attributes:
-        shapes: extents by tensor, for tensors whose rank is known; None for an extent that is not.
         values: of up to MOST_ELEMENTS elements.
     """
 
     def __init__(self, model: Any) -> None:
-        self._opsets = list(model.opset_import)
-        self.values: dict[str, Array] = {
-            tensor.name: numpy_helper.to_array(tensor)
-            for tensor in model.graph.initializer
-            if math.prod(tensor.dims) <= MOST_ELEMENTS
-        }
-        self.shapes: dict[str, list[int | None]] = {}
-        before = -1
-        while before < len(self.values):
-            before = len(self.values)
-            self._infer(model)
-            for node in model.graph.node:
-                if node.output and node.output[0] not in self.values:
-                    self.learn(node)
+        self._opsets, self._ir_version = list(model.opset_import), max(model.ir_version, 4)
+        self._types = {value.name: value.type for value in _inferred(model)}
+        self.values: dict[str, Array] = {}
+        for tensor in model.graph.initializer:
+            self.add(tensor)
 
-    def _infer(self, model: Any) -> None:
-        inferred = _inferred(model, self.values)
-        self.shapes = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
-        self.shapes |= {name: list(array.shape) for name, array in self.values.items()}
-        for value in (*inferred.input, *inferred.value_info, *inferred.output):
-            if value.type.tensor_type.HasField("shape"):
-                extents = value.type.tensor_type.shape.dim
-                self.shapes.setdefault(value.name, [e.dim_value if e.HasField("dim_value") else None for e in extents])
+    def add(self, weight: Any) -> None:
+        """Add what an initializer tells."""
+        self._types[weight.name] = helper.make_tensor_type_proto(weight.data_type, weight.dims)
+        if math.prod(weight.dims) <= MOST_ELEMENTS:
+            self.values[weight.name] = numpy_helper.to_array(weight)
+
+    def extents(self, name: str) -> list[int | None] | None:
+        """Return the extents of a tensor, None for one that is not known; None where not even their number is."""
+        if name in self.values:
+            return list(self.values[name].shape)
+        if name not in self._types or not self._types[name].tensor_type.HasField("shape"):
+            return None
+        dims = self._types[name].tensor_type.shape.dim
+        return [extent.dim_value if extent.HasField("dim_value") else None for extent in dims]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor; None where an extent is not known."""
-        extents = self.shapes.get(name)
+        extents = self.extents(name)
         if extents is None:
             return None
         fixed = tuple(extent for extent in extents if extent is not None)
         return fixed if len(fixed) == len(extents) else None
 
     def learn(self, node: Any) -> None:
-        """Add the values of a node's outputs, where they are known."""
+        """Add the shapes and the values of a node's outputs, where they follow from those of its inputs."""
+        if any(name and self.shape(name) is None for name in node.output):
+            self._infer(node)
         if node.op_type not in _FOLLOWED or node.domain not in ("", "ai.onnx"):
             return
         if node.op_type in ("Shape", "Size") and node.input[0] not in self.values:
@@ -89,10 +90,22 @@ class Known:
         if all(not name or name in self.values for name in node.input):
             self._evaluate(node)
 
+    def _infer(self, node: Any) -> None:
+        """Have onnx infer the types of a node's outputs."""
+        alone = onnx.ModelProto(ir_version=self._ir_version, opset_import=self._opsets)
+        alone.graph.node.append(node)
+        for name in dict.fromkeys(reads(node)):
+            if name in self.values:
+                alone.graph.initializer.append(numpy_helper.from_array(np.asarray(self.values[name], order="C"), name))
+            elif name in self._types:
+                alone.graph.input.add(name=name, type=self._types[name])
+        self._types |= {value.name: value.type for value in _with_types(alone).value_info}
+
     def _evaluate(self, node: Any) -> None:
         read = {name: self.values[name] for name in node.input if name}
         attached = sum(math.prod(attribute.t.dims) for attribute in node.attribute if attribute.HasField("t"))
-        if attached > MOST_ELEMENTS or math.prod(array.size or 1 for array in read.values()) > MOST_ELEMENTS**2:
+        elements = math.prod(float(read[name].size or 1) for name in node.input if name)
+        if attached > MOST_ELEMENTS or elements > MOST_ELEMENTS**2:
             return
         outputs = [name for name in node.output if name]
         graph = helper.make_graph(
@@ -123,24 +136,27 @@ def _made_elements(kind: str, read: list[Array]) -> float:
     return 0
 
 
-def _inferred(model: Any, values: Mapping[str, Array]) -> Any:
-    """Return the graph with the shapes that onnx infers; weights that are large are inputs of it, which costs less."""
-    light = onnx.ModelProto()
-    light.ir_version = max(model.ir_version, 4)
-    light.opset_import.extend(model.opset_import)
+def _inferred(model: Any) -> Iterator[Any]:
+    """Yield the tensors of a graph with the types that onnx infers; it is given large weights as inputs, to be fast."""
+    light = onnx.ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import)
     light.functions.extend(model.functions)
-    light.graph.name = model.graph.name
-    light.graph.node.extend(node for node in model.graph.node if not all(name in values for name in node.output))
+    light.graph.node.extend(model.graph.node)
     light.graph.input.extend(model.graph.input)
-    for output in model.graph.output:  # its shape in the file may be another than the inputs' now lead to
-        light.graph.output.add(name=output.name)
-        light.graph.output[-1].type.tensor_type.elem_type = output.type.tensor_type.elem_type
     listed = {value.name for value in model.graph.input}
-    light.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in values.items())
     for tensor in model.graph.initializer:
-        if tensor.name not in values and tensor.name not in listed:
+        if math.prod(tensor.dims) <= MOST_ELEMENTS:
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in listed:
             light.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    yield from (*light.graph.input, *_with_types(light).value_info)
+
+
+def _with_types(model: Any) -> Any:
+    """Return the graph of a model with the types that onnx infers; as it is where onnx finds fault with it.
+
+    onnx would also follow values (`data_prop`), of any size: it joins what a few nodes double until no memory is left.
+    """
     try:
-        return onnx.shape_inference.infer_shapes(light, data_prop=True).graph
+        return onnx.shape_inference.infer_shapes(model).graph
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError):
-        return light.graph
+        return model.graph

@@ -6,13 +6,13 @@ error yet: another engine may take the model. Next: `onnx_control_flow.py`, whic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from onnx import TensorProto
 
-from tvm_pipeline.frontends.onnx_control_flow import MOST_COPIES, MOST_IN_BRANCHES
-from tvm_pipeline.frontends.onnx_inlining import all_nodes
+from tvm_pipeline.frontends.onnx_control_flow import MOST_COPIES, MOST_IN_BRANCHES, MOST_NODES
+from tvm_pipeline.frontends.onnx_inlining import all_nodes, named
 
 # Operators of ONNX 1.16 that TVM's importer lacks, and those of other domains that it has; a test asks TVM.
 LACKING = frozenset(
@@ -45,10 +45,11 @@ def obstacles(model: Any) -> list[str]:
     not work, and what to do.
     """
     found: dict[tuple[str, str], list[str]] = {}
+    settings = _settings(model)
     for node in model.graph.node:
-        why = _why(model, node)
+        why = _why(node, settings)
         if why:
-            found.setdefault((node.op_type, why), []).append(label(node))
+            found.setdefault((node.op_type, why), []).append(named(node))
     lines = []
     for (kind, why), nodes in found.items():
         more = f" and {len(nodes) - 1} more" if len(nodes) > 1 else ""
@@ -56,12 +57,7 @@ def obstacles(model: Any) -> list[str]:
     return [*lines, *_types(model)]
 
 
-def label(node: Any) -> str:
-    """Return a node's name; where it has none, its first output."""
-    return f"node {node.name}" if node.name else f"output {next(iter(node.output), '?')}"
-
-
-def _why(model: Any, node: Any) -> str:
+def _why(node: Any, settings: Mapping[str, str]) -> str:
     """Return why TVM cannot take a node, and what to do; empty where it can."""
     kind = node.op_type
     if node.domain not in ("", "ai.onnx"):
@@ -71,12 +67,13 @@ def _why(model: Any, node: Any) -> str:
             else f"TVM has none of the domain {node.domain}; {_ADVICE.get(node.domain, _ELSE)}"
         )
     if kind == "If":
-        return _why_if(model, node)
+        return _why_if(node, settings)
     if kind in ("Loop", "Scan"):
         turns = "its number of turns" if kind == "Loop" else "the extent of what it scans"
         return (
-            f"{turns} depends on data or is over {MOST_COPIES}, and no graph is run in loops; export the model with a "
-            "fixed number of steps, or without the loop" + _binding(model, node.input[:2])
+            f"{turns} depends on data or is over {MOST_COPIES}, or the copies of its body would be over {MOST_NODES} "
+            "nodes, and no graph is run in loops; export the model with a fixed, small number of steps, or without the "
+            "loop" + _binding(settings, node.input[:2])
         )
     if kind in LACKING:
         return f"TVM's importer has none; {_ELSE}"
@@ -87,40 +84,33 @@ def _why(model: Any, node: Any) -> str:
     return ""
 
 
-def _why_if(model: Any, node: Any) -> str:
+def _why_if(node: Any, settings: Mapping[str, str]) -> str:
     branches = sum(1 for attribute in node.attribute for _ in all_nodes(attribute.g))
     size = f", and its branches have {branches} nodes" if branches > MOST_IN_BRANCHES else ""
     return (
         f"its condition depends on data{size}; export the model without the branch (`torch.jit.trace`, not "
-        "`torch.jit.script`, for instance)" + _binding(model, node.input)
+        "`torch.jit.script`, for instance)" + _binding(settings, node.input)
     )
 
 
-def _binding(model: Any, names: Any) -> str:
+def _binding(settings: Mapping[str, str], names: Iterable[str]) -> str:
     """Return advice to bind an input of one element that the tensors of these names depend on."""
+    found = sorted(settings[name] for name in names if name in settings)
+    return f', or make input {found[0]} a constant: `input_values` "{found[0]}=..."' if found else ""
+
+
+def _settings(model: Any) -> dict[str, str]:
+    """Return an input of one element, the first by name, for each tensor that depends on one."""
     weights = {tensor.name for tensor in model.graph.initializer}
-    scalars = {
-        value.name
+    found = {
+        value.name: value.name
         for value in model.graph.input
         if value.name not in weights and all(extent.dim_value == 1 for extent in value.type.tensor_type.shape.dim)
     }
-    for name in sorted(scalars.intersection(_ancestors(model, list(names)))):
-        return f', or make input {name} a constant: `input_values` "{name}=..."'
-    return ""
-
-
-def _ancestors(model: Any, names: list[str]) -> Iterator[str]:
-    """Yield the names and all that they are computed from."""
-    written = {name: node for node in model.graph.node for name in node.output if name}
-    known: set[str] = set()
-    while names:
-        name = names.pop()
-        if name in known:
-            continue
-        known.add(name)
-        yield name
-        if name in written:
-            names.extend(written[name].input)
+    for node in model.graph.node:
+        if read := sorted(found[name] for name in node.input if name in found):
+            found |= {name: read[0] for name in node.output if name}
+    return found
 
 
 def _types(model: Any) -> Iterator[str]:
