@@ -36,7 +36,9 @@ def test_ultralytics_metadata_fills_open_sizes_and_says_so(tmp_path) -> None:
     assert load(write_tiny_yolo(tmp_path / "fixed.onnx", open_size=False)).notes == ()
 
 
-@pytest.mark.parametrize("imgsz", ["", "[0, 64]", "64", "[64, 64", "['a', 'b']", "[64, 64, 3]", "(" * 500])
+@pytest.mark.parametrize(
+    "imgsz", ["", "[0, 64]", "64", "[64, 64", "['a', 'b']", "[64, 64, 3]", "(" * 500, "-" * 100_000, "[64, 99999999]"]
+)
 def test_sizes_that_are_none_leave_the_input_open(tmp_path, imgsz) -> None:
     needs("onnx")
     import onnx
@@ -136,6 +138,20 @@ def test_labels_and_normalisation_of_tflite_files(tmp_path) -> None:
     path.write_bytes(DATA.read_bytes() + archive(metadata__json=json.dumps({"names": names, "task": "detect"})))
     assert load(path).metadata == {"names": "{0: 'cat', 1: 'dog'}", "task": "detect", **QUANTISED}
     assert tflite_metadata(b"", parsed(described())) == {"input_mean": "127.5", "input_std": "128.0"}
+
+
+@pytest.mark.parametrize("key", ["²", "9" * 6000, "-1"])
+def test_keys_that_are_no_numbers_of_classes(tmp_path: Path, key: str) -> None:
+    needs("tflite")
+    path = tmp_path / "net.tflite"
+    path.write_bytes(DATA.read_bytes() + archive(metadata__json=json.dumps({"names": {key: "cat"}})))
+    assert load(path).metadata == {"names": str({key: "cat"}), **QUANTISED}
+
+
+def test_the_texts_of_an_archive_are_limited_together() -> None:
+    needs("tflite")
+    texts = {f"t{index}__txt": f"{{'k{index}': '{'x' * 400_000}'}}" for index in range(4)}
+    assert set(tflite_metadata(archive(**texts), parsed())) == {"k0", "k1"}
 
 
 def test_damaged_descriptions_are_no_matter() -> None:

@@ -47,6 +47,8 @@ CELLS = 126  # of grids over this size
             "yolov8-seg: output0 [1, 116, 8400], output1 [1, 32, 160, 160], 80 classes",
         ),
         ({"output0": (1, 56, 8400)}, (640, 640), {"task": "pose", "kpt_shape": "[17, 3]"}, "yolov8-pose: output0"),
+        ({"output0": (1, 56, 8400)}, (640, 640), {"task": "pose", "kpt_shape": "-" * 100_000}, "yolov8-pose: output0"),
+        ({"output0": (1, 56, 8400)}, (640, 640), {"task": "pose", "kpt_shape": "[-5, 3]"}, "yolov8-pose: output0"),
         ({"output0": (1, 20, 8400)}, (640, 640), {"task": "obb"}, "yolov8-obb: output0 [1, 20, 8400], 15 classes"),
         ({"prob": (1, 1000)}, (224, 224), {}, "classification: prob [1, 1000], 1000 classes"),
         ({"out": (1, 4)}, (224, 224), {"character": "0\n90\n180\n270"}, "classification: out [1, 4], 4 classes"),

@@ -14,14 +14,18 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
 from typing import Any
 
-MOST_BYTES = 1 << 20  # of one text in an archive
+_INDEX = re.compile(r"[0-9]{1,9}")
+MOST_BYTES = 1 << 20  # of all texts in an archive
 MOST_FILES = 100
+MOST_CHARACTERS = 1 << 19  # of a table in Python's notation, whose parser takes 500 bytes for each
+LARGEST = 1 << 15  # pixels along a side of a picture
 
 
 def onnx_metadata(proto: Any) -> dict[str, str]:
@@ -37,12 +41,23 @@ def stated_extents(metadata: Mapping[str, str]) -> tuple[int, int] | None:
         >>> stated_extents({"imgsz": "[320, 640]"})
         (320, 640)
     """
+    match literal(metadata.get("imgsz", "")):
+        case [int(height), int(width)] if min(height, width) > 0 and max(height, width) <= LARGEST:
+            return height, width
+    return None
+
+
+def literal(text: str, longest: int = 100) -> Any:
+    """Return the value of a text in Python's notation; None where it is none, or of more than `longest` characters.
+
+    Examples:
+        >>> literal("[17, 3]"), literal("17 and 3"), literal("-" * 1000)
+        ([17, 3], None, None)
+    """
     try:
-        height, width = ast.literal_eval(metadata.get("imgsz", ""))
-        extents = int(height), int(width)
+        return ast.literal_eval(text) if len(text) <= longest else None
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
-    return extents if min(extents) > 0 else None
 
 
 def stated_shape(metadata: Mapping[str, str], extents: list[int]) -> tuple[int, ...] | None:
@@ -76,7 +91,7 @@ def tflite_metadata(content: bytes, parsed: Any) -> dict[str, str]:
             found.setdefault("labels", text)
     if parsed.SubgraphsLength():
         found |= _quantization(parsed.Subgraphs(0))
-    for index in range(parsed.MetadataLength()):
+    for index in range(min(parsed.MetadataLength(), MOST_FILES)):
         entry = parsed.Metadata(index)
         if entry.Name() == b"TFLITE_METADATA":
             try:
@@ -123,12 +138,15 @@ def quantization_of(text: str) -> list[tuple[float, int] | None]:
 def _texts(content: bytes) -> dict[str, str]:
     """Return the small texts of the archive after the model, by name; nothing is unpacked to a file."""
     found: dict[str, str] = {}
+    left = MOST_BYTES
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             for entry in archive.infolist()[:MOST_FILES]:
-                if entry.filename.lower().endswith((".txt", ".json")) and entry.file_size <= MOST_BYTES:
+                if entry.filename.lower().endswith((".txt", ".json")) and entry.file_size <= left:
                     with archive.open(entry) as file:
-                        found[entry.filename.lower()] = file.read(MOST_BYTES).decode(errors="replace")
+                        text = file.read(left)
+                    left -= len(text)
+                    found[entry.filename.lower()] = text.decode(errors="replace")
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error):
         pass  # no archive, or one that is damaged: the model is sound without it
     return found
@@ -138,19 +156,16 @@ def _table(text: str) -> dict[str, str] | None:
     """Return a table of texts from a table in JSON or in Python's notation; None where the text is neither."""
     if not text.lstrip().startswith("{"):
         return None
-    for read in (json.loads, ast.literal_eval):
-        try:
-            table = read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if isinstance(table, dict):
-            return {str(key): _text(value) for key, value in table.items()}
-    return None
+    try:
+        table = json.loads(text)
+    except (ValueError, RecursionError):
+        table = literal(text, MOST_CHARACTERS)
+    return {str(key): _text(value) for key, value in table.items()} if isinstance(table, dict) else None
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):  # JSON has texts for keys: {"0": "person"}
-        value = {int(key) if str(key).isdigit() else key: entry for key, entry in value.items()}
+        value = {int(key) if _INDEX.fullmatch(str(key)) else key: entry for key, entry in value.items()}
     return str(value)
 
 

@@ -5,14 +5,12 @@ Read next: choice.py.
 
 from __future__ import annotations
 
-import ast
 import difflib
 from collections.abc import Mapping, Sequence
 
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes
-
-MOST_CHARACTERS = 1 << 20  # of labels in metadata
+from tvm_pipeline.frontends.model_metadata import MOST_CHARACTERS, literal
 
 COCO = tuple(
     """person|bicycle|car|motorcycle|airplane|bus|train|truck|boat|traffic light|fire hydrant|stop sign|parking meter|
@@ -67,10 +65,7 @@ def labels_of(metadata: Mapping[str, str]) -> tuple[str, ...]:
 
 def _literal(text: str) -> tuple[str, ...]:
     """Return the names of a list, or of a dictionary from 0 on, in Python's notation; empty where it is none."""
-    try:
-        found = ast.literal_eval(text) if len(text) <= MOST_CHARACTERS else None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return ()
+    found = literal(text, MOST_CHARACTERS)
     if isinstance(found, dict):
         if set(found) != set(range(len(found))):
             return ()

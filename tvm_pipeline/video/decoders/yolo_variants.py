@@ -10,13 +10,13 @@ Pose and obb look like a detector of other classes, so they are recognised by th
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline.frontends.model_metadata import literal
 from tvm_pipeline.video.annotations import Annotation, Mask
 from tvm_pipeline.video.decoders.boxes import Floats, annotated, from_centers, kept, probabilities, to_picture
 from tvm_pipeline.video.decoders.interface import Form, Interface, Options, Outputs
@@ -60,12 +60,11 @@ def _form(
 
 def _key_points(model: Interface, columns: int) -> tuple[int, int]:
     """Return how many key points a row has and of how many values: by the metadata, else of one class, else 0."""
-    try:
-        points, values = ast.literal_eval(model.metadata.get("kpt_shape", ""))
-        return int(points), int(values)
-    except (ValueError, SyntaxError, TypeError):
-        rest = columns - SCORE - max(1, len(model.labels))
-        return (rest // 3, 3) if rest > 0 and rest % 3 == 0 else (0, 0)
+    match literal(model.metadata.get("kpt_shape", "")):
+        case [int(points), int(values)] if points > 0 and values in (2, 3):
+            return points, values
+    rest = columns - SCORE - max(1, len(model.labels))
+    return (rest // 3, 3) if rest > 0 and rest % 3 == 0 else (0, 0)
 
 
 def level_boxes(
