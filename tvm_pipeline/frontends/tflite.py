@@ -12,7 +12,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends.model_metadata import tflite_metadata
-from tvm_pipeline.frontends.tflite_checks import check_operators
+from tvm_pipeline.frontends.tflite_checks import check_lengths, check_operators
 from tvm_pipeline.frontends.tflite_resizing import resized
 
 _DTYPES = {
@@ -51,6 +51,7 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         raise ModelError(f"{path}: not a TFLite file (the identifier TFL3 is missing)")
     with blamed(f"{path}: a damaged TFLite file, perhaps cut short", ModelError, "download or convert it again"):
         parsed = tflite.Model.GetRootAsModel(content, 0)
+        check_lengths(path, parsed, len(content))
         inputs = _inputs(tflite, path, parsed, shapes)
         check_operators(tflite, path, parsed)
         graph = parsed.Subgraphs(0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tvm_pipeline.core.graph_limits import MOST_OPERATORS
 from tvm_pipeline.errors import ModelError
 
 # The inputs without which a kernel cannot run; those behind them, such as a bias, may be left out. Others need one.
@@ -29,6 +30,56 @@ _POOL = dict.fromkeys(("AVERAGE_POOL_2D", "MAX_POOL_2D", "L2_POOL_2D"), "Pool2DO
 _REDUCER = {name: "ReducerOptions" for name in _REQUIRED if name in ("MEAN", "SUM") or name.startswith("REDUCE_")}
 _OPTIONS = {**_POOL, **_REDUCER}
 _LARGEST_BYTES = 1 << 40  # of a tensor
+_LONGEST_NAME = 1 << 16
+_FOLD = 4  # how often the lists and names of a file may be as long as the file; they are shorter than it in honest ones
+
+
+def check_lengths(path: Path, parsed: Any, size: int) -> None:
+    """Check that the parts of a file do not lie on each other: a few bytes could be any number of operators.
+
+    Args:
+        path: the file, for messages alone.
+        parsed: the file, as `tflite.Model`.
+        size: bytes of the file.
+
+    Raises:
+        ModelError: they do, or the name of a tensor is too long. Damaged offsets raise what the schema raises.
+    """
+    left = _FOLD * size
+
+    def take(length: int) -> None:
+        nonlocal left
+        left -= length
+        if left < 0:
+            raise ModelError(
+                f"{path}: its lists and names are longer than the file, so they lie on each other; the file is "
+                "damaged: convert or download the model again"
+            )
+
+    for place in range(parsed.SubgraphsLength()):
+        graph = parsed.Subgraphs(place)
+        count = graph.TensorsLength()
+        if graph.OperatorsLength() > MOST_OPERATORS:
+            raise ModelError(
+                f"{path}: it has {graph.OperatorsLength()} operators, and up to {MOST_OPERATORS} are planned for; "
+                "convert the model in parts"
+            )
+        take(4 * (count + graph.OperatorsLength() + graph.InputsLength() + graph.OutputsLength()))
+        names = []
+        for index in range(count):
+            tensor = graph.Tensors(index)
+            names.append(len(tensor.Name() or b""))
+            take(4 * (tensor.ShapeLength() + tensor.ShapeSignatureLength()) + names[-1])
+            if names[-1] > _LONGEST_NAME:
+                raise ModelError(
+                    f"{path}: the name of tensor {index} has {names[-1]} bytes, of up to {_LONGEST_NAME}; the file is "
+                    "damaged: convert or download the model again"
+                )
+        for index in range(graph.OperatorsLength()):
+            operator = graph.Operators(index)
+            take(4 * (operator.InputsLength() + operator.OutputsLength()))
+        for end in (*_numbers(graph, "Inputs"), *_numbers(graph, "Outputs")):
+            take(names[end] if 0 <= end < count else 0)
 
 
 def check_operators(tflite: Any, path: Path, parsed: Any) -> None:
@@ -68,10 +119,8 @@ def check_operators(tflite: Any, path: Path, parsed: Any) -> None:
                 raise fault(f"tensor {index} has the type {tensor.Type()}, which does not exist")
             if tensor.Buffer() >= parsed.BuffersLength():
                 raise fault(f"tensor {index} lies in buffer {tensor.Buffer()}, of {parsed.BuffersLength()}")
-            _check_size([tensor.Shape(axis) for axis in range(tensor.ShapeLength())], index, fault)
-        ends = [graph.Inputs(position) for position in range(graph.InputsLength())]
-        ends += [graph.Outputs(position) for position in range(graph.OutputsLength())]
-        if any(not 0 <= index < count for index in ends):
+            _check_size(_numbers(tensor, "Shape"), index, fault)
+        if any(not 0 <= index < count for index in (*_numbers(graph, "Inputs"), *_numbers(graph, "Outputs"))):
             raise fault(f"an input or output of it is a tensor that is not there (it has {count})")
         for index in range(graph.OperatorsLength()):
             operator = graph.Operators(index)
@@ -79,8 +128,7 @@ def check_operators(tflite: Any, path: Path, parsed: Any) -> None:
                 raise fault(f"operator {index} has the operator code {operator.OpcodeIndex()}, of {len(numbers)}")
             kind = kinds[numbers[operator.OpcodeIndex()]]
             where = f"operator {index} ({kind.lower()})"
-            reads = [operator.Inputs(position) for position in range(operator.InputsLength())]
-            writes = [operator.Outputs(position) for position in range(operator.OutputsLength())]
+            reads, writes = _numbers(operator, "Inputs"), _numbers(operator, "Outputs")
             if any(not -1 <= read < count for read in reads) or any(not -1 <= write < count for write in writes):
                 raise fault(f"{where} names a tensor that is not there (it has {count})")
             required = _REQUIRED.get(kind, 1)
@@ -90,6 +138,12 @@ def check_operators(tflite: Any, path: Path, parsed: Any) -> None:
             given = option_names.get(operator.BuiltinOptionsType())
             if wanted and given not in ("NONE", wanted):
                 raise fault(f"{where} has the options of another operator ({given})")
+
+
+def _numbers(table: Any, field: str) -> list[int]:
+    """Return a list of integers of a table."""
+    found: list[int] = getattr(table, f"{field}AsNumpy")().tolist() if getattr(table, f"{field}Length")() else []
+    return found
 
 
 def _plain(name: str) -> str:
