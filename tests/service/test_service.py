@@ -111,6 +111,10 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
             "line 3: output with supervise: a video cannot go on where a crash broke it off; give segment",
         ),
         ('bundle = "n.tar"\nsource = "a.mp4"\noutput = "b.mp4"\nsegment = 0', "line 4: segment 0: it must be positive"),
+        (
+            'bundle = "n.tar"\nsource = "a.mp4"\nwatchdog = 1e308',
+            "line 3: watchdog 1e+308: it must be positive, and up to 1e+09 seconds",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_line(cli, tmp_path, text, said):

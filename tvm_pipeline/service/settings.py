@@ -29,6 +29,7 @@ STRATEGIES: dict[str, Callable[[], Strategy | None]] = {
 }
 
 LONGEST_TAG = 200  # characters
+MOST_S = 1e9  # what waits takes no more than 9e9 seconds
 
 T = TypeVar("T")
 
@@ -123,8 +124,8 @@ class Settings:
             ("stall", self.stall),
             ("unhealthy_after", self.unhealthy_after),
         ):
-            if not 0 < seconds < float("inf"):
-                raise _refusal(name, f"{seconds:g}", "it must be positive")
+            if not 0 < seconds <= MOST_S:
+                raise _refusal(name, f"{seconds:g}", f"it must be positive, and up to {MOST_S:g} seconds")
         if self.token and self.watch is None:
             raise OptionError("`token` goes with `watch`", option="token")
         self.watch_port()
