@@ -145,6 +145,8 @@ OPERATORS = {
     "round": relay.round(HALVES),
     "rsqrt": relay.rsqrt(const(9, positive=True)),
     "scalar": relay.rsqrt(relay.add(relay.const(2.0), relay.const(1e-5))),
+    "split": relay.split(relay.exp(const(4)), 2).astuple(),
+    "split at indices": relay.split(const(2, 9), [2, 5], axis=-1)[1],
     "sqrt": relay.sqrt(const(9, positive=True)),
     "squeeze": relay.squeeze(const(1, 3, 1), axis=[0]),
     "strided_slice": relay.strided_slice(const(6, 9), [1, -7], [100, 8], [2]),
@@ -172,7 +174,7 @@ def test_operator_of_the_table(name: str, relay_must_not_fold: Callable[[], None
 
 LEFT_TO_RELAY = {
     "unknown operator": relay.negative(relay.nn.softmax(relay.add(const(2, 3), const(3)))),
-    "unknown operator with two results": relay.split(relay.exp(const(4)), 2).astuple(),
+    "unknown operator with two results": relay.topk(const(4), 2).astuple(),
     "division of floats towards minus infinity": relay.floor_divide(const(4), const(4, positive=True)),
     "product of floats": relay.prod(const(2, 3), axis=1),
     "layout that pads": relay.layout_transform(const(1, 6, 2, 2), "NCHW", "NCHW4c"),
@@ -206,6 +208,12 @@ AS_RELAY_DOES = {
     "if": relay.If(relay.cast(relay.const(3), "bool"), relay.negative(X), X),
     "on device": relay.add(relay.annotation.on_device(const(4), tvm.cpu(), constrain_result=True), const(4)),
 }
+
+
+def test_a_huge_constant_of_small_ones_is_computed_with_each_frame() -> None:
+    huge = relay.broadcast_to(relay.const(1.0), (1 << 16, 1 << 16))
+    mod = module(relay.add(relay.var("x", shape=(1 << 16, 1 << 16)), huge))
+    assert "broadcast_to" in FoldConstantFast()(mod).astext()
 
 
 @pytest.mark.parametrize("name", AS_RELAY_DOES)

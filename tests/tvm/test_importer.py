@@ -144,6 +144,16 @@ def test_an_operator_that_is_refused_is_named_with_its_node(monkeypatch: pytest.
     assert "shapes" not in str(raised.value)
 
 
+def test_an_import_that_takes_too_long_names_the_operator_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tvm_pipeline.tvm.relay.importer.LONGEST_S", 0.0)
+    nodes = [helper.make_node("Relu", ["x"], ["y"], name="only")]
+    told = (
+        r"net: importing it into TVM takes more than 0 s .*, the last at operator Relu \(node only\); run it on another"
+    )
+    with pytest.raises(ModelError, match=told):
+        import_model(model(onnx_bytes(nodes)))
+
+
 def test_what_onnxslim_simplifies_imports_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """What is refused feeds no output here: TVM's importer takes every node of a file."""
     needs("onnxslim")

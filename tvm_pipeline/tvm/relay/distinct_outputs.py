@@ -11,7 +11,9 @@ It is done whatever the target is, so that all libraries of a platform have the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
+from typing import Any
 
 import tvm
 from tvm import relay
@@ -41,6 +43,8 @@ def distinct_outputs(mod: tvm.IRModule, params: Collection[str] = ()) -> tvm.IRM
         if all(variable.name_hint in params for variable in relay.analysis.free_vars(output)):
             named = names[position] if position < len(names) else f"{position} (the first is 0)"
             raise ModelError(f"output {named} does not depend on the inputs; leave it out of the exported model")
+    if len(outputs) > 1 and _differ(outputs, [each for each in main.params if each.name_hint not in params]):
+        return mod
     counts = _copies(_outputs(_simplified(mod).body) if len(outputs) > 1 else outputs)
     if not any(counts):
         return mod
@@ -52,6 +56,24 @@ def distinct_outputs(mod: tvm.IRModule, params: Collection[str] = ()) -> tvm.IRM
     body = relay.Tuple(copied) if isinstance(main.checked_type.ret_type, relay.TupleType) else copied[0]
     function = relay.Function(main.params, body, None, main.type_params, main.attrs)
     return relay.transform.InferType()(tvm.IRModule.from_expr(function))
+
+
+def _differ(outputs: list[relay.Expr], inputs: list[relay.Var]) -> bool:
+    """Return whether the outputs and the inputs have so many elements or such types that no two are one tensor.
+
+    What simplifying finds out takes minutes for the steps of a recurrent network: TVM goes through the whole graph for
+    each thing that it simplifies.
+    """
+    sizes = [_size(each.checked_type) for each in (*outputs, *inputs)]
+    among = sizes[: len(outputs)]
+    return None not in sizes and len(set(among)) == len(among) and not set(among) & set(sizes[len(outputs) :])
+
+
+def _size(type_: Any) -> tuple[int, str] | None:
+    """Return the elements of a tensor and their type."""
+    if not isinstance(type_, relay.TensorType):
+        return None
+    return math.prod(int(extent) for extent in type_.shape), str(type_.dtype)
 
 
 def _simplified(mod: tvm.IRModule) -> relay.Function:

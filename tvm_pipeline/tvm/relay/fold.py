@@ -16,6 +16,7 @@ Two ways to use it:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,7 +26,7 @@ import tvm
 from tvm import autotvm, relay
 
 from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
-from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Array, Out
+from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Array, Out, parts
 from tvm_pipeline.tvm.relay.int8 import exact_int8
 from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
@@ -33,6 +34,8 @@ from tvm_pipeline.tvm.relay.schedules import own_schedules
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, following
 from tvm_pipeline.tvm.relay.schedules.lowering import marked_loops
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
+
+MOST_FOLDED_BYTES = 1 << 26  # of a constant that is several times as large as those that it is computed from
 
 __all__ = ["FoldConstantFast", "building", "fast_build", "fast_context"]
 
@@ -204,9 +207,15 @@ class Folder:
             return None
         if not all(self._is_constant(arg) for arg in call.args):
             return None
+        if name == "split":  # gives several tensors
+            return relay.Tuple(
+                [relay.Constant(tvm.nd.array(part)) for part in parts(call.attrs, self._value(call.args[0]))]
+            )
         value = None
         if name in TABLE and (out := Out.of(self._type_of(call))):
             values = [self._value(arg) for arg in call.args]
+            if _is_inflated(out, values):
+                return None
             with np.errstate(all="ignore"):
                 value = TABLE[name](call.attrs, out, *values)
         # The table declines what it does not cover (a division by zero, say) by None or by a type not Relay's.
@@ -234,6 +243,13 @@ class Folder:
     def _value(self, node: relay.Expr) -> Any:
         new = self._new[node]
         return new if isinstance(new, np.ndarray) else _numpy_tree(new)
+
+
+def _is_inflated(out: Out, values: Sequence[Any]) -> bool:
+    """Whether a constant is large and several times what it is made of: a few bytes of a file could take all memory."""
+    made = math.prod(out.shape) * np.dtype(out.dtype).itemsize
+    arrays = [array for value in values for array in (value if isinstance(value, list) else [value])]
+    return made > MOST_FOLDED_BYTES and made > 4 * sum(array.nbytes for array in arrays)
 
 
 def _children(node: relay.Expr) -> list[relay.Expr]:

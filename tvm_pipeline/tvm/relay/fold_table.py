@@ -135,6 +135,12 @@ def _strided_slice(attrs: Any, out: Out, x: Array) -> Array | None:
     return x[tuple(window)]
 
 
+def parts(attrs: Any, x: Array) -> list[Array]:
+    """Return what `split` gives: equal parts, or those between indices."""
+    at = attrs.indices_or_sections
+    return np.split(x, int(at) if isinstance(at, (int, tvm.tir.IntImm)) else _ints(at), axis=int(attrs.axis))
+
+
 def _pad(attrs: Any, out: Out, x: Array, fill: Array) -> Array | None:
     if attrs.pad_mode != "constant":
         return None

@@ -19,6 +19,7 @@ import tvm
 from tvm import relay
 from tvm.relay.frontend import common, onnx
 
+from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relay.fold import Folder
 from tvm_pipeline.tvm.relay.fold_table import Array, Out
 from tvm_pipeline.tvm.tvm_errors import RefusedOperator
@@ -27,15 +28,15 @@ _ONE_AT_A_TIME = threading.RLock()  # the importers' modules are shared by all t
 
 
 @contextmanager
-def faster_importer(converted: Callable[[], None] = lambda: None) -> Iterator[None]:
+def faster_importer(converting: Callable[[str], None] = lambda _: None) -> Iterator[None]:
     """Let TVM's importer of ONNX fold constants in numpy while the block lasts; one thread at a time.
 
     before: fold_constant(floor_divide(const, const)) compiles a function and runs it;
             infer_type(node) infers the types of all nodes before it
     after:  it computes `const // const`; types that are known are not inferred again
 
-    `converted` is called for each node of the file. An operator that the importer refuses raises RefusedOperator, whose
-    cause is the importer's own error.
+    `converting` hears of each node of the file; a ModelError that it raises ends the import. An operator that the
+    importer refuses raises RefusedOperator, whose cause is the importer's own error.
     """
     with _ONE_AT_A_TIME:
         fold_stock, infer_stock, convert_map = common.fold_constant, common.infer_type, onnx._get_convert_map
@@ -52,13 +53,14 @@ def faster_importer(converted: Callable[[], None] = lambda: None) -> Iterator[No
             return node
 
         def convert(self: Any, kind: str, inputs: Any, attrs: Any, opset: int) -> Any:
-            converted()
+            operator = f"operator {kind} (node {attrs['tvm_custom']['name']})"
+            converting(operator)
             try:
                 return convert_stock(self, kind, inputs, attrs, opset)
-            except RefusedOperator:  # of a graph inside this node
+            except (RefusedOperator, ModelError):  # of a graph inside this node
                 raise
             except Exception as error:  # the importer raises any type
-                raise RefusedOperator(f"operator {kind} (node {attrs['tvm_custom']['name']})") from error
+                raise RefusedOperator(operator) from error
 
         common.fold_constant = onnx.fold_constant = fold_constant
         common.infer_type = onnx.infer_type = infer_type

@@ -11,6 +11,7 @@ from typing import Any
 import tvm
 from tvm import relay
 
+from tvm_pipeline.core.deadline import Deadline
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.relay.distinct_outputs import distinct_outputs
@@ -24,6 +25,7 @@ from tvm_pipeline.tvm.tvm_errors import reason
 
 Params = dict[str, Any]
 
+LONGEST_S = 120.0  # of processor time, for the nodes of a file; recurrent networks have a copy for each step
 _NODES = 0.7  # the share of an import of ONNX in which nodes are converted
 
 _log = logging.getLogger(__name__)
@@ -72,16 +74,26 @@ def _from_onnx(model: Model, progress: Callable[[str], None]) -> tuple[tvm.IRMod
     shapes = {tensor.name: list(tensor.shape) for tensor in model.inputs}
     dtypes = {tensor.name: tensor.dtype for tensor in model.inputs}
 
+    remedy = "run it on another engine, or export it with fewer steps of its loops and recurrent layers"
+    deadline = Deadline(f"{model.name}: importing it into TVM", LONGEST_S, remedy)
+
     def imported(proto: Any) -> tuple[tvm.IRModule, Params]:
         for node in proto.graph.node:
             node.name = node.name or f"of {next(iter(node.output), '?')}"  # errors name it
         done, count = WorkDone(f"importing {model.name}", progress), itertools.count(1)
-        with faster_importer(lambda: done.reach(_NODES * min(1.0, next(count) / len(proto.graph.node)))):
+
+        def converting(operator: str) -> None:
+            deadline.check(operator)
+            done.reach(_NODES * min(1.0, next(count) / len(proto.graph.node)))
+
+        with faster_importer(converting):
             mod, params = relay.frontend.from_onnx(proto, shapes, dtypes, freeze_params=True)
         return relay.transform.DynamicToStatic()(mod), params
 
     try:
         return imported(onnx.load_from_string(model.content))
+    except ModelError:
+        raise
     except Exception as error:  # TVM's importers raise any type of error
         refused = error
     try:
