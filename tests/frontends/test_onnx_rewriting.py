@@ -20,7 +20,7 @@ from tests.support.onnx_models import onnx_bytes
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import load, parse_values
-from tvm_pipeline.frontends.onnx_control_flow import MOST_COPIES
+from tvm_pipeline.frontends.onnx_control_flow import MOST_COPIES, MOST_NODES
 from tvm_pipeline.frontends.onnx_inlining import all_nodes
 from tvm_pipeline.frontends.onnx_known import Known
 
@@ -393,12 +393,15 @@ def test_what_an_if_uncovers_settles_the_next_one(tmp_path: Path) -> None:
     assert_computes_the_same(content, model)
 
 
+LONG = MOST_NODES * 2 // (3 * MOST_COPIES)  # nodes of a body of which one loop may be unrolled, and no second one
+
+
 def test_loops_whose_copies_are_too_many_together_stay(tmp_path: Path) -> None:
     """Of loops in a row the first ones are unrolled; one with a loop inside that stays has no copies either."""
-    chain = [node("Neg", "x_" if index == 0 else f"n{index - 1}", f"n{index}") for index in range(70)]
+    chain = [node("Neg", "x_" if index == 0 else f"n{index - 1}", f"n{index}") for index in range(LONG)]
 
     def long(reads: str, writes: str) -> Any:
-        made = loop([node("Identity", "go", "goes"), *chain], "goes n69", "x", writes)
+        made = loop([node("Identity", "go", "goes"), *chain], f"goes n{LONG - 1}", "x", writes)
         made.input[2] = reads
         return made
 
@@ -408,10 +411,10 @@ def test_loops_whose_copies_are_too_many_together_stay(tmp_path: Path) -> None:
     inside.attribute[0].g.node[0].input[0] = "outer_go"
     weights = {"yes": np.array(True), "trips": np.array(256)}
     row = read(tmp_path, onnx_bytes([long("x", "a"), long("a", "y")], weights, outputs=Y))
-    assert (row.notes, kinds(row).count("Neg")) == (("Loop unrolled into 256 copies",), 257 * 70)
+    assert (row.notes, kinds(row).count("Neg")) == (("Loop unrolled into 256 copies",), 257 * LONG)
     nested = read(tmp_path, onnx_bytes([inside], weights, outputs=Y))
     assert (nested.notes, kinds(nested).count("Loop")) == ((), 2)
-    assert "would be over 20000 nodes" in nested.obstacles[0]
+    assert f"would be over {MOST_NODES} nodes" in nested.obstacles[0]
 
 
 @pytest.mark.parametrize("backwards", [0, 1])

@@ -24,7 +24,7 @@ from tvm_pipeline.frontends.onnx_known import Known
 
 CONTROL_FLOW = ("If", "Loop", "Scan")
 MOST_COPIES = 256  # of a loop's body
-MOST_NODES = 20_000  # of all copies of subgraphs in a model
+MOST_NODES = 5000  # of all copies of subgraphs in a model; TVM takes minutes for more
 MOST_BYTES = 64 << 20  # of the same
 LONGEST_S = 15.0
 MOST_IN_BRANCHES = 200  # nodes of the two branches of an If that are both computed
