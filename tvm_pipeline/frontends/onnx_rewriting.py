@@ -57,11 +57,12 @@ def bind_inputs(model: Any, values: Values, path: Any) -> None:
 def _array(declared: Any, value: Any, path: Any) -> Any:
     """Return a value in the type and the shape of an input."""
     kind = declared.type.tensor_type
-    if not kind.elem_type or kind.elem_type == TensorProto.STRING:
+    if kind.elem_type == TensorProto.STRING or kind.elem_type not in helper.get_all_tensor_dtypes():
         raise OptionError(f"`input_values`: {path}: input {declared.name} is not a tensor of numbers")
     dtype, given = helper.tensor_dtype_to_np_dtype(kind.elem_type), np.asarray(value)
     extents: list[int] = [max(extent.dim_value, 0) for extent in kind.shape.dim]  # 0 stands for an open extent
-    array = given.astype(dtype)
+    with np.errstate(over="ignore"):  # what is too large is infinite
+        array = given.astype(dtype)
     if given.ndim == 0 and all(extents):
         array = np.full(extents, array)
     if not np.array_equal(array, np.broadcast_to(given, array.shape)) and np.dtype(dtype).kind != "f":

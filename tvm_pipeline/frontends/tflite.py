@@ -56,13 +56,13 @@ def read(name: str, path: Path, content: bytes, shapes: dict[str, tuple[int, ...
         check_operators(tflite, path, parsed)
         graph = parsed.Subgraphs(0)
         outputs = tuple(graph.Tensors(graph.Outputs(o)).Name().decode() for o in range(graph.OutputsLength()))
+        metadata = tflite_metadata(content, parsed)
     fixed = {tensor.name: tuple(signature) or tensor.shape for tensor, signature in inputs}  # -1 where it is open
     for given, shape in shapes.items():
         if given not in fixed or not _fits(shape, fixed[given]):
             listed = ", ".join(f"{label}:{list(extents)}" for label, extents in fixed.items())
             raise OptionError(f"`input_shapes` {given}:{list(shape)}: {path} fixes its inputs itself: {listed}")
     tensors = tuple(replace(tensor, shape=shapes.get(tensor.name, tensor.shape)) for tensor, _ in inputs)
-    metadata = tflite_metadata(content, parsed)
     if any(-1 in fixed[label] for label in shapes):
         content = resized(path, content, {tensor.name: tensor.shape for tensor in tensors})
     return Model(name, "tflite", content, tensors, outputs=outputs, metadata=metadata)
