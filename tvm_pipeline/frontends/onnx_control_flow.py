@@ -27,6 +27,7 @@ MOST_COPIES = 256  # of a loop's body
 MOST_NODES = 5000  # of all copies of subgraphs in a model; TVM takes minutes for more
 MOST_BYTES = 64 << 20  # of the same
 LONGEST_S = 15.0
+MOST_COUNTED = 10_000  # turns of a loop that are counted, where no copies are made
 MOST_IN_BRANCHES = 200  # nodes of the two branches of an If that are both computed
 # Computed twice, or where it would not be, these do something else.
 _IMPURE = {
@@ -51,6 +52,11 @@ def without_control_flow(model: Any, path: Any) -> list[str]:
         return []
     flattening = _Flattening(model, path)
     copies = flattening.flat(model.graph.node)
+    known = {value.name: value for value in copies.types}
+    for value in (*model.graph.output, *model.graph.value_info):
+        if value.name in known:
+            value.CopyFrom(known.pop(value.name))
+    model.graph.value_info.extend(known.values())
     if copies.done:
         replace_nodes(model.graph, copies.nodes)
         model.graph.initializer.extend(copies.weights)
@@ -68,11 +74,13 @@ class _Copies:
 
     nodes: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
+    types: list[Any] = field(default_factory=list)  # of what loops that stay give
     done: Counter[str] = field(default_factory=Counter)
 
     def take(self, others: _Copies) -> None:
         self.nodes += others.nodes
         self.weights += others.weights
+        self.types += others.types
         self.done += others.done
 
     def notes(self) -> list[str]:
@@ -93,6 +101,7 @@ class _Flattening:
         self._deadline = Deadline(f"{path}: taking out its control flow", LONGEST_S, remedy)
         self._nodes_left = MOST_NODES + sum(1 for _ in all_nodes(model.graph))  # each is copied once where no loop is
         self._bytes_left = MOST_BYTES + model.ByteSize()
+        self._staying = 0  # loops whose number of turns is known
         self._differing: dict[str, list[str]] = {}  # Ifs that stay, by the shapes of their branches
 
     def flat(self, nodes: Iterable[Any]) -> _Copies:
@@ -105,10 +114,12 @@ class _Flattening:
                 copies = replace[node.op_type](node) if node.op_type in replace and not node.domain else None
             except _Stays:
                 copies = None
-            if copies is None:
-                self._add(made, node)
-            else:
+            if copies is not None:
                 made.take(copies)
+                continue
+            self._add(made, node)
+            if node.op_type == "Loop" and not node.domain:
+                made.types += self._types_of_loop(node)
         return made
 
     def notes(self) -> list[str]:
@@ -117,6 +128,11 @@ class _Flattening:
         for shapes, names in self._differing.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             lines.append(f"If {names[0]}{more} stays, since its branches give {shapes}")
+        if self._staying:
+            loops = f"{self._staying} loops of known turns stay" if self._staying > 1 else "A loop of known turns stays"
+            lines.append(
+                f"{loops}, since copies are made of up to {MOST_COPIES} turns and {MOST_NODES} nodes of a model"
+            )
         return lines
 
     def _add(self, copies: _Copies, node: Any) -> None:
@@ -218,6 +234,40 @@ class _Flattening:
         copies.done[f"Loop unrolled into {turn} copies"] += 1
         return copies
 
+    def _types_of_loop(self, node: Any) -> list[Any]:
+        """Return the types of what a Loop that stays gives, where its number of turns is known."""
+        trips, goes_on = (self._settled(node, index) for index in (0, 1))
+        if not trips or not goes_on:
+            return []
+        for weight in node.attribute[0].g.initializer:
+            self._known.add(weight)
+        turns = trips if _goes_on(node.attribute[0].g) else self._turns(node, trips)
+        if turns is None or turns == np.inf:
+            return []
+        self._staying += 1
+        return self._known.learn_loop(node, int(turns))
+
+    def _turns(self, node: Any, trips: float) -> int | None:
+        """Return after how many turns a Loop ends by what it counts itself; None where that depends on data."""
+        body, known = node.attribute[0].g, self._known.values
+        counting = _counting(body)
+        values = [known.get(name) for name in node.input[2:]]
+        changing = [value.name for value in body.input] + [name for inner in counting for name in inner.output]
+        for turn in range(int(min(trips, MOST_COUNTED))):
+            self._deadline.check(label(node))
+            for name in changing:
+                known.pop(name, None)
+            given = zip((value.name for value in body.input), (np.array(turn), np.array(True), *values), strict=True)
+            known.update((name, array) for name, array in given if array is not None)
+            for inner in counting:
+                self._known.learn(inner)
+            goes_on, *values = (known.get(value.name) for value in body.output[: 1 + len(values)])
+            if goes_on is None or not goes_on:
+                break
+        for name in changing:
+            known.pop(name, None)
+        return None if goes_on is None or goes_on else turn + 1
+
     def _settled(self, node: Any, index: int) -> Any | None:
         """Return the known value of a Loop's number of turns, or of its condition; None where it depends on data."""
         if len(node.input) <= index or not node.input[index]:
@@ -297,6 +347,18 @@ class _Flattening:
                 axes = self._constant(copies, np.array([axis]), "axes")
                 self._add(copies, helper.make_node("Unsqueeze", [name, axes], [parts[-1]]))
         self._add(copies, helper.make_node("Concat", parts, [output], axis=axis))
+
+
+def _counting(body: Any) -> list[Any]:
+    """Return the nodes of a Loop's body that its condition depends on, in this turn or by way of a state in a later."""
+    handed_on = dict(zip((value.name for value in body.input[1:]), (value.name for value in body.output), strict=False))
+    needed: set[str] = set()
+    waiting = {body.output[0].name}
+    while waiting:
+        needed |= waiting
+        read = {name for node in body.node if needed.intersection(node.output) for name in node.input}
+        waiting = (read | {handed_on[name] for name in needed | read if name in handed_on}) - needed
+    return [node for node in body.node if needed.intersection(node.output)]
 
 
 def _goes_on(body: Any) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tvm_pipeline.frontends.onnx_inlining import reads
@@ -89,6 +89,39 @@ class Known:
             return
         if all(not name or name in self.values for name in node.input):
             self._evaluate(node)
+
+    def learn_loop(self, node: Any, turns: int) -> list[Any]:
+        """Add the shapes of what a Loop of so many turns gives, where no turn changes those of its states.
+
+        Returns:
+            The outputs whose shapes are known so, with their types: onnx itself takes them for open.
+        """
+        body, states = node.attribute[0].g, list(node.input[2:])
+        outer = [self._type(name) for name in states]
+        if None in outer:
+            return []
+        scalars = (helper.make_tensor_type_proto(kind, ()) for kind in (TensorProto.INT64, TensorProto.BOOL))
+        self._types |= zip((value.name for value in body.input), (*scalars, *outer), strict=True)
+        for inner in body.node:
+            self.learn(inner)
+        made = [self._type(value.name) for value in body.output[1:]]
+        if made[: len(states)] != outer:
+            return []
+        for index, type_ in enumerate(made[len(states) :], len(states)):
+            if type_ is not None:
+                extents = (turns, *(extent.dim_value for extent in type_.tensor_type.shape.dim))
+                made[index] = helper.make_tensor_type_proto(type_.tensor_type.elem_type, extents)
+        found = {name: type_ for name, type_ in zip(node.output, made, strict=False) if name and type_ is not None}
+        self._types |= found
+        return [helper.make_value_info(name, type_) for name, type_ in found.items()]
+
+    def _type(self, name: str) -> Any | None:
+        """Return the type of a tensor whose extents are all known; None for any other."""
+        if name in self.values:
+            kind = helper.np_dtype_to_tensor_dtype(self.values[name].dtype)
+            return helper.make_tensor_type_proto(kind, self.values[name].shape)
+        shape = self.shape(name)
+        return None if shape is None else helper.make_tensor_type_proto(self._types[name].tensor_type.elem_type, shape)
 
     def _infer(self, node: Any) -> None:
         """Have onnx infer the types of a node's outputs."""

@@ -51,6 +51,8 @@ def import_model(model: Model, progress: Callable[[str], None] = lambda _: None)
     }
     try:
         mod, params = importers[model.format](model)
+        if not isinstance(mod["main"], relay.Function):
+            raise ModelError(f"{model.name}: its `main` is no function; write it again with tvm.ir.save_json")
         mod = relay.transform.InferType()(mod)
         if model.outputs:
             mod = with_output_names(mod, model)
