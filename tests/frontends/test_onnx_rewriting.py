@@ -431,7 +431,7 @@ def test_what_a_loop_that_stays_gives_has_a_shape(tmp_path: Path, counted: bool)
         tmp_path, onnx_bytes([looped], weights, outputs=(value("y", ("a", "b")), value("all", ("n", "a", "b"))))
     )
     assert [kind for kind in kinds(model) if kind == "Loop"] == ["Loop"]
-    assert model.notes[0].startswith("A loop of known turns stays, since copies are made of up to 256 turns")
+    assert model.notes[0].startswith("Loop stays, since up to 256 turns")
     (operator,) = OnnxGraph(model).graph.operators
     assert {tensor.name: tensor.shape for tensor in operator.outputs} == {"y": (2, 3), "all": (300, 2, 3)}
 
@@ -467,7 +467,7 @@ def test_a_loop_of_too_many_turns_stays(tmp_path: Path, trips: int) -> None:
         outputs=Y,
     )
     model = read(tmp_path, content)
-    assert model.notes[0].startswith("A loop of known turns stays")
+    assert model.notes[0].startswith("Loop stays, since up to")
     assert "Loop" in kinds(model)
 
 

@@ -27,7 +27,7 @@ MOST_COPIES = 256  # of a loop's body
 MOST_NODES = 5000  # of all copies of subgraphs in a model; TVM takes minutes for more
 MOST_BYTES = 64 << 20  # of the same
 LONGEST_S = 15.0
-MOST_COUNTED = 10_000  # turns of a loop that are counted, where no copies are made
+MOST_COUNTED = 2000  # turns of a loop that are counted, where no copies are made
 MOST_IN_BRANCHES = 200  # nodes of the two branches of an If that are both computed
 # Computed twice, or where it would not be, these do something else.
 _IMPURE = {
@@ -101,7 +101,6 @@ class _Flattening:
         self._deadline = Deadline(f"{path}: taking out its control flow", LONGEST_S, remedy)
         self._nodes_left = MOST_NODES + sum(1 for _ in all_nodes(model.graph))  # each is copied once where no loop is
         self._bytes_left = MOST_BYTES + model.ByteSize()
-        self._staying = 0  # loops whose number of turns is known
         self._differing: dict[str, list[str]] = {}  # Ifs that stay, by the shapes of their branches
 
     def flat(self, nodes: Iterable[Any]) -> _Copies:
@@ -119,7 +118,7 @@ class _Flattening:
                 continue
             self._add(made, node)
             if node.op_type == "Loop" and not node.domain:
-                made.types += self._types_of_loop(node)
+                made.types += self._types_of_loop(made, node)
         return made
 
     def notes(self) -> list[str]:
@@ -128,11 +127,6 @@ class _Flattening:
         for shapes, names in self._differing.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             lines.append(f"If {names[0]}{more} stays, since its branches give {shapes}")
-        if self._staying:
-            loops = f"{self._staying} loops of known turns stay" if self._staying > 1 else "A loop of known turns stays"
-            lines.append(
-                f"{loops}, since copies are made of up to {MOST_COPIES} turns and {MOST_NODES} nodes of a model"
-            )
         return lines
 
     def _add(self, copies: _Copies, node: Any) -> None:
@@ -234,7 +228,7 @@ class _Flattening:
         copies.done[f"Loop unrolled into {turn} copies"] += 1
         return copies
 
-    def _types_of_loop(self, node: Any) -> list[Any]:
+    def _types_of_loop(self, copies: _Copies, node: Any) -> list[Any]:
         """Return the types of what a Loop that stays gives, where its number of turns is known."""
         trips, goes_on = (self._settled(node, index) for index in (0, 1))
         if not trips or not goes_on:
@@ -244,7 +238,7 @@ class _Flattening:
         turns = trips if _goes_on(node.attribute[0].g) else self._turns(node, trips)
         if turns is None or turns == np.inf:
             return []
-        self._staying += 1
+        copies.done[f"Loop stays, since up to {MOST_COPIES} turns and {MOST_NODES} nodes of a model are copied"] += 1
         return self._known.learn_loop(node, int(turns))
 
     def _turns(self, node: Any, trips: float) -> int | None:
