@@ -16,6 +16,7 @@ profile.py        the measured figures of a graph on a platform
 problem.py        the Problem of a planner: graph, platform, profile, objective and limits
 plan.py           the Plan that solves a Problem, with its predicted figures
 model.py          a network's file, read and checked
+deadline.py       a limit of time for work on a file that somebody else made
 statistics.py     the figures that a run measures
 frame_energy.py   the joules of a frame, and who says so
 state.py          the state of a running pipeline, as it is sent to `top` and to the page

@@ -110,6 +110,10 @@ def check_operators(tflite: Any, path: Path, parsed: Any) -> None:
                 f"{path}: it has an operator of number {number}, which the installed package tflite does not know; "
                 "upgrade that, or the file is damaged"
             )
+    expected = [
+        (kind.lower(), _REQUIRED.get(kind, 1), _OPTIONS.get(kind) or own_options.get(_plain(kind)))
+        for kind in map(kinds.__getitem__, numbers)
+    ]
     for place in range(parsed.SubgraphsLength()):
         graph = parsed.Subgraphs(place)
         count = graph.TensorsLength()
@@ -126,18 +130,15 @@ def check_operators(tflite: Any, path: Path, parsed: Any) -> None:
             operator = graph.Operators(index)
             if operator.OpcodeIndex() >= len(numbers):
                 raise fault(f"operator {index} has the operator code {operator.OpcodeIndex()}, of {len(numbers)}")
-            kind = kinds[numbers[operator.OpcodeIndex()]]
-            where = f"operator {index} ({kind.lower()})"
+            kind, required, wanted = expected[operator.OpcodeIndex()]
             reads, writes = _numbers(operator, "Inputs"), _numbers(operator, "Outputs")
             if any(not -1 <= read < count for read in reads) or any(not -1 <= write < count for write in writes):
-                raise fault(f"{where} names a tensor that is not there (it has {count})")
-            required = _REQUIRED.get(kind, 1)
+                raise fault(f"operator {index} ({kind}) names a tensor that is not there (it has {count})")
             if len(reads) < required or -1 in reads[:required]:
-                raise fault(f"{where} lacks one of the {required} inputs that it needs")
-            wanted = _OPTIONS.get(kind) or own_options.get(_plain(kind))
+                raise fault(f"operator {index} ({kind}) lacks one of the {required} inputs that it needs")
             given = option_names.get(operator.BuiltinOptionsType())
             if wanted and given not in ("NONE", wanted):
-                raise fault(f"{where} has the options of another operator ({given})")
+                raise fault(f"operator {index} ({kind}) has the options of another operator ({given})")
 
 
 def _numbers(table: Any, field: str) -> list[int]:
