@@ -60,8 +60,8 @@ def read(
         count = onnx_inlining.expanded_nodes(proto)
         if count > MOST_OPERATORS:
             raise ModelError(
-                f"{path}: with the functions of the file in the place of their calls it has {_shown(count)} operators, "
-                f"and up to {MOST_OPERATORS} are planned for; export the model without functions, or in parts"
+                f"{path}: it has {_shown(count)} operators, with those of its functions at each call, and up to "
+                f"{MOST_OPERATORS} are planned for; export the model without functions, or in parts"
             )
         onnx.checker.check_model(proto)
     except (DecodeError, onnx.checker.ValidationError, ValueError) as error:
@@ -108,7 +108,7 @@ def read(
 
 
 def _shown(count: float) -> str:
-    return f"{count:.3g}" if count < float("inf") else "endlessly many"
+    return f"{count:.6g}" if count < float("inf") else "endlessly many"
 
 
 def _stated(proto: Any, metadata: dict[str, str], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
