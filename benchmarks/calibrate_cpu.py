@@ -38,7 +38,7 @@ from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.frontends import load
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.report.tables import duration, percent
-from tvm_pipeline.service.calibrating import calibrate_platform
+from tvm_pipeline.workflow.calibrating import calibrate_platform
 
 CALIBRATED = ("squeezenet", "mobilenet", "resnet-18")
 UNSEEN = ("squeezenet1.1", "resnet-34", "resnet-50", "vgg-11")

@@ -27,7 +27,7 @@ from tvm_pipeline.errors import ProfileError
 from tvm_pipeline.profiling.device_bench import Bench
 from tvm_pipeline.profiling.operators import figures
 from tvm_pipeline.profiling.rounds import Rounds
-from tvm_pipeline.service.workflow import Compiled, compile_source
+from tvm_pipeline.workflow.steps import Compiled, compile_source
 
 QUIET = "quiet"
 LOADS = {"60 ms of 120": (0.06, 0.06), "2 s of 4": (2.0, 2.0)}

@@ -33,7 +33,7 @@ from tvm_pipeline.profiling.joules import Pace, profile_joules
 from tvm_pipeline.report import TextTable, comparison_table
 from tvm_pipeline.runtime.comparison import runner, side_by_side
 from tvm_pipeline.runtime.metering import metered
-from tvm_pipeline.service.power_meter import NONE, chosen_sensor
+from tvm_pipeline.workflow.power_meter import NONE, chosen_sensor
 
 NETWORKS = ("squeezenet", "mobilenet", "resnet-18", "resnet-50")
 SHORT = Pace(window_s=0.02, idle_window_s=0.02, settle_s=0.5, longest_s=0.1)

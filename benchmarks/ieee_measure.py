@@ -28,7 +28,7 @@ from tvm_pipeline.profiling.links import measure_link
 from tvm_pipeline.runtime.comparison import runner, side_by_side
 from tvm_pipeline.runtime.measured_cuts import MeasuredCut, measured_cuts
 from tvm_pipeline.runtime.metering import metered
-from tvm_pipeline.service.power_meter import opened_meter, with_joules
+from tvm_pipeline.workflow.power_meter import opened_meter, with_joules
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]

@@ -290,7 +290,7 @@ def report_product(short: bool) -> list[str]:
 
 def product_row(label: str, file: Path | str, desk: Path, rounds: int) -> tuple[list[str], bool]:
     """Return the row, and whether a rewriting kept what it must keep."""
-    from tvm_pipeline.service.workflow import compile_source
+    from tvm_pipeline.workflow.steps import compile_source
 
     said: list[str] = []
     plain = compile_source(file, None, desk, order="memory", warn=said.append)

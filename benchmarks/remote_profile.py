@@ -27,8 +27,8 @@ from tvm_pipeline.remote.address import Address
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.remote_machine import RemoteMachine
 from tvm_pipeline.remote.serving import BoardServer
-from tvm_pipeline.service.machine import HERE, Machine
-from tvm_pipeline.service.workflow import REPEATS, Compiled, compile_source, measured_profile
+from tvm_pipeline.workflow.machine import HERE, Machine
+from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, measured_profile
 
 
 def main() -> None:

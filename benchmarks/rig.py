@@ -34,7 +34,7 @@ from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.runtime import LivePipeline, Result
-from tvm_pipeline.service.workflow import REPEATS, Compiled, compile_source, measured_profile
+from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, measured_profile
 
 FRAMES = 7  # a prime, so that no pattern of plans or slots is in step with them
 USUAL_SIDE = 224

@@ -33,8 +33,8 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.remote.remote_backend import RemoteBackend
 from tvm_pipeline.runtime.comparison import in_turn, runner
 from tvm_pipeline.runtime.verification import VERIFY_S
-from tvm_pipeline.service.workflow import decide, planned
 from tvm_pipeline.testing import check_backend
+from tvm_pipeline.workflow.steps import decide, planned
 
 NETWORKS, RATES = ("resnet-18", "mobilenet", "squeezenet"), ("10gbit", "1gbit", "100mbit")
 NAMESPACE, NEAR, FAR = "tvmp-barn", "10.77.9.1", "10.77.9.2"

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from packaged import SILERO_VAD, fetch
 
 from tvm_pipeline import Pipeline, Problem
-from tvm_pipeline.service.workflow import compile_source, decide, measured_profile
+from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile
 
 RATE = 16000  # samples a second
 WINDOW, CONTEXT = 512, 64  # samples that are new in a frame, and samples of the frame before that it repeats

@@ -1,15 +1,14 @@
 """tvm-pipeline: a neural network over the processors of one machine, as a measured and proven pipeline.
 
-    model = load("model.onnx")
-    backend, platform = settle_platform(detect_platform(model))
-    compiled = backend.compile(model, platform.devices, print)
-    profile = profile_model(backend, compiled, platform)
-    decision = plan(Problem(compiled.graph, platform, profile))
-    with Pipeline(compiled, decision.plan, platform) as pipeline:
-        for result in pipeline.map(frames):
-            ...
+    import tvm_pipeline as tp
 
-The names of `__all__` are the public surface. The docstring of each has an example that needs no TVM and no hardware;
+    pipe = tp.compile("model.onnx")     # compiled, measured, planned and verified on this machine
+    for outputs in pipe.map(frames):
+        ...
+
+`pipe.save` writes a bundle, and `open` opens one. Each step has its own names: `load`, `Problem`, `plan`, `Pipeline`.
+The names of `__all__` are the public surface, with `compile` and `open`, which `import *` leaves to Python's own. The
+docstring of each has an example that needs no TVM and no hardware;
 `tvm_pipeline.testing` has the small network that the examples share. The rooms, from the ground up:
 
 version.py   the version of this package
@@ -33,6 +32,7 @@ profiling/   operators and links measured
 calibration/  the model of a device refitted to measured stages
 relax.py     passes on Relax modules, for scripts of TVM
 runtime/     the running pipeline
+workflow/    from a model to a plan that runs, as one call each
 report/      tables and pictures
 video/       frames in, results out
 testing/     for tests of backends
@@ -60,9 +60,13 @@ from tvm_pipeline.profiling import profile_model
 from tvm_pipeline.profiling.stage_timer import stage_timer
 from tvm_pipeline.runtime import Pipeline, Result
 from tvm_pipeline.version import __version__ as __version__
+from tvm_pipeline.workflow.compiled_pipeline import CompiledPipeline
+from tvm_pipeline.workflow.compiled_pipeline import compile as compile
+from tvm_pipeline.workflow.compiled_pipeline import open as open
 
 __all__ = [
     "Bundle",
+    "CompiledPipeline",
     "Decision",
     "Device",
     "DeviceProfile",

@@ -17,8 +17,8 @@ from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.service import workflow
 from tvm_pipeline.testing import FakeBackend
+from tvm_pipeline.workflow import steps as workflow
 
 MODEL = Model("chain", "onnx", b"")
 

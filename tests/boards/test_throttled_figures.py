@@ -8,9 +8,9 @@ from pathlib import Path
 from tests.boards.trees import TREES, release, write
 from tvm_pipeline import Profile, profile_model
 from tvm_pipeline.runtime import LivePipeline
-from tvm_pipeline.service.doubts import elsewhere_warnings
 from tvm_pipeline.testing import example_backend, example_bundle, example_model, example_problem
 from tvm_pipeline.testing.installed import installed
+from tvm_pipeline.workflow.doubts import elsewhere_warnings
 
 ORIN, TX2 = "Orin Nano Super, JetPack 6", "TX2, JetPack 4"
 

@@ -20,8 +20,8 @@ from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.cost.modelled_stage import stage_table
 from tvm_pipeline.errors import ModelError, OptionError, PlanError, PlatformError, ProfileError
 from tvm_pipeline.planning.measured import SegmentTimer
-from tvm_pipeline.service.calibrating import CalibratedPlatform, calibrate_platform
 from tvm_pipeline.testing import FakeBackend, FakeModel, installed
+from tvm_pipeline.workflow.calibrating import CalibratedPlatform, calibrate_platform
 
 GRAPHS = several(3)
 LAW = DeviceModel(macs_per_s=3e9, call_s=2e-5, operator_s=1e-5, bytes_per_s=1.5e9)

@@ -36,7 +36,7 @@ def model(tmp_path_factory) -> Path:
 def bundle(model, tmp_path_factory) -> Path:
     """A bundle compiled once for all tests of the command line."""
     from tvm_pipeline import Bundle, Problem, write_bundle
-    from tvm_pipeline.service.workflow import compile_source, decide, measured_profile
+    from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile
 
     made = compile_source(model)
     profile = measured_profile(made, repeats=8)

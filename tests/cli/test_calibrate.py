@@ -20,8 +20,8 @@ from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.cost.modelled_stage import stage_table
 from tvm_pipeline.profiling import disturbance
-from tvm_pipeline.service.calibrating import calibrate_platform
 from tvm_pipeline.testing import FakeBackend, FakeModel, installed
+from tvm_pipeline.workflow.calibrating import calibrate_platform
 
 LAW = DeviceModel(macs_per_s=8e10, operator_s=1e-4, bytes_per_s=4e10)
 

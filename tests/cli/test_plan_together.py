@@ -10,9 +10,9 @@ import pytest
 from tvm_pipeline import Device, Platform, read_graph
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.service.merged import as_one
-from tvm_pipeline.service.workflow import Planned
 from tvm_pipeline.testing import example_graph
+from tvm_pipeline.workflow.merged import as_one
+from tvm_pipeline.workflow.steps import Planned
 
 PLATFORM = 'name = "box"\n[[device]]\nname = "a"\ncache_bytes = 100\n[[device]]\nname = "b"\ncache_bytes = 100\n'
 SECONDS = {"left": {"a": [0.010, 0.020], "b": [0.030, 0.025]}, "right": {"a": [0.002, 0.001], "b": [0.002, 0.001]}}

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from tests.service.test_power_meter import logger
+from tests.workflow.test_power_meter import logger
 from tvm_pipeline import read_profile
 from tvm_pipeline.power.choice import chosen_sensor
 from tvm_pipeline.profiling import joules

@@ -32,10 +32,10 @@ from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError
-from tvm_pipeline.service.workflow import Compiled, measured_profile, opened_bundle
 from tvm_pipeline.testing import FakeBackend
 from tvm_pipeline.tvm.devices import runtimes
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.workflow.steps import Compiled, measured_profile, opened_bundle
 
 MODEL = Model("net", "onnx", b"")
 CORES = sorted(os.sched_getaffinity(0))

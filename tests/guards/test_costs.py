@@ -62,7 +62,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("planning/sat/least_seconds.py", "self.joules", "joules that cost/ gave"),
     ("planning/measured.py", "segments.seconds", "stages that the search has just measured, not those of a profile"),
     ("planning/planner.py", "decision.segments", "stages that were measured on the way to the decision"),
-    ("service/workflow.py", "decision.segments", "stages that were measured on the way to the decision"),
+    ("workflow/steps.py", "decision.segments", "stages that were measured on the way to the decision"),
     *(
         ("fleet/*", f"{receiver}.model", "the name of a model in a fleet")
         for receiver in ("duty", "line", "place", "running", "service", "one", "held", "own", "self")
@@ -71,10 +71,10 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     # The profile is made, completed or summed up, and nothing is decided by a figure.
     ("backends/bundle.py", "profile.devices", "figures of stand-ins are left out once the device is here"),
     ("planning/planner.py", "profile.segments", "only whether there are any: bounds of operators are none of stages"),
-    ("service/workflow.py", "profile.segments", "what was measured is added"),
-    ("service/predicted.py", "profile.devices", "devices that it lacks are added, with predicted figures"),
-    ("service/modelled.py", "profile.devices", "only which devices were measured"),
-    ("service/predicted.py", "device.model", "only whether there is one beside layer times"),
+    ("workflow/steps.py", "profile.segments", "what was measured is added"),
+    ("workflow/predicted.py", "profile.devices", "devices that it lacks are added, with predicted figures"),
+    ("workflow/modelled.py", "profile.devices", "only which devices were measured"),
+    ("workflow/predicted.py", "device.model", "only whether there is one beside layer times"),
     ("report/tables.py", "profile.devices", "a summary of what was measured"),
     ("report/tables.py", "device.busy_factor", "a summary of what was measured"),
     ("report/tables.py", "device.median_spread", "a summary of what was measured"),

@@ -13,11 +13,11 @@ import pytest
 from tests.guards.sources import CORE, ROOT, docstrings, files, name, tree
 
 PUBLIC = [
-    *("Bundle", "Decision", "Device", "DeviceProfile", "Evaluation", "Link", "Model", "Operator", "OperatorGraph"),
-    *("Pipeline", "PipelineError", "Plan", "Platform", "Prediction", "Problem", "Profile", "Result", "Stage", "Tensor"),
-    *("detect_platform", "evaluate", "graph_from_networkx", "load", "merge_graphs", "open_bundle", "plan"),
-    *("profile_model", "read_graph", "read_plan", "read_platform", "read_profile", "settle_platform", "stage_timer"),
-    "write_bundle",
+    *("Bundle", "CompiledPipeline", "Decision", "Device", "DeviceProfile", "Evaluation", "Link", "Model"),
+    *("Operator", "OperatorGraph", "Pipeline", "PipelineError", "Plan", "Platform", "Prediction", "Problem"),
+    *("Profile", "Result", "Stage", "Tensor", "detect_platform", "evaluate", "graph_from_networkx", "load"),
+    *("merge_graphs", "open_bundle", "plan", "profile_model", "read_graph", "read_plan", "read_platform"),
+    *("read_profile", "settle_platform", "stage_timer", "write_bundle"),
 ]
 # Modules besides the public surface whose names a page may import, each because that page is about it.
 DOCUMENTED = {

@@ -19,7 +19,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("planning", "backends"),
     ("research", "tvm", "frontends", "profiling"),
     ("runtime", "calibration", "relax"),
-    ("report", "video", "testing"),
+    ("report", "video", "testing", "workflow"),
     ("watch",),
     ("service",),
     ("remote",),
@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
 )
 # The package itself is the public surface; it gathers names of these rooms, and only the command line imports it.
-PUBLIC = {"backends", "core", "cost", "errors", "frontends", "planning", "profiling", "runtime", "version"}
+PUBLIC = {"backends", "core", "cost", "errors", "frontends", "planning", "profiling", "runtime", "version", "workflow"}
 # Rooms that a backend does not need: it is compiled, measured and planned for by others.
 NOT_FOR_BACKENDS = {
     "cost",
@@ -40,6 +40,7 @@ NOT_FOR_BACKENDS = {
     "report",
     "video",
     "watch",
+    "workflow",
     "service",
     "remote",
     "fleet",

@@ -27,7 +27,7 @@ from tvm_pipeline.remote import serving
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.remote_machine import RemoteMachine
 from tvm_pipeline.remote.serving import BoardServer
-from tvm_pipeline.service.workflow import compile_source
+from tvm_pipeline.workflow.steps import compile_source
 
 __all__ = ["cli"]
 

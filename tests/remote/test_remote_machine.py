@@ -25,7 +25,7 @@ from tvm_pipeline.remote import remote_machine, serving
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.board_check import check_board
 from tvm_pipeline.remote.remote_machine import RemoteMachine
-from tvm_pipeline.service.workflow import compile_source
+from tvm_pipeline.workflow.steps import compile_source
 
 __all__ = ["cli"]
 

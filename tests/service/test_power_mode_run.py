@@ -22,8 +22,8 @@ from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.profile import read_profile
-from tvm_pipeline.service.machine_modes import this_machine
 from tvm_pipeline.testing import example_backend, example_graph, example_problem, installed
+from tvm_pipeline.workflow.machine_modes import this_machine
 
 MODES = PowerMode("MAXN", 0), PowerMode("5W", 1)
 

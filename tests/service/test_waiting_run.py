@@ -30,8 +30,8 @@ from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.running import Service
 from tvm_pipeline.service.settings import Settings
 from tvm_pipeline.service.waiting_model import waiting_plan
-from tvm_pipeline.service.workflow import compile_source, measured_profile
 from tvm_pipeline.video import Kind, Opening, Source, host_graph, kinds, open_source
+from tvm_pipeline.workflow.steps import compile_source, measured_profile
 
 HALL, GATE, YARD = "synthetic:64x48@50", "synthetic:32x32@60", "synthetic:48x48@40"
 

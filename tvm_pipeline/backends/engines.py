@@ -2,7 +2,7 @@
 
 onnxruntime runs ONNX models, and TFLite's own kernels run TFLite models. An engine takes no cores by itself: a platform
 file names it, or `compile` turns to it where TVM refuses a model and nobody said what is to run it. An engine cuts
-files of its format, so that it and TVM share a model (`sliced.py`). Next: `service/engine_fallback.py`.
+files of its format, so that it and TVM share a model (`sliced.py`). Next: `workflow/engine_fallback.py`.
 """
 
 from __future__ import annotations

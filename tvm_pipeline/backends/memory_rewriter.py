@@ -1,6 +1,6 @@
 """What a backend has as well if it can do operators of a model in parts, so that stages need less memory.
 
-`service/rewriting_trial.py` chooses which operators, and compares the outputs before it accepts them. Next:
+`workflow/rewriting_trial.py` chooses which operators, and compares the outputs before it accepts them. Next:
 `tvm/relay/relay_rewriting.py`; `memory/rewriting.py`, for what it is that is done.
 """
 

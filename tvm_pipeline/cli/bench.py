@@ -33,7 +33,7 @@ from tvm_pipeline.report import check_picture, comparison_table, cuts_table, dra
 from tvm_pipeline.report.drawing import new_figure
 from tvm_pipeline.runtime.comparison import Run, side_by_side
 from tvm_pipeline.runtime.measured_cuts import TURN_S, CutComparison, MeasuredCut, expected_s, measured_cuts
-from tvm_pipeline.service.workflow import (
+from tvm_pipeline.workflow.steps import (
     checked_objective,
     compile_source,
     decide,

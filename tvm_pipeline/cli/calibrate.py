@@ -19,7 +19,7 @@ from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.report.tables import duration, percent, size
-from tvm_pipeline.service.calibrating import Calibrated, CalibratedPlatform, calibrate_platform
+from tvm_pipeline.workflow.calibrating import Calibrated, CalibratedPlatform, calibrate_platform
 
 
 def command(

@@ -45,9 +45,9 @@ from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.remote.remote_machine import RemoteMachine, opened_machine
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
-from tvm_pipeline.service.machine import Machine
-from tvm_pipeline.service.mode_profiles import decide_modes
-from tvm_pipeline.service.workflow import (
+from tvm_pipeline.workflow.machine import Machine
+from tvm_pipeline.workflow.mode_profiles import decide_modes
+from tvm_pipeline.workflow.steps import (
     Compiled,
     Say,
     checked_objective,

@@ -20,7 +20,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import check_distinct, write_bytes
 from tvm_pipeline.planning.deployment import Demand, deploy
 from tvm_pipeline.report.tables import deployment_table
-from tvm_pipeline.service.workflow import Planned, plan_json, planned
+from tvm_pipeline.workflow.steps import Planned, plan_json, planned
 
 
 def command(

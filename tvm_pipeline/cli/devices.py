@@ -20,8 +20,8 @@ from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, survey
 from tvm_pipeline.report import devices_table, sensors_table
-from tvm_pipeline.service.machine_modes import this_machine
 from tvm_pipeline.tvm.installed_ir import described
+from tvm_pipeline.workflow.machine_modes import this_machine
 
 
 def command(

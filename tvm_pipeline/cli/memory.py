@@ -28,7 +28,7 @@ from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.memory.traffic_order import traffic_order
 from tvm_pipeline.report import TextTable, alive_at, draw_memory, orders_table, peak_table
 from tvm_pipeline.report.parts_tables import savings_table, savings_text
-from tvm_pipeline.service.workflow import compile_source, opened_bundle
+from tvm_pipeline.workflow.steps import compile_source, opened_bundle
 
 
 def command(

@@ -29,7 +29,7 @@ from tvm_pipeline.core.plan import Decision, Measured
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.service.option_names import explained, translated
-from tvm_pipeline.service.workflow import plan_json
+from tvm_pipeline.workflow.steps import plan_json
 
 LINES_S = 5.0  # between two lines of progress where standard error is no terminal
 # All but the tab and the end of a line, and what turns the direction of a text around.

@@ -37,11 +37,11 @@ from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.report.tables import percent
-from tvm_pipeline.service.merged import merged
-from tvm_pipeline.service.mode_profiles import decide_modes
-from tvm_pipeline.service.modelled import how_good, modelled
-from tvm_pipeline.service.predicted import FROM_SHAPES, from_shapes
-from tvm_pipeline.service.workflow import checked_objective, checked_scheduler, decide, planned
+from tvm_pipeline.workflow.merged import merged
+from tvm_pipeline.workflow.mode_profiles import decide_modes
+from tvm_pipeline.workflow.modelled import how_good, modelled
+from tvm_pipeline.workflow.predicted import FROM_SHAPES, from_shapes
+from tvm_pipeline.workflow.steps import checked_objective, checked_scheduler, decide, planned
 
 
 def pareto_decision(problem: Problem) -> Decision:

@@ -29,8 +29,8 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import devices_table, joules_table
-from tvm_pipeline.service.mode_profiles import mode_file, profile_modes
-from tvm_pipeline.service.workflow import REPEATS, Compiled, compile_source, measured_profile
+from tvm_pipeline.workflow.mode_profiles import mode_file, profile_modes
+from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, measured_profile
 
 
 def command(

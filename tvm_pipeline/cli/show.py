@@ -27,7 +27,7 @@ from tvm_pipeline.report import (
     stages_table,
 )
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
-from tvm_pipeline.service.workflow import chosen_plan, opened_bundle, plan_json
+from tvm_pipeline.workflow.steps import chosen_plan, opened_bundle, plan_json
 
 
 def command(

@@ -22,8 +22,8 @@ from tvm_pipeline.cost.simulate import simulate as run
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.report import DRAWN_FRAMES, TextTable, check_picture, draw_gantt, stages_table, statistics_table
-from tvm_pipeline.service.merged import merged
-from tvm_pipeline.service.workflow import plan_json, planned
+from tvm_pipeline.workflow.merged import merged
+from tvm_pipeline.workflow.steps import plan_json, planned
 
 
 def command(

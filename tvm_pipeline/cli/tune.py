@@ -24,9 +24,9 @@ from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.frontends import load
 from tvm_pipeline.remote.remote_machine import RemoteMachine, opened_machine
 from tvm_pipeline.report import TextTable, comparison_table, in_units_of
-from tvm_pipeline.service.tune_plan import PlanTuning, tune_plan
-from tvm_pipeline.service.tune_targets import SECONDS, check_seconds, tune_source
-from tvm_pipeline.service.workflow import checked_objective
+from tvm_pipeline.workflow.steps import checked_objective
+from tvm_pipeline.workflow.tune_plan import PlanTuning, tune_plan
+from tvm_pipeline.workflow.tune_targets import SECONDS, check_seconds, tune_source
 
 
 def command(

@@ -218,7 +218,7 @@ def _number(text: str) -> Any:
 
 
 def check_one_model(plan: Plan, graph: str) -> None:
-    """Raise PlanError where a plan is of several models, see `service/merged.py`, and `graph` is one of their names."""
+    """Raise PlanError where a plan is of several models (`workflow/merged.py`), and `graph` is one of their names."""
     models = plan.graph.split(SEVERAL)
     if len(models) > 1 and graph in models:
         raise PlanError(

@@ -66,7 +66,7 @@ class Device:
         bus: name of the bus that carries its overflow, where several devices share the bus; else empty.
         model: the model of its speed, where it cannot be measured.
         layer_times: the file that predicts its operators' seconds from shapes, seen from the platform file's folder;
-            profiles without the device get these (`service/predicted.py`).
+            profiles without the device get these (`workflow/predicted.py`).
         stand_in: the name of another processor that computes its stages, and the reason, where the device itself is
             missing; else empty. Platform files do not have it: a backend's `settle` finds it out, and every output
             repeats it.

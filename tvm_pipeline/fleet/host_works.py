@@ -29,7 +29,7 @@ from tvm_pipeline.fleet.description import Fleet, Placement
 from tvm_pipeline.fleet.fleet_file import FleetFile, FleetHost
 from tvm_pipeline.frontends import is_relay
 from tvm_pipeline.planning.deployment import Demand, deploy
-from tvm_pipeline.service.workflow import Say, compile_source, silent
+from tvm_pipeline.workflow.steps import Say, compile_source, silent
 
 # Seconds in which the models of one host are planned together.
 TOGETHER_S = 5.0

@@ -29,8 +29,8 @@ from tvm_pipeline.frontends import Shapes, load, parse_shapes
 from tvm_pipeline.remote.board_measuring import Settled
 from tvm_pipeline.remote.board_models import Reached
 from tvm_pipeline.remote.remote_machine import RemoteMachine
-from tvm_pipeline.service.workflow import Compiled, compile_source, decide, measured_profile, silent
 from tvm_pipeline.version import __version__
+from tvm_pipeline.workflow.steps import Compiled, compile_source, decide, measured_profile, silent
 
 Say = Callable[[str], None]
 OpenBoard = Callable[[str], AbstractContextManager[Reached]]  # by the name of the host

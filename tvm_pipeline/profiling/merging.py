@@ -1,6 +1,6 @@
 """The profile of several models that are planned as one graph, from a profile of each.
 
-`core/graph_files.py` makes the graph. Next: `service/merged.py`, which does both for the command line.
+`core/graph_files.py` makes the graph. Next: `workflow/merged.py`, which does both for the command line.
 """
 
 from __future__ import annotations

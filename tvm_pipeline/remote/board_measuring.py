@@ -30,9 +30,9 @@ from tvm_pipeline.errors import BundleError
 from tvm_pipeline.remote.board_check import outputs_on
 from tvm_pipeline.remote.session import Say, Session
 from tvm_pipeline.runtime.comparison import Turn
-from tvm_pipeline.service.machine import HERE
-from tvm_pipeline.service.machine_modes import this_machine
-from tvm_pipeline.service.tune_targets import tune_model
+from tvm_pipeline.workflow.machine import HERE
+from tvm_pipeline.workflow.machine_modes import this_machine
+from tvm_pipeline.workflow.tune_targets import tune_model
 
 
 class Settled(msgspec.Struct, frozen=True):

@@ -22,8 +22,8 @@ from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.remote.board_measuring import MEASURING
 from tvm_pipeline.remote.remote_stages import STAGES
 from tvm_pipeline.remote.session import Say, Session
-from tvm_pipeline.service.machine_modes import this_machine
 from tvm_pipeline.version import __version__
+from tvm_pipeline.workflow.machine_modes import this_machine
 
 Method = Callable[[Session, dict[str, Any], list[Array], Say], tuple[Any, list[Array]]]
 

@@ -37,8 +37,8 @@ from tvm_pipeline.remote.board_check import check_board, frame_of_noise, outputs
 from tvm_pipeline.remote.board_measuring import Asked, Settled, Tuned, Warned
 from tvm_pipeline.remote.board_models import Reached, outputs_there, send_model, with_triple
 from tvm_pipeline.runtime.comparison import Run, Turn
-from tvm_pipeline.service.machine import HERE, Machine, Metering
-from tvm_pipeline.service.workflow import Compiled
+from tvm_pipeline.workflow.machine import HERE, Machine, Metering
+from tvm_pipeline.workflow.steps import Compiled
 
 Say = Callable[[str], None]
 
@@ -58,7 +58,7 @@ def opened_machine(remote: str | None, tell: Say) -> Iterator[Machine]:
 
 
 class RemoteMachine:
-    """A board: a `service.machine.Machine`."""
+    """A board: a `workflow.machine.Machine`."""
 
     def __init__(self, board: Reached, tell: Say) -> None:
         self.board, self.name = board, board.name

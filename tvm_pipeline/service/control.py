@@ -17,7 +17,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.replanning import timed
 from tvm_pipeline.service.file import Keys, read_keys
 from tvm_pipeline.service.settings import Settings
-from tvm_pipeline.service.workflow import checked_objective
+from tvm_pipeline.workflow.steps import checked_objective
 
 KINDS = {"objective": str, "min-throughput": float, "max-latency": float}
 

@@ -50,8 +50,8 @@ from tvm_pipeline.service.video_extra import (
     interpret,
     profile_host,
 )
-from tvm_pipeline.service.workflow import Compiled
 from tvm_pipeline.version import __version__
+from tvm_pipeline.workflow.steps import Compiled
 
 # A plan for a source of a fixed rate must be able to take so many more frames than come.
 RATE_MARGIN = 0.1

@@ -1,7 +1,7 @@
 """A bundle of a model file: `run` takes the file itself, and compiles it into the cache when it is first run.
 
 The bundle is named by the content of the file, the shapes and the version of this package, so that a file that changes
-is compiled anew. Read next: workflow.py, whose steps these are.
+is compiled anew. Read next: workflow/steps.py, whose steps these are.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tvm_pipeline.errors import BundleError, OptionError
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.frontends import Shapes, load, parse_shapes
 from tvm_pipeline.service.listener import Listener
-from tvm_pipeline.service.workflow import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline.version import __version__
+from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 
 MODEL_FILES = (".onnx", ".tflite", ".relay")
 MOST_KEPT = 8  # bundles in the cache, each as large as its model

@@ -19,7 +19,7 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Event, RunStatistics
 from tvm_pipeline.service.video_extra import LiveStatistics
-from tvm_pipeline.service.workflow import plan_json
+from tvm_pipeline.workflow.steps import plan_json
 
 WriteEvent = Callable[[Event, str], None]  # an event, and the label of its model, empty where there is one model
 

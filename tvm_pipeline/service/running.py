@@ -24,13 +24,13 @@ from tvm_pipeline.service.changing_inputs import ChangingInputs
 from tvm_pipeline.service.control import ControlFile, controlled
 from tvm_pipeline.service.file import SettingsReader
 from tvm_pipeline.service.listener import Listener
-from tvm_pipeline.service.machine_modes import with_mode_of
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport
 from tvm_pipeline.service.running_model import RunningModel, Write, opened_models
 from tvm_pipeline.service.settings import Settings
 from tvm_pipeline.service.signals import ENDS, Interrupts, Requests, ending, handling
 from tvm_pipeline.service.status_file import StatusFile
+from tvm_pipeline.workflow.machine_modes import with_mode_of
 
 TICK_S = 0.1  # between two looks at the signals
 LOOK_S = 0.5  # between two looks at the control file, and two of the listener

@@ -42,7 +42,6 @@ from tvm_pipeline.service.host_planning import (
 from tvm_pipeline.service.inputs import ModelSources, opened_sources
 from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.model_bundle import opened_model, settings_beside
-from tvm_pipeline.service.power_meter import opened_meter
 from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
@@ -63,7 +62,8 @@ from tvm_pipeline.service.video_extra import (
 )
 from tvm_pipeline.service.waiting_model import tell_source, waiting_plan, warmed_results
 from tvm_pipeline.service.watched_model import watched
-from tvm_pipeline.service.workflow import chosen_plan
+from tvm_pipeline.workflow.power_meter import opened_meter
+from tvm_pipeline.workflow.steps import chosen_plan
 
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
 Picture = NDArray[np.uint8]

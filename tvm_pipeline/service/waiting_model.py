@@ -29,7 +29,7 @@ from tvm_pipeline.service.listener import Listener
 from tvm_pipeline.service.records import WriteEvent
 from tvm_pipeline.service.settings import Settings
 from tvm_pipeline.service.video_extra import Analysed, Decoder, Frame, Preprocessing, stream
-from tvm_pipeline.service.workflow import given_plan
+from tvm_pipeline.workflow.steps import given_plan
 
 LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
 NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own

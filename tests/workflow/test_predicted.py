@@ -13,7 +13,7 @@ from tests.profiling.test_layer_times import lawful, network, several, times_of
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import PlatformError, ProfileError
 from tvm_pipeline.profiling.layer_times import DeviceNote, LayerTimes, read_layer_times, write_layer_times
-from tvm_pipeline.service.workflow import decide, planned
+from tvm_pipeline.workflow.steps import decide, planned
 
 BOARD = """
 name = "board"

@@ -1,6 +1,6 @@
 """Devices that `plan` does not measure: those whose models were calibrated, by `tvm-pipeline calibrate`.
 
-Measured figures win wherever there are any. Next: `workflow.py`, which plans; `calibration/`, which fits the models.
+Measured figures win wherever there are any. Next: `steps.py`, which plans; `calibration/`, which fits the models.
 """
 
 from __future__ import annotations

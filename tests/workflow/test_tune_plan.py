@@ -18,9 +18,9 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.service import tune_plan as module
-from tvm_pipeline.service.tune_plan import PlanTuning, tune_plan
 from tvm_pipeline.testing import FakeBackend, FakeModel, installed
+from tvm_pipeline.workflow import tune_plan as module
+from tvm_pipeline.workflow.tune_plan import PlanTuning, tune_plan
 
 OPERATORS = 8
 KERNELS = [f"kernel{index}" for index in range(OPERATORS)]
@@ -99,7 +99,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[PlanTuning, li
         chain = Model(GRAPH.name, "onnx", b"", GRAPH.inputs)
         monkeypatch.setattr(module, "measured_profile", lambda *_: next(profiles))
         monkeypatch.setattr(module, "load", lambda *_: chain)
-        monkeypatch.setattr("tvm_pipeline.service.workflow.load", lambda *_: chain)
+        monkeypatch.setattr("tvm_pipeline.workflow.steps.load", lambda *_: chain)
         monkeypatch.setattr(module, "TURN_S", 0.01)
         backend = TuningBackend(machine)
         with installed(backend):

@@ -16,8 +16,8 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory.stage_memory import least_peak
-from tvm_pipeline.service.rewriting_trial import compiled_in_parts, greatest_difference
 from tvm_pipeline.testing import FakeBackend, FakeModel
+from tvm_pipeline.workflow.rewriting_trial import compiled_in_parts, greatest_difference
 
 WIDTH, JOINS = 8, 2
 CPU = Device("d0", "fake")

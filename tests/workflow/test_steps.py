@@ -11,8 +11,8 @@ import pytest
 from tvm_pipeline import open_bundle, write_bundle
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.service.doubts import stand_in_warnings
-from tvm_pipeline.service.workflow import (
+from tvm_pipeline.workflow.doubts import stand_in_warnings
+from tvm_pipeline.workflow.steps import (
     checked_objective,
     compile_source,
     decide,

@@ -16,8 +16,8 @@ from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.service.workflow import planned
 from tvm_pipeline.testing import FakeModel, installed
+from tvm_pipeline.workflow.steps import planned
 
 ROOFLINE = DeviceModel(1e10, operator_s=1e-6, bytes_per_s=1e10, error=0.08)
 HERE = Device("cpu0", cores=(0,), model=ROOFLINE)

@@ -33,7 +33,7 @@ from tvm_pipeline.profiling import stage_timer
 from tvm_pipeline.profiling.environment import environment
 from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.twins import equal_devices
-from tvm_pipeline.service.machine_modes import this_machine
+from tvm_pipeline.workflow.machine_modes import this_machine
 
 Say = Callable[[str], None]
 

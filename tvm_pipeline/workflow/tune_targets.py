@@ -1,6 +1,6 @@
 """Tune a model for the targets of a platform: the step behind `tvm-pipeline tune`.
 
-    from tvm_pipeline.service.tune_targets import tune_source
+    from tvm_pipeline.workflow.tune_targets import tune_source
 
     for report in tune_source("model.onnx", seconds=60):
         print(report.target, report.ratio)
@@ -22,7 +22,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.errors import OptionError, PlatformError
 from tvm_pipeline.frontends import Shapes, Values, load
-from tvm_pipeline.service.workflow import Say, silent
+from tvm_pipeline.workflow.steps import Say, silent
 
 SECONDS = 120.0  # for each target
 

@@ -18,9 +18,9 @@ from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import ModelError, PlatformError
-from tvm_pipeline.service.doubts import stand_in_warnings
-from tvm_pipeline.service.engine_fallback import compiled_by_engine
-from tvm_pipeline.service.rewriting_trial import compiled_in_parts
+from tvm_pipeline.workflow.doubts import stand_in_warnings
+from tvm_pipeline.workflow.engine_fallback import compiled_by_engine
+from tvm_pipeline.workflow.rewriting_trial import compiled_in_parts
 
 Say = Callable[[str], None]
 # The backend, the model, the platform as it is used, and what was done in parts where that was asked for.

@@ -30,10 +30,10 @@ from tvm_pipeline import Pipeline
 from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlanError, PlatformError
-from tvm_pipeline.service import engine_fallback
-from tvm_pipeline.service import machine as machine_of
-from tvm_pipeline.service.workflow import Compiled, compile_source
 from tvm_pipeline.tvm.installed_ir import installed_ir
+from tvm_pipeline.workflow import engine_fallback
+from tvm_pipeline.workflow import machine as machine_of
+from tvm_pipeline.workflow.steps import Compiled, compile_source
 
 CORES = sorted(os.sched_getaffinity(0))
 TFLITE_REFUSED = "a model of the format tflite needs TVM with Relay"  # by Relax

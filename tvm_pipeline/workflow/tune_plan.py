@@ -26,8 +26,8 @@ from tvm_pipeline.cost.scaling import scaled_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends import Shapes, Values, load
 from tvm_pipeline.runtime.comparison import runner, side_by_side
-from tvm_pipeline.service.tune_targets import SECONDS, check_seconds, tuners_of
-from tvm_pipeline.service.workflow import Compiled, Say, compile_source, measured_profile, silent
+from tvm_pipeline.workflow.steps import Compiled, Say, compile_source, measured_profile, silent
+from tvm_pipeline.workflow.tune_targets import SECONDS, check_seconds, tuners_of
 
 WORTHWHILE = 0.01  # of the plan's figure: a batch that moves it by less is the last one
 BUSY = 0.9  # of the busiest device: such a device could take over work of that one, if it were faster

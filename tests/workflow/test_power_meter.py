@@ -12,9 +12,9 @@ import pytest
 
 from tests.profiling.test_joules import PACE, Counting, profiled, working
 from tvm_pipeline.errors import OptionError, PowerError
-from tvm_pipeline.service.power_meter import opened_meter, required_sensor, with_joules
 from tvm_pipeline.service.running import Service
 from tvm_pipeline.service.settings import Settings
+from tvm_pipeline.workflow.power_meter import opened_meter, required_sensor, with_joules
 
 
 @contextmanager

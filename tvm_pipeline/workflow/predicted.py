@@ -6,7 +6,7 @@ A platform file names for such a device a file of layer times, seen from the fol
     name = "big"
     layer_times = "../layer_times/zen5-1-core.json"
 
-`profiling/layer_times.py` predicts. Next: `workflow.py`, which plans with such a profile.
+`profiling/layer_times.py` predicts. Next: `steps.py`, which plans with such a profile.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A profile for each power mode of a machine, and a plan over these. Read next: machine_modes.py, workflow.py."""
+"""A profile for each power mode of a machine, and a plan over these. Read next: machine_modes.py, steps.py."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.planning import MEASURING, plan_modes
-from tvm_pipeline.service.machine_modes import check_allowed, this_machine
-from tvm_pipeline.service.workflow import Compiled, Say
+from tvm_pipeline.workflow.machine_modes import check_allowed, this_machine
+from tvm_pipeline.workflow.steps import Compiled, Say
 
 
 def profile_modes(

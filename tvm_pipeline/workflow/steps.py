@@ -1,6 +1,6 @@
 """The steps from a model file to a plan, as one call each: for the command line, and for programs.
 
-    from tvm_pipeline.service.workflow import decide, planned
+    from tvm_pipeline.workflow.steps import decide, planned
 
     with planned("model.onnx") as subject:
         decision, profile = decide(subject.problem("latency"), compiled=subject.compiled)
@@ -39,12 +39,12 @@ from tvm_pipeline.errors import ModelError, OptionError, PlanError
 from tvm_pipeline.frontends import Shapes, Values, is_relay, load
 from tvm_pipeline.runtime.comparison import Run
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds, verified
-from tvm_pipeline.service.compiling import Wish, compiled_on
-from tvm_pipeline.service.doubts import stand_in_warnings
-from tvm_pipeline.service.machine import HERE, Machine
-from tvm_pipeline.service.modelled import absence, stood_in, to_measure
-from tvm_pipeline.service.power_meter import NONE, opened_meter
-from tvm_pipeline.service.predicted import FROM_SHAPES, names_layer_times, with_predictions
+from tvm_pipeline.workflow.compiling import Wish, compiled_on
+from tvm_pipeline.workflow.doubts import stand_in_warnings
+from tvm_pipeline.workflow.machine import HERE, Machine
+from tvm_pipeline.workflow.modelled import absence, stood_in, to_measure
+from tvm_pipeline.workflow.power_meter import NONE, opened_meter
+from tvm_pipeline.workflow.predicted import FROM_SHAPES, names_layer_times, with_predictions
 
 Say = Callable[[str], None]
 REPEATS = 24  # passes over the model for each device
@@ -152,7 +152,7 @@ def opened_bundle(
 
 
 def compile_source(
-    source: str | Path,
+    source: str | Path | Model,
     shapes: Shapes | None = None,
     platform: Path | None = None,
     tell: Say = silent,
@@ -173,7 +173,7 @@ def compile_source(
     TVM refuses the model and no platform is given, an engine runs what TVM does not (`engine_fallback.py`).
 
     Args:
-        source: what `load` takes.
+        source: what `load` takes, or a Model that it returned.
         shapes: of the inputs, where the file leaves them open.
         order: the order in which stages run their operators. None is that of least memory where a device states its
             memory, because a plan counts what its stages take in their best order.
@@ -187,10 +187,11 @@ def compile_source(
             stages then run; warn where nothing is gained. See `rewriting_trial.py`, also for what is raised.
         machine: the one that has the devices.
     """
-    model = replace(load(source, shapes, values), winograd=winograd)
+    model = source if isinstance(source, Model) else load(source, shapes, values)
+    model, name = replace(model, winograd=winograd), model.name if isinstance(source, Model) else str(source)
     for note in model.notes:
         warn(f"{model.name}: {note}")
-    with _naming(str(source), model):
+    with _naming(name, model):
         given = machine.platform(read_platform(platform) if platform else None, model, warn)
         elsewhere = bool(machine.name)
         wish = Wish(order, tuned, memory_rewrite, platform is not None, elsewhere, machine.processor, machine.compared)

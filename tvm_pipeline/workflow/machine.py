@@ -1,6 +1,6 @@
 """The machine whose devices a model is compiled for and measured on: this one, or a board that is reached from here.
 
-The steps of `workflow.py` ask a Machine for all that needs its devices, so that they are the same for both. `HERE` is
+The steps of `steps.py` ask a Machine for all that needs its devices, so that they are the same for both. `HERE` is
 this machine; `remote/remote_machine.py` has the other.
 """
 
@@ -22,9 +22,9 @@ from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime.comparison import Run, runner
 from tvm_pipeline.runtime.metering import metered
-from tvm_pipeline.service.doubts import elsewhere_warnings, known_devices
-from tvm_pipeline.service.machine_modes import other_mode, this_machine
-from tvm_pipeline.service.power_meter import Say, opened_meter, required_sensor, with_joules
+from tvm_pipeline.workflow.doubts import elsewhere_warnings, known_devices
+from tvm_pipeline.workflow.machine_modes import other_mode, this_machine
+from tvm_pipeline.workflow.power_meter import Say, opened_meter, required_sensor, with_joules
 
 
 class Metering(Protocol):

@@ -2,7 +2,7 @@
 
 The graphs are merged under one source and one sink, as Yin et al., SEC 2022 (section V-F), do. A frame of the merged
 graph is a frame of every model. No bundle holds several models, so such a plan can be predicted and simulated and is
-not run; `deploy` places several models to be run, each at a rate of its own. Next: `workflow.py`, which opens one
+not run; `deploy` places several models to be run, each at a rate of its own. Next: `steps.py`, which opens one
 model; `profiling/merging.py`.
 """
 
@@ -17,7 +17,7 @@ from tvm_pipeline.core.graph_files import merge_graphs
 from tvm_pipeline.core.plan import SEVERAL
 from tvm_pipeline.errors import GraphError, OptionError, PlatformError
 from tvm_pipeline.profiling.merging import merge_profiles
-from tvm_pipeline.service.workflow import Planned, Say, planned, silent
+from tvm_pipeline.workflow.steps import Planned, Say, planned, silent
 
 _log = logging.getLogger(__name__)
 

@@ -1,0 +1,175 @@
+"""The whole road in one call: a model is compiled, measured, planned and verified, and frames run through the result.
+
+    import tvm_pipeline as tp
+
+    pipe = tp.compile("model.onnx")
+    for outputs in pipe.map(frames):
+        ...
+
+The command line takes the same steps (`steps.py`), so it finds the same plan. Next: `runtime/pipeline.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tvm_pipeline.backends.bundle import Bundle, write_bundle
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.core.model import Model
+from tvm_pipeline.core.plan import describe
+from tvm_pipeline.core.problem import Objective
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline.frontends import Shapes
+from tvm_pipeline.runtime import Pipeline
+from tvm_pipeline.runtime.frame_stream import Inputs
+from tvm_pipeline.runtime.verification import VERIFY_S
+from tvm_pipeline.workflow.steps import Planned, compile_source, decide, measured_profile, opened_bundle
+
+
+class CompiledPipeline:
+    """A model that is compiled for the devices of this machine, with the plan by which they share it.
+
+    Args:
+        bundle: the model, the plan, and what was measured.
+        opened: what closes with it, such as the folder that a file was unpacked into.
+
+    Examples:
+        >>> import numpy
+        >>> from tvm_pipeline.testing import example_bundle
+        >>> pipe = CompiledPipeline(example_bundle())
+        >>> frames = [numpy.full(4, number, "float32") for number in range(3)]
+        >>> [outputs[0].item() for outputs in pipe.map(frames)]
+        [1.0, 3.0, 5.0]
+    """
+
+    def __init__(self, bundle: Bundle, opened: ExitStack | None = None) -> None:
+        self.bundle = bundle
+        self._opened = opened or ExitStack()
+        if opened is None:
+            self._opened.callback(bundle.compiled.close)
+
+    def map(self, frames: Iterable[Inputs]) -> Iterator[Any]:
+        """Yield the outputs of each frame, in order; one stream after another may be mapped.
+
+        Args:
+            frames: an array for a model of one input, else arrays by input name; shapes and dtypes are the model's.
+
+        Yields:
+            An array for a model of one output, else arrays by output name.
+
+        Raises:
+            ModelError: a frame does not fit the model's inputs.
+            StageError: a device fails.
+        """
+        with Pipeline(self.bundle.compiled, self.bundle.plan, self.bundle.platform) as pipeline:
+            for result in pipeline.map(frames):
+                yield _alone(result.outputs)
+
+    def __call__(self, frame: Inputs) -> Any:
+        """Return the outputs of one frame, see `map`."""
+        return next(iter(self.map([frame])))
+
+    def save(self, path: Path | str) -> None:
+        """Write a bundle, which `open` and the command `run` take; raise PipelineError where that is not possible."""
+        write_bundle(Path(path), self.bundle)
+
+    def close(self) -> None:
+        """Release the model, and the folder of a file that was opened; a second call does nothing."""
+        self._opened.close()
+
+    def __enter__(self) -> CompiledPipeline:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        plan = self.bundle.plan
+        said = [f"{self.bundle.graph.name}: {describe(plan)}"]
+        if plan.predicted.throughput_fps:
+            said.append(f"{plan.predicted.throughput_fps:.4g} frames a second predicted")
+        if plan.gap is not None:
+            said.append(f"at most {plan.gap:.1%} from the best")
+        return f"<{', '.join(said)}>"
+
+
+def compile(
+    model: str | Path | Model | Any,
+    params: dict[str, Any] | None = None,
+    *,
+    devices: str | Path = "auto",
+    objective: Objective = "throughput",
+    stages: int | None = None,
+    input_shapes: Shapes | None = None,
+    verify_s: float = VERIFY_S,
+) -> CompiledPipeline:
+    """Compile a model, measure it on each device, find the best plan and verify it side by side with the next ones.
+
+    Args:
+        model: a file that `load` takes, a Model, or a Relay module.
+        params: the parameters of a Relay module.
+        devices: a platform file, as `tvm-pipeline devices -o` writes it; "auto" takes what this machine has.
+        objective: throughput, latency, energy, or one of bytes; see `Problem`.
+        stages: how many the plan has; any number without it.
+        input_shapes: of inputs whose shape the file leaves open.
+        verify_s: seconds, at most, in which candidates that are predicted alike run side by side; 0 takes the
+            prediction.
+
+    Raises:
+        ModelError: the model cannot be read or compiled.
+        PlatformError: the platform file does not fit this machine.
+        NoPlanError: no plan keeps within the devices' memory.
+    """
+    platform = None if devices == "auto" else Path(devices)
+    source = model if isinstance(model, (str, Path, Model)) else _relay_model(model, params)
+    made = compile_source(source, input_shapes, platform)
+    profile = measured_profile(made)
+    problem = Planned(made.compiled.graph, made.platform, profile).problem(objective, stages)
+    decision, profile = decide(problem, compiled=made.compiled, verify_s=verify_s)
+    graph = made.compiled.graph
+    return CompiledPipeline(
+        Bundle(
+            graph,
+            made.platform,
+            profile,
+            decision.plan,
+            made.compiled,
+            decision=decision,
+            metadata=made.metadata,
+            rewriting=made.rewriting,
+        )
+    )
+
+
+def open(path: Path | str) -> CompiledPipeline:
+    """Open a bundle of `compile`, `CompiledPipeline.save` or the command `compile`.
+
+    Raises:
+        BundleError: it is damaged, or made by another version or for another machine.
+        OptionError: it holds a whole application, which `tvm-pipeline run` runs.
+    """
+    with ExitStack() as stack:
+        bundle = stack.enter_context(opened_bundle(Path(path)))
+        if bundle.application:
+            raise OptionError(f"{path} holds a whole application, from frames to results; `tvm-pipeline run` runs it")
+        return CompiledPipeline(bundle, stack.pop_all())
+
+
+def _alone(outputs: dict[str, Array]) -> Any:
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+
+def _relay_model(mod: Any, params: dict[str, Any] | None) -> Model:
+    """Return a Relay module as a Model; raise ModelError for anything else, OptionError where Relax is installed."""
+    from tvm_pipeline.tvm.installed_ir import require_relay
+
+    require_relay("a Relay module")
+    from tvm_pipeline.tvm.relay.importer import module_as_model
+
+    return module_as_model(mod, params or {})
