@@ -18,7 +18,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 # `make test SEED=7` runs the tests in a random order, and `make test WORKERS=0` in one process; ARGS are more arguments.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --dist worksteal \
-  $(if $(SEED),--random-order-bucket global --random-order-seed $(SEED)) $(ARGS)
+  $(if $(SEED),--random-order-bucket module --random-order-seed $(SEED)) $(ARGS)
 QUICK := -m 'not thorough' --hypothesis-profile quick
 
 .PHONY: demo test test-all fuzz coverage lint docs dist bench clean ready

@@ -43,7 +43,8 @@ def advice(inputs: Mapping[str, Sequence[Any]]) -> str:
 
 def _named(extent: Any) -> str:
     """Return the name of an open extent, where it has one that can stand in a shape."""
-    return extent.dim_param if _NAME.fullmatch(extent.dim_param) else ""
+    name = extent.dim_param  # protobuf gives bytes where it is no text
+    return name if isinstance(name, str) and _NAME.fullmatch(name) else ""
 
 
 def _letters(extents: Sequence[int]) -> list[str]:
