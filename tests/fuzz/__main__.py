@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import resource
 import secrets
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from tests.fuzz import feed, fuzzers
 
 INPUT_S = 60  # of CPU time, after which one input counts as a hang
+MOST_BYTES = 8 << 30
 MOST_FOUND = 5  # after so many findings a fuzzer ends
 
 
@@ -32,6 +34,7 @@ def hung(*_: object) -> None:
 def run(name: str, first: int, seconds: float, at: Path) -> int:
     """Feed inputs for some seconds, at least one, and write the seed of each into a file; return how many failed."""
     signal.signal(signal.SIGPROF, hung)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))  # what takes more is a MemoryError, and found
     seed, found, until_s = first, 0, time.monotonic() + seconds
     while found < MOST_FOUND and (seed == first or time.monotonic() < until_s):
         at.write_text(str(seed))

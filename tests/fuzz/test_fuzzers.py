@@ -12,6 +12,7 @@ FOUND = [
     ("settings", 972876002),  # an address that is longer than the name of a file can be
     ("onnx files", 9758),
     ("onnx files", 13640),
+    ("onnx files", 1153872800),  # an input of 20 GB that becomes a constant
     ("onnx files", 1153889132),  # the name of an extent is no text
     ("tflite files", 12475),
     ("relay json", 100297),

@@ -5,6 +5,7 @@ Each changes the model in place. What the user has not asked for it returns a li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends.onnx_inlining import renamed, replace_nodes
 
 Values = Mapping[str, Any]
+MOST_INPUT_BYTES = 64 << 20  # of an input that becomes a constant
 
 
 def raise_ir_version(model: Any) -> list[str]:
@@ -63,6 +65,11 @@ def _array(declared: Any, value: Any, path: Any) -> Any:
     extents: list[int] = [max(extent.dim_value, 0) for extent in kind.shape.dim]  # 0 stands for an open extent
     with np.errstate(over="ignore"):  # what is too large is infinite
         array = given.astype(dtype)
+    if math.prod(extents) * array.itemsize > MOST_INPUT_BYTES:
+        raise OptionError(
+            f"`input_values`: {path}: input {declared.name} has the shape {extents}, which is more than "
+            f"{MOST_INPUT_BYTES >> 20} MiB as a constant; leave it an input"
+        )
     if given.ndim == 0 and all(extents):
         array = np.full(extents, array)
     if not np.array_equal(array, np.broadcast_to(given, array.shape)) and np.dtype(dtype).kind != "f":
