@@ -16,6 +16,8 @@ FOUND = [
     ("onnx files", 1153889132),  # the name of an extent is no text
     ("tflite files", 12475),
     ("relay json", 100297),
+    ("relay json", 1153871522),  # attributes that are no dictionary
+    ("relay json", 1153873101),  # TVM dies of the module after it was read
 ]
 
 

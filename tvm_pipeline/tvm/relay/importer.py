@@ -51,15 +51,20 @@ def import_model(model: Model, progress: Callable[[str], None] = lambda _: None)
     }
     try:
         mod, params = importers[model.format](model)
-        if not isinstance(mod["main"], relay.Function):
-            raise ModelError(f"{model.name}: its `main` is no function; write it again with tvm.ir.save_json")
-        mod = relay.transform.InferType()(mod)
-        if model.outputs:
-            mod = with_output_names(mod, model)
+        return _checked(model, mod, params)
     except ModelError:
         raise
     except Exception as error:  # TVM's importers raise any type of error
         raise ModelError(f"{model.name}: TVM cannot import it: {reason(error)}{_on_shapes(model)}") from error
+
+
+def _checked(model: Model, mod: tvm.IRModule, params: Params) -> tuple[tvm.IRModule, Params]:
+    """Return a module with types, and one tensor for each output; raise ModelError where no stage could run it."""
+    if not isinstance(mod["main"], relay.Function):
+        raise ModelError(f"{model.name}: its `main` is no function; write it again with tvm.ir.save_json")
+    mod = relay.transform.InferType()(mod)
+    if model.outputs:
+        mod = with_output_names(mod, model)
     _check_static(model, mod)
     if all(parameter.name_hint in params for parameter in mod["main"].params):
         raise ModelError(f"{model.name}: it has no inputs besides its parameters, so no frame could go through it")
@@ -156,8 +161,13 @@ def _from_relay_text(model: Model) -> tuple[tvm.IRModule, Params]:
 
 
 def _from_relay_json(model: Model) -> tuple[tvm.IRModule, Params]:
-    check_readable(model.name, model.content)  # TVM's reader ends the process where a file is damaged
+    # TVM ends the process where a file is damaged, when it reads the file or when it looks at the module.
+    check_readable(model.name, model.content, _looked_at)
     return tvm.ir.load_json(model.content.decode()), _saved_params(model)
+
+
+def _looked_at(mod: tvm.IRModule) -> None:
+    _checked(Model("copy", "relay.json", b""), mod, {})
 
 
 def _saved_params(model: Model) -> Params:

@@ -1,6 +1,7 @@
 """Relay modules as JSON, read in a copy of this process first: TVM's reader checks no reference, and dies of some.
 
-A copy by `fork` takes milliseconds where a new interpreter takes seconds. It reads, and does nothing else.
+A copy by `fork` takes milliseconds where a new interpreter takes seconds. It does with the module what its import does:
+TVM dies of some modules only when they are looked at.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import os
 import select
 import signal
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
 
 import tvm
-from tvm import relay
 
 from tvm_pipeline.errors import ModelError
 
@@ -20,17 +21,18 @@ READ_S = 120.0  # seconds that reading may take
 
 
 @lru_cache(maxsize=64)
-def check_readable(name: str, content: bytes) -> None:
-    """Read and type-check a module in a process of its own.
+def check_readable(name: str, content: bytes, use: Callable[[tvm.IRModule], object]) -> None:
+    """Read a module, and use it, in a process of its own.
 
     Args:
         name: of the model, for messages.
         content: the module, as `tvm.ir.save_json` writes it.
+        use: what this process does with the module afterwards.
 
     Raises:
         ModelError: that process died of it, or does not end. What it raises is left to the reader in this process.
     """
-    code = _code_of_copy(content)
+    code = _code_of_copy(content, use)
     if code is None:
         how = f"does not end in {READ_S:g} s"
     elif os.WIFSIGNALED(code):
@@ -43,7 +45,7 @@ def check_readable(name: str, content: bytes) -> None:
     )
 
 
-def _code_of_copy(content: bytes) -> int | None:
+def _code_of_copy(content: bytes, use: Callable[[tvm.IRModule], object]) -> int | None:
     """Return the status of a process that reads; None where it did not end in time."""
     reading, writing = os.pipe()  # which closes with the copy
     with warnings.catch_warnings():
@@ -51,7 +53,7 @@ def _code_of_copy(content: bytes) -> int | None:
         warnings.simplefilter("ignore", DeprecationWarning)
         process = os.fork()
     if process == 0:
-        _read_and_leave(content)
+        _read_and_leave(content, use)
     os.close(writing)
     try:
         watched = select.poll()
@@ -64,13 +66,13 @@ def _code_of_copy(content: bytes) -> int | None:
     return status if in_time else None
 
 
-def _read_and_leave(content: bytes) -> None:
+def _read_and_leave(content: bytes, use: Callable[[tvm.IRModule], object]) -> None:
     try:
         for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         silent = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silent, 1)
         os.dup2(silent, 2)
-        relay.transform.InferType()(tvm.ir.load_json(content.decode()))
+        use(tvm.ir.load_json(content.decode()))
     finally:
         os._exit(0)  # also after an exception, which this process will meet as well
