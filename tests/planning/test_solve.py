@@ -23,7 +23,7 @@ from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
-from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError
+from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError, SearchTimeError
 from tvm_pipeline.planning import SCHEDULERS
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
@@ -166,8 +166,8 @@ def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: 
         problem = random_problem(rng, rng.choice(TIMED), operators=(2, 4), traits=Traits(modelled=True))
         problem = replace(problem, time_limit_s=0.2)  # local search stops early
         try:
-            decision = planning.plan(problem, scheduler)
-        except NoPlanError:
+            decision, best_plan = planning.plan(problem, scheduler), planning.plan(problem).plan
+        except (NoPlanError, SearchTimeError):  # a busy machine may find none in that time
             continue
         except OptionError:
             # Where a number of stages is asked for, or an objective, that it does not make.
@@ -180,7 +180,7 @@ def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: 
         assert scheduler in decision.why
         assert problem.stages in (None, len(decision.plan.stages))
         assert decision.plan.predicted == evaluate(problem, decision.plan.stages).predicted
-        best = figure(problem, planning.plan(problem).plan.predicted)
+        best = figure(problem, best_plan.predicted)
         assert figure(problem, decision.plan.predicted) >= best - 1e-9 * abs(best)
     assert made > 0
 

@@ -19,7 +19,7 @@ needs("tvm")
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError
-from tvm_pipeline.files import linked
+from tvm_pipeline.files import SUMS, linked
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.library import load_library
 from tvm_pipeline.tvm.relay.saved_params import PARAMS, UNMAPPED, read_params, write_params
@@ -97,7 +97,7 @@ def test_a_library_of_an_earlier_version_is_read_and_saved_as_one_of_this(
     read = load_library(earlier)
     saved.mkdir()
     read.save(saved)
-    assert {file.name for file in saved.iterdir()} == {file.name for file in library.folder.iterdir()}
+    assert {file.name for file in saved.iterdir()} == {file.name for file in library.folder.iterdir()} - {SUMS}
     for each in (read, load_library(saved)):
         assert each.params.keys() == library.params.keys()
         for name, array in each.params.items():

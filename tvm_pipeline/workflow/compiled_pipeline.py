@@ -11,7 +11,8 @@ The command line takes the same steps (`steps.py`), so it finds the same plan. N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +23,7 @@ from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.core.problem import Objective
-from tvm_pipeline.errors import OptionError
+from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline.frontends import Shapes
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.frame_stream import Inputs
@@ -127,7 +128,7 @@ def compile(
         NoPlanError: no plan keeps within the devices' memory.
     """
     platform = None if devices == "auto" else Path(devices)
-    source = model if isinstance(model, (str, Path, Model)) else _relay_model(model, params)
+    source = model if isinstance(model, (str, Path, Model)) else _relay_model(model, params or {})
     made = compile_source(source, input_shapes, platform)
     profile = measured_profile(made)
     problem = Planned(made.compiled.graph, made.platform, profile).problem(objective, stages)
@@ -165,11 +166,14 @@ def _alone(outputs: dict[str, Array]) -> Any:
     return next(iter(outputs.values())) if len(outputs) == 1 else outputs
 
 
-def _relay_model(mod: Any, params: dict[str, Any] | None) -> Model:
-    """Return a Relay module as a Model; raise ModelError for anything else, OptionError where Relax is installed."""
-    from tvm_pipeline.tvm.installed_ir import require_relay
-
-    require_relay("a Relay module")
-    from tvm_pipeline.tvm.relay.importer import module_as_model
-
-    return module_as_model(mod, params or {})
+def _relay_model(mod: Any, params: Mapping[str, Any]) -> Model:
+    """Return a Relay module, with its parameters by name, as a Model; raise ModelError for anything else."""
+    tvm = sys.modules.get("tvm")  # whoever has a module of TVM has imported it
+    if tvm is None or not hasattr(tvm, "relay") or not isinstance(mod, tvm.IRModule):
+        raise ModelError(
+            f"{type(mod).__name__} is no Relay module; give one, a file, or a Model of `load`. Relax modules have the "
+            "passes of tvm_pipeline.relax"
+        )
+    return Model(
+        "main", "relay.json", tvm.ir.save_json(mod).encode(), params=bytes(tvm.runtime.save_param_dict(params))
+    )

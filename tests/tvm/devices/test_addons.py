@@ -12,6 +12,7 @@ import pytest
 import tvm
 
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.tvm.devices import addons
 from tvm_pipeline.tvm.devices.addons import Addon, build_addon, load_addon
 
 SOURCE = """
@@ -157,6 +158,6 @@ def test_an_add_on_that_misses_a_symbol(tmp_path: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(addons, "cache_folder", lambda: tmp_path / "file")
     with pytest.raises(PlatformError, match=r"cannot build a small add-on: .*TVM_PIPELINE_CACHE"):
         build_addon(small_addon(tmp_path, "tests.devices.none"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -72,19 +72,6 @@ def _checked(model: Model, mod: tvm.IRModule, params: Params) -> tuple[tvm.IRMod
         return distinct_outputs(mod, params), params
     except ModelError as error:
         raise ModelError(f"{model.name}: {error}") from error
-
-
-def module_as_model(mod: Any, params: Mapping[str, Any]) -> Model:
-    """Return a Relay module, with its parameters by name, as the Model that backends compile.
-
-    Raises:
-        ModelError: it is no Relay module.
-    """
-    if not isinstance(mod, tvm.IRModule) or "main" not in [variable.name_hint for variable in mod.get_global_vars()]:
-        kind = type(mod).__name__
-        raise ModelError(f"{kind} is no Relay module with a function `main`; give that, a file, or a Model of `load`")
-    content = tvm.ir.save_json(mod).encode()
-    return Model("main", "relay.json", content, params=bytes(tvm.runtime.save_param_dict(params)))
 
 
 def _from_onnx(model: Model, progress: Callable[[str], None]) -> tuple[tvm.IRModule, Params]:
