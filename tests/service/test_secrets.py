@@ -80,6 +80,7 @@ def test_no_command_shows_it(address, cli, model, tmp_path, monkeypatch):
     assert secrets_in(work) == []
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "path", [f"rtsp://me:{SECRET}@{{}}/x", f"http://{{}}/x;pw={SECRET}", f"rtmp://{{}}/live/{SECRET}"]
 )

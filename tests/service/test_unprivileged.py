@@ -74,6 +74,7 @@ def run(folder: Path, bundle: Path, *options: str, before: str = "", user: int =
     return done.stderr
 
 
+@pytest.mark.thorough
 def test_a_home_that_is_not_there(folder, bundle):
     said = run(folder, bundle, HOME="/nonexistent")
     assert "the cache /nonexistent/.cache/tvm-pipeline cannot be written" in said
@@ -100,6 +101,7 @@ def test_a_full_cache(folder, bundle, options):
     assert "is not kept for the next time" in said
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [(), ("--supervise",)])
 def test_a_full_folder_for_temporary_files(folder, bundle, options):
     run(folder, bundle, *options, before=FULL.format(folder=folder, full="tmp"), TVM_PIPELINE_CACHE=f"{folder}/cache")
