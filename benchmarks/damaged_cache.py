@@ -98,7 +98,7 @@ def main() -> None:
         status, sound, said = run(folder, folder / "sound")
         if status or not sound:
             sys.exit(f"the sound cache does not run:\n{said}")
-        for seed in range(options.seed, options.seed + (3 if options.short else options.damages)):
+        for seed in range(options.seed, options.seed + (1 if options.short else options.damages)):
             cache = folder / "damaged"
             shutil.rmtree(cache, ignore_errors=True)
             shutil.copytree(folder / "sound", cache)
