@@ -300,7 +300,7 @@ def kept(path: Path) -> bytes | None:
 
 def seal(folder: Path) -> None:
     """Write the sum of each file of a folder into the folder, for `damaged`."""
-    sums = {path.name: sum_of(path) for path in sorted(folder.iterdir())}
+    sums = {path.name: sum_of(path) for path in sorted(folder.iterdir()) if path.name != SUMS}
     (folder / SUMS).write_text(json.dumps(sums, indent=1))
 
 

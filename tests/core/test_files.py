@@ -179,6 +179,8 @@ def test_any_change_of_a_sealed_folder_is_found(tmp_path):
     assert damaged(tmp_path) == ""
     (tmp_path / "a").write_text("it is b")
     assert damaged(tmp_path) == "a"
+    seal(tmp_path)  # again, over its own sums
+    assert damaged(tmp_path) == ""
     (tmp_path / "a").unlink()
     assert damaged(tmp_path) == "a"
     (tmp_path / files.SUMS).write_text("[]")
