@@ -16,7 +16,7 @@ the agent read what services write, 30 lines a second for each of 8 cameras. Aft
 begins with what is left. Required: no line is missing that a host need not keep any more, by the cursor of the host;
 and in the end each line stands in the file once, in order.
 
-The exit status is 1 if one does not hold. Without root nothing is measured, which is said.
+The exit status is 1 if one does not hold. Without root the script measures nothing, and says so.
 """
 
 from __future__ import annotations

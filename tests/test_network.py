@@ -1,6 +1,7 @@
 """No command that was not asked to use the network uses it, whichever engine it runs.
 
-Each runs in a network namespace of its own, where a name server listens at the loopback and every packet is counted.
+Each command runs in a separate network namespace. A name server listens at its loopback, and the test counts the
+packets.
 """
 
 from __future__ import annotations
