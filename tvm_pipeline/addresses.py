@@ -97,6 +97,11 @@ def shown(address: str) -> str:
     return f"{scheme}://{user}{host}{''.join(kept)}"
 
 
+def has_secret(address: str) -> bool:
+    """Return whether an address may hold a secret, which `shown` leaves out."""
+    return shown(address) != address
+
+
 def without_secrets(text: str) -> str:
     """Return a text, such as a traceback, with each address in it as `shown` has it."""
     return re.sub(r"[A-Za-z][\w+.-]*://[^\s'\"<>]+", lambda found: shown(found[0]), text)

@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -253,9 +253,9 @@ def _is_writable(folder: Path, alone: bool) -> bool:
 
 @contextmanager
 def temporary_folder(need_bytes: int = 1 << 20) -> Iterator[Path]:
-    """Yield a folder that goes with the block; those that processes left which were killed go first.
+    """Yield a folder that is removed at the end of the block; first remove those of processes that were killed.
 
-    It lies in the cache where the usual place has no room for so many bytes.
+    The folder lies in the cache where the usual place has no room for so many bytes.
     """
     place = Path(tempfile.gettempdir())
     if shutil.disk_usage(place).free < need_bytes:
@@ -315,8 +315,12 @@ def damaged(folder: Path) -> str:
         return SUMS
 
 
-def forget_oldest(paths: Iterable[Path], most_bytes: int) -> None:
-    """Remove the files and folders that were used longest ago, until the others have no more bytes than that."""
+def forget_oldest(paths: Iterable[Path], most_bytes: int, keep: Collection[str] = ()) -> None:
+    """Remove the files and folders that were used longest ago, until the others have no more bytes than that.
+
+    Args:
+        keep: the stems of names that are not removed.
+    """
     found = []
     for path in paths:
         with suppress(OSError):
@@ -326,9 +330,10 @@ def forget_oldest(paths: Iterable[Path], most_bytes: int) -> None:
     for _, size, path in sorted(found):
         if held <= most_bytes:
             return
-        with suppress(OSError):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-            held -= size
+        if path.stem not in keep:
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                held -= size
 
 
 def sum_of(path: Path) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_pipeline.addresses import shown, without_secrets
+from tvm_pipeline.addresses import has_secret, without_secrets
 from tvm_pipeline.cli.options import (
     CLASSES_HELP,
     DECODER_HELP,
@@ -267,8 +267,8 @@ def command(
         json=json,
     )
     is_secret = {
-        "source": any(shown(source) != source for source in settings.source),
-        "results": bool(settings.results) and shown(str(settings.results)) != settings.results,
+        "source": any(map(has_secret, settings.source)),
+        "results": has_secret(settings.results or ""),
         "token": bool(settings.token),
     }
     for option, is_one in is_secret.items():

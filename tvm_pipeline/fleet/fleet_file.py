@@ -34,7 +34,7 @@ from typing import Any, get_args
 
 import msgspec
 
-from tvm_pipeline.addresses import shown
+from tvm_pipeline.addresses import has_secret
 from tvm_pipeline.documents import MOST_TOML_BYTES, read_toml
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import is_open_to_others, read_bytes
@@ -290,7 +290,7 @@ class _Reader:
         for name in reach or ():
             self._known(name, "host", hosts, "hosts", "camera", index)
         source = table["source"]
-        if shown(source) != source and is_open_to_others(self._path):
+        if has_secret(source) and is_open_to_others(self._path):
             what = f"others can read this file, and source holds a secret: `chmod 600 {self._path}`"
             raise self._mistake(what, "source", "camera", index)
         beside = self._path.parent / source

@@ -30,10 +30,11 @@ from typing import BinaryIO
 
 import msgspec
 
+from tvm_pipeline import files
 from tvm_pipeline.backends.archive import MOST_BYTES, open_archive
 from tvm_pipeline.backends.bundle import Manifest
 from tvm_pipeline.errors import BundleError, PipelineError
-from tvm_pipeline.files import replacing
+from tvm_pipeline.files import forget_oldest, replacing
 
 MOST_MANIFEST_BYTES = 8 << 20
 MOST_STORED_BYTES = 8 << 30
@@ -96,8 +97,7 @@ class Parcels:
                     os.fsync(file.fileno())
             if end < total:
                 return
-            with part.open("rb") as whole:
-                found = _digest(whole)
+            found = files.sum_of(part)
             if found != sum:
                 part.unlink()
                 raise BundleError(f"a file came damaged: its sum is {found[:12]} and not {sum[:12]}; send it again")
@@ -142,19 +142,7 @@ class Parcels:
 
     def forget_older(self, most_bytes: int = MOST_STORED_BYTES, keep: Collection[str] = ()) -> None:
         """Remove what was used longest ago until the folder has no more bytes than that, but the bundles to keep."""
-        found = []
-        for path in (*self._bundles.glob("*"), *self._parts.glob("*")):
-            with suppress(OSError):
-                about = path.stat()
-                found.append((about.st_mtime, about.st_size, path))
-        held = sum(size for _, size, _ in found)
-        for _, size, path in sorted(found):
-            if held <= most_bytes:
-                return
-            if path.stem not in keep:
-                with suppress(OSError):
-                    path.unlink()
-                    held -= size
+        forget_oldest((*self._bundles.glob("*"), *self._parts.glob("*")), most_bytes, keep)
 
     def _path(self, id: str) -> Path:
         return self._bundles / f"{id}.tar"
@@ -246,13 +234,6 @@ def _append(file: BinaryIO, content: memoryview) -> None:
     while len(content):
         content = content[os.write(file.fileno(), content) :]
     file.seek(0, os.SEEK_END)
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while part := file.read(CHUNK):
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def _add(tar: tarfile.TarFile, name: str, content: BinaryIO, size: int) -> None:

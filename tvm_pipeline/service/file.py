@@ -20,7 +20,7 @@ from typing import Any, get_origin, get_type_hints
 
 import msgspec
 
-from tvm_pipeline.addresses import shown
+from tvm_pipeline.addresses import has_secret
 from tvm_pipeline.documents import MOST_TOML_BYTES, read_toml
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import is_open_to_others, read_bytes
@@ -125,7 +125,7 @@ def read_service(path: Path) -> Keys:
 
 def _has_secret(value: Any) -> bool:
     """Return whether a value, or one of a list, is an address with a password or the like."""
-    return any(isinstance(one, str) and shown(one) != one for one in (value if isinstance(value, list) else [value]))
+    return any(isinstance(one, str) and has_secret(one) for one in (value if isinstance(value, list) else [value]))
 
 
 class SettingsReader:
