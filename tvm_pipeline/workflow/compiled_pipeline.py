@@ -7,6 +7,8 @@
         ...
 
 The command line takes the same steps (`steps.py`), so it finds the same plan. Next: `runtime/pipeline.py`.
+
+`compile` and `open` import the steps when they are called, since many programs only plan, or run a bundle.
 """
 
 from __future__ import annotations
@@ -28,7 +30,6 @@ from tvm_pipeline.frontends import Shapes
 from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.frame_stream import Inputs
 from tvm_pipeline.runtime.verification import VERIFY_S
-from tvm_pipeline.workflow.steps import Planned, compile_source, decide, measured_profile, opened_bundle
 
 
 class CompiledPipeline:
@@ -127,6 +128,8 @@ def compile(
         PlatformError: the platform file does not fit this machine.
         NoPlanError: no plan keeps within the devices' memory.
     """
+    from tvm_pipeline.workflow.steps import Planned, compile_source, decide, measured_profile
+
     platform = None if devices == "auto" else Path(devices)
     source = model if isinstance(model, (str, Path, Model)) else _relay_model(model, params or {})
     made = compile_source(source, input_shapes, platform)
@@ -155,6 +158,8 @@ def open(path: Path | str) -> CompiledPipeline:
         BundleError: it is damaged, or made by another version or for another machine.
         OptionError: it holds a whole application, which `tvm-pipeline run` runs.
     """
+    from tvm_pipeline.workflow.steps import opened_bundle
+
     with ExitStack() as stack:
         bundle = stack.enter_context(opened_bundle(Path(path)))
         if bundle.application:
