@@ -31,20 +31,6 @@ DOCUMENTED = {
     "tvm_pipeline.relax": "docs/relax.md: the passes on Relax modules",
 }
 
-# Files of one name: a command is called like what it commands, and two rooms have a registry, or a placement, of their
-# own. Besides these, what a file of Relay is, the file of the same path is for Relax.
-SAME_NAME = {
-    "cores.py": ["backends/cores.py", "tvm/relax/schedules/cores.py"],
-    "choice.py": ["power/choice.py", "video/decoders/choice.py"],
-    "layer_times.py": ["cli/layer_times.py", "profiling/layer_times.py"],
-    "placement.py": ["fleet/placement.py", "planning/sat/placement.py"],
-    "plan.py": ["cli/plan.py", "core/plan.py"],
-    "profile.py": ["cli/profile.py", "core/profile.py"],
-    "simulate.py": ["cli/simulate.py", "cost/simulate.py"],
-    "registry.py": ["backends/registry.py", "planning/registry.py"],
-}
-MOST_LINES = 420
-
 # Endings of numeric fields of the vocabulary, and words that have no unit.
 UNITS = ("_s", "_bytes", "_j", "_w", "_fps", "_bytes_per_s", "_s_per_byte")
 UNITLESS = {
@@ -191,20 +177,14 @@ def test_pages_import_public_names() -> None:
 # ---------------------------------------------------------------------------------------------- files
 
 
-def test_no_two_files_share_a_name() -> None:
-    """A file is found by its name alone; the table lists those that are not."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for path in files(CORE):
-        is_twin = (CORE / name(path).replace("tvm/relax/", "tvm/relay/", 1)).exists() and "tvm/relax/" in name(path)
-        if path.stem not in ("__init__", "__main__") and not is_twin:
-            found[path.name].append(name(path))
-    assert {file: paths for file, paths in found.items() if len(paths) > 1} == SAME_NAME
-
-
-def test_files_are_short() -> None:
-    """A file of more than about 400 lines holds two ideas."""
-    long = {name(path): path.read_text().count("\n") for path in files()}
-    assert {path: lines for path, lines in long.items() if lines >= MOST_LINES} == {}
+def test_class_names_are_unique_in_their_package() -> None:
+    """A reader who searches a package for a class finds one."""
+    found: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in files():
+        for statement in tree(path).body:
+            if isinstance(statement, ast.ClassDef):
+                found[path.parent.as_posix(), statement.name].append(name(path))
+    assert [paths for paths in found.values() if len(paths) > 1] == []
 
 
 def test_every_command_is_tested() -> None:

@@ -103,7 +103,7 @@ def test_a_pace_bounds_the_stages_of_a_sum() -> None:
 @pytest.mark.parametrize("chosen", list(product((False, True), repeat=3)))
 def test_objectives_of_bytes(chosen: tuple[bool, ...]) -> None:
     """All combinations of the ideas of the search for bytes, against every plan there is."""
-    pruning = lexicographic.Pruning(*chosen)
+    pruning = lexicographic.ChainPruning(*chosen)
     for seed, objective in product(range(12), LEXICOGRAPHIC):
         problem = lexicographic_problem(random.Random(seed), objective)
         cuts = ideals(problem.graph)

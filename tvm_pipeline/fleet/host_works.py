@@ -57,7 +57,7 @@ def host_works(file: FleetFile, tell: Say = silent) -> HostWorks:
         PipelineError: a file that fleet.toml names cannot be read, or does not fit the others.
     """
     works = HostWorks({host.name: {} for host in file.hosts}, {host.name: {} for host in file.hosts})
-    reader = _Reader(file, tell)
+    reader = _FileCache(file, tell)
     known: dict[tuple[str, bytes], float | str] = {}
     for host in file.hosts:
         for model in file.models:
@@ -106,7 +106,7 @@ def together(fleet: Fleet, placement: Placement, works: HostWorks, tell: Say = s
     return found
 
 
-class _Reader:
+class _FileCache:
     """Reads the files of a fleet, each once."""
 
     def __init__(self, file: FleetFile, tell: Say) -> None:

@@ -250,7 +250,7 @@ class _Made:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Channels:
     """A buffer with some of the channels of a tensor."""
 
     buffer: _Made
@@ -268,7 +268,7 @@ class _Rewriter:
         self.workspace: list[int] = []
         self.overwrites: list[list[_Made]] = []
         self.buffers: list[_Made] = []
-        self.parts: dict[str, list[_Part]] = {}  # for each tensor the buffers that it lies in
+        self.parts: dict[str, list[_Channels]] = {}  # for each tensor the buffers that it lies in
 
     def run(self, chosen: set[str]) -> MemoryGraph:
         for buffer in self.memory.buffers:
@@ -304,7 +304,7 @@ class _Rewriter:
         else:
             self.in_parts(index, reads, self.whole(tensor))
 
-    def summed(self, index: int, reads: list[_Part], tensor: Tensor) -> None:
+    def summed(self, index: int, reads: list[_Channels], tensor: Tensor) -> None:
         dtype = np.dtype(tensor.dtype)
         carried = dtype.kind in "iu" and dtype.itemsize < 4 and not self.narrow_sums
         total = self.buffer(f"{tensor.name}[sum]", 4 * math.prod(tensor.shape)) if carried else self.whole(tensor)
@@ -312,11 +312,11 @@ class _Rewriter:
         if carried:
             self.add(index, "[requantize]", [total], [self.whole(tensor)], [total])
 
-    def in_parts(self, index: int, reads: list[_Part], made: _Made) -> None:
+    def in_parts(self, index: int, reads: list[_Channels], made: _Made) -> None:
         for number, part in enumerate(reads):
             self.add(index, f"[{number}]", [part.buffer], [made], [part.buffer])
 
-    def by_channel(self, index: int, reads: list[_Part], tensor: Tensor) -> None:
+    def by_channel(self, index: int, reads: list[_Channels], tensor: Tensor) -> None:
         """Add one operator and one buffer for each part."""
         channels = sum(part.channels for part in reads)
         size = self.old[tensor.name].bytes // channels
@@ -324,12 +324,12 @@ class _Rewriter:
         for number, part in enumerate(reads):
             made = self.buffer(f"{tensor.name}[{number}]", size * part.channels)
             self.add(index, f"[{number}]", [part.buffer], [made], [part.buffer])
-            parts.append(_Part(made, part.channels * tensor.shape[-1] // channels))
+            parts.append(_Channels(made, part.channels * tensor.shape[-1] // channels))
         self.parts[tensor.name] = parts
 
     def whole(self, tensor: Tensor) -> _Made:
         made = self.buffer(tensor.name, self.old[tensor.name].bytes, self.old[tensor.name].pinned)
-        self.parts[tensor.name] = [_Part(made, tensor.shape[-1] if tensor.shape else 1)]
+        self.parts[tensor.name] = [_Channels(made, tensor.shape[-1] if tensor.shape else 1)]
         return made
 
     def buffer(self, name: str, size: int, pinned: bool = False) -> _Made:

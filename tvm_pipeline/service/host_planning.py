@@ -79,7 +79,7 @@ class HostPlan:
         return any(operator.is_host for operator in self.problem.graph.operators)
 
 
-class _Kept(msgspec.Struct):
+class _KeptPlan(msgspec.Struct):
     """What is kept of a HostPlan for the next run of the same application."""
 
     profile: Profile
@@ -143,7 +143,7 @@ def plan_with_host(
     decision = verified(problem, decision, run, verify_s, listener.step, meter)
     listener.say(f"plan: {decision.why}")
     if key:
-        _keep(path, _Kept(profile, decision))
+        _keep(path, _KeptPlan(profile, decision))
     return HostPlan(problem, decision.plan, decision)
 
 
@@ -199,17 +199,17 @@ def application_key(bundle: Path, problem: Problem, rehearsal: Rehearsal, rate_f
     return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
 
 
-def _keep(path: Path, found: _Kept) -> None:
+def _keep(path: Path, found: _KeptPlan) -> None:
     """Write what is to be kept, and remove the oldest of what is too much."""
     keep(path, msgspec.json.encode(found))
     for old in sorted(path.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)[MOST_KEPT:]:
         old.unlink(missing_ok=True)
 
 
-def _kept(path: Path) -> _Kept | None:
+def _kept(path: Path) -> _KeptPlan | None:
     content = kept(path)
     try:
-        return None if content is None else msgspec.json.decode(content, type=_Kept)
+        return None if content is None else msgspec.json.decode(content, type=_KeptPlan)
     except (msgspec.DecodeError, ProfileError):
         return None  # another version wrote it
 

@@ -44,7 +44,7 @@ NEVER = np.iinfo(np.int64).max // 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pruning:
+class ChainPruning:
     """The ideas that keep the search small; with any of them switched off it finds a chain of the same value.
 
     Attributes:
@@ -76,7 +76,7 @@ def equal_devices(problem: Problem, count: int) -> tuple[tuple[str, ...], int]:
     return tuple(device.name for device in devices), equal_cache_bytes(problem, devices)
 
 
-def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning | None = None) -> Plan:
+def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: ChainPruning | None = None) -> Plan:
     """Return the best chain of `cuts` for a lexicographic objective.
 
     If the problem does not say how many stages it has, it has as many as there are devices, or as are possible.
@@ -99,7 +99,7 @@ def lexicographic(problem: Problem, cuts: Cuts, scheduler: str, pruning: Pruning
     deadline = None if problem.time_limit_s is None else time.monotonic() + problem.time_limit_s
     most = max(map(len, disjoint_sets(problem.platform.devices)))
     devices, cache = equal_devices(problem, problem.stages or min(most, len(problem.graph)))
-    space = _Space.of(cuts, problem, len(devices), cache, pruning or Pruning())
+    space = _Space.of(cuts, problem, len(devices), cache, pruning or ChainPruning())
     possible = space.longest_chain() if problem.children_together else len(problem.graph)
     if possible < len(devices):
         if problem.stages is not None:
@@ -140,10 +140,10 @@ class _Space:
     cache: int
     heaviest: int
     capacity: Integers
-    pruning: Pruning
+    pruning: ChainPruning
 
     @classmethod
-    def of(cls, cuts: Cuts, problem: Problem, stages: int, cache: int, pruning: Pruning) -> _Space:
+    def of(cls, cuts: Cuts, problem: Problem, stages: int, cache: int, pruning: ChainPruning) -> _Space:
         index = np.flatnonzero(cuts.together) if problem.children_together else np.arange(len(cuts))
         heaviest = max(operator.param_bytes for operator in problem.graph.operators)
         return cls(

@@ -65,13 +65,13 @@ _Number = Annotated[int, msgspec.Meta(ge=-1, le=1 << 20)]
 _Entity = tuple[str, Literal["sp", "re", "an", "ot"], list[_Number | str] | _Number | bool]
 
 
-class _Config(msgspec.Struct):
+class _DeviceConfig(msgspec.Struct):
     entity: list[tuple[str, str, Any]]
 
 
-class _Line(msgspec.Struct):
+class _DeviceLine(msgspec.Struct):
     input: tuple[str, str, list[Any], dict[str, Any]]
-    config: _Config
+    config: _DeviceConfig
     result: tuple[tuple[Annotated[float, msgspec.Meta(gt=0)]], int, float, float]
     tvm_version: str
 
@@ -142,7 +142,7 @@ def device_line(target: str, record: DeviceRecord) -> bytes:
 
 def _record(line: bytes, target: str) -> DeviceRecord:
     """Read one line; raise ValueError where it is no record of this target."""
-    read = msgspec.json.decode(line, type=_Line)
+    read = msgspec.json.decode(line, type=_DeviceLine)
     own = {name: value for name, _, value in read.config.entity if name.startswith("own_")}
     if "own_generation" not in own or not isinstance(own.get("own_proven"), bool):
         raise ValueError("it does not say which of the schedules it is of")

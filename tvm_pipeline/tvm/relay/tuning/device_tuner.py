@@ -90,7 +90,7 @@ def tune_device(
     default = build_library(model, compiler_target(target), tell, host, choices={})
     begin = time.monotonic()
     workloads: set[DeviceWorkload] = {str(workload) for workload in default.tuning.workloads.values()}
-    search = _Search(model, device, host, begin + seconds, tell, trying)
+    search = _DeviceSearch(model, device, host, begin + seconds, tell, trying)
     search.remember(workloads, read_device_records(target))
     wanted = {workload for workload, state in search.states.items() if state.stale < PATIENCE * GENERATION}
     if only is not None:
@@ -170,7 +170,7 @@ class _State:
         return left_s / (1 + self.stale // GENERATION)
 
 
-class _Search:
+class _DeviceSearch:
     """The search for the best choice of each workload, until a deadline.
 
     Attributes:
@@ -367,7 +367,7 @@ def _splits(config: Any) -> list[list[int]]:
 
 
 def _proven(
-    search: _Search, default: Library, found: dict[DeviceWorkload, DeviceChoice], seconds: float
+    search: _DeviceSearch, default: Library, found: dict[DeviceWorkload, DeviceChoice], seconds: float
 ) -> tuple[Times, Times] | None:
     """Race what was found against TOPI's default, and record as proven what wins.
 
