@@ -206,7 +206,8 @@ def check_contents(wheel: Path, sdist: Path) -> None:
         in_sdist = {name.partition("/")[2] for name in archive.getnames()}
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = set(archive.namelist())
-    installed = {file.removeprefix("backends/") for file in files if file.startswith(("tvm_pipeline/", "backends/"))}
+    folders = ("tvm_pipeline/", "backends/", "plugins/")
+    installed = {file.removeprefix("backends/").removeprefix("plugins/") for file in files if file.startswith(folders)}
     for package, present, required in ((sdist, in_sdist, set(files)), (wheel, in_wheel, installed)):
         missing, compiled = sorted(required - present), sorted(f for f in present if f.endswith((".pyc", ".pyo")))
         if missing or compiled:

@@ -34,6 +34,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import OperatorGraph
@@ -48,7 +49,6 @@ from tvm_pipeline.planning.baselines.coral import profiling_partition
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.search.cuts import Cuts, ideals
-from tvm_pipeline.research.fewest_bottleneck import fewest_bottleneck
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

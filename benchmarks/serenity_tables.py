@@ -9,8 +9,8 @@
    SERENITY's two rewritings (`memory/rewriting.py`): with copies and integer sums of 32 bits, as exactness needs;
    without copies and with sums of 8 bits, as the paper counts; and without copies and with sums of 32 bits, by the best
    of all choices of rewritings. Then what Figure 10 compares: the arena of 2019's TFLite
-   (`research/tflite_arena.py`) for the listed order with copies, and those of the best orders without. The paper's text
-   has figures of cell A alone, and two means.
+   (`tvm_pipeline_papers/tflite_arena.py`) for the listed order with copies, and those of the best orders without. The
+   paper's text has figures of cell A alone, and two means.
 2. ablation: Table 2, by `memory/serenity.py` with its ideas left out; seconds of CPU time. N/A is what --limit seconds
    did not suffice for. The exact search beside it.
 3. orders: Figure 3, exactly: how many of all topological orders of a cell have which peak, and arenas of orders drawn
@@ -38,6 +38,8 @@ from pathlib import Path
 
 from memory_rewriting import int8
 from planner import CONSOLE, s, show
+from tvm_pipeline_papers.peak_distribution import Orders
+from tvm_pipeline_papers.tflite_arena import online_arena
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
@@ -49,8 +51,6 @@ from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
 from tvm_pipeline.memory.serenity import cells, serenity_order
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.report.drawing import CUT, INK, PALE, check_picture, new_figure, save_figure
-from tvm_pipeline.research.peak_distribution import Orders
-from tvm_pipeline.research.tflite_arena import online_arena
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

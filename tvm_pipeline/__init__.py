@@ -25,7 +25,6 @@ boards/      the board that this is: module, cores, clocks and heat; its power m
 cost/        what a plan costs: its seconds, bytes and joules
 planning/    from a Problem to a Plan with its bound
 backends/    the contract of a hardware family, and the registry of those installed
-research/    algorithms that no command uses, to compare with
 tvm/         all that touches TVM
 frontends/   model files become Models
 profiling/   operators and links measured

@@ -10,11 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "tvm_pipeline"
 BACKENDS = ROOT / "backends"
+PLUGINS = ROOT / "plugins"
 
 
 def files(*folders: Path) -> list[Path]:
-    """Return the Python files under the folders; of the core and the backends by default."""
-    return sorted(path for folder in folders or (CORE, BACKENDS) for path in folder.rglob("*.py"))
+    """Return the Python files under the folders; of the whole product by default."""
+    return sorted(path for folder in folders or (CORE, BACKENDS, PLUGINS) for path in folder.rglob("*.py"))
 
 
 def name(path: Path) -> str:
@@ -28,8 +29,9 @@ def tree(path: Path) -> ast.Module:
 
 
 def module(path: Path) -> str:
-    """Return the dotted name of a file of tvm_pipeline/ or of a package of backends/."""
-    parts = path.with_suffix("").relative_to(BACKENDS if path.is_relative_to(BACKENDS) else ROOT).parts
+    """Return the dotted name of a file of tvm_pipeline/ or of a package of backends/ or plugins/."""
+    root = next(folder for folder in (BACKENDS, PLUGINS, ROOT) if path.is_relative_to(folder))
+    parts = path.with_suffix("").relative_to(root).parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

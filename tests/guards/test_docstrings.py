@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.sources import BACKENDS, CORE, ROOT, docstrings, files, name, tree
+from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, docstrings, files, name, tree
 
 PACKAGES = [path for path in files() if path.name == "__init__.py"]
 # A line of a map: a file or a folder, two blanks or more, words; or one after a semicolon on the same line.
@@ -47,7 +47,7 @@ def test_maps_are_true(package: Path) -> None:
 
 def test_no_merge_is_left_open() -> None:
     """A docstring may hold the marks of a conflict and still be Python."""
-    left = [path for path in (*CORE.rglob("*.py"), *BACKENDS.rglob("*.py")) if "\n<<<<<<< " in path.read_text()]
+    left = [path for path in files() if "\n<<<<<<< " in path.read_text()]
     assert left == []
 
 
@@ -64,7 +64,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 def existing() -> set[str]:
     """Return the paths of all Python files, and their endings, such as `cost/evaluate.py` and `evaluate.py`."""
     found = set()
-    for folder in (CORE, BACKENDS, *(ROOT / folder for folder in ("tests", "benchmarks", "examples"))):
+    for folder in (CORE, BACKENDS, PLUGINS, *(ROOT / folder for folder in ("tests", "benchmarks", "examples"))):
         for path in folder.rglob("*.py"):
             parts = path.relative_to(ROOT).parts
             found |= {"/".join(parts[start:]) for start in range(len(parts))}

@@ -1,8 +1,7 @@
 """The layout of an order's buffers: one arena, a tensor at each offset, without overlap of tensors alive together.
 
 After a good order, the greedy layout by size is nearly always as small as possible. If it takes more than is alive at
-the same time, `exact_layout` asks CP-SAT. `check_layout` checks the result of either. Next: `research/minimalloc.py`,
-to compare with another allocator.
+the same time, `exact_layout` asks CP-SAT. `check_layout` checks the result of either.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ segments. A model of the device estimates all of them, but it is wrong where it 
 kernel: its best partition may take twice as long as the best partition of all. So the model chooses the segments to
 measure, and the measurements decide.
 
-Next: `baselines/coral.py`, libcoral's search, and `research/fewest_bottleneck.py`, which is exact where a longer
-segment never takes less. Both use no model and measure far more; `benchmarks/profiling_partitioner.py` compares them.
+Next: `baselines/coral.py`, libcoral's search, which uses no model and measures far more;
+`benchmarks/profiling_partitioner.py` compares both.
 """
 
 from __future__ import annotations

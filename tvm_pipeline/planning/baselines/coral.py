@@ -3,8 +3,7 @@
 They cut the model in execution order, here the graph's own order. The first one balances parameters. The second one
 compiles and measures segments on the device. Its search is `profiling_partition`, which gets the seconds of a segment
 from a function, and so runs on hardware or on a model of it. Both are rewritten from google-coral/libcoral,
-coral/tools/partitioner/ at commit 6589d0b. Next: `research/fewest_bottleneck.py`, which measures fewer of the same
-segments and finds the optimum; and `corrected.py`, which measures the fewest, guided by a model.
+coral/tools/partitioner/ at commit 6589d0b. Next: `corrected.py`, which measures fewer segments, guided by a model.
 """
 
 from __future__ import annotations

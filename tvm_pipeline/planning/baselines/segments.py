@@ -2,7 +2,6 @@
 
 A segment is the operators `start` to `end - 1`. A function returns its seconds, and may get them from predictions, or
 from a compilation and a measurement on an Edge TPU, whose parameter cache makes the costs of operators not additive.
-`research/fewest_bottleneck.py` is exact where a longer segment never takes less.
 
 Next: `even_parameters.py`, `greedy.py` and `coral.py`, which cut by rules; `search/dynamic_programming.py`, which is
 exact on the costs of `search/cost_tables.py`.

@@ -90,7 +90,7 @@ def _carried(demands: Sequence[Demand]) -> float:
 def _of_loads(demands: Sequence[Demand], known: float, deadline: float, most_pairs: int) -> float:
     """Return the bound by the least loads."""
     widest = max(map(len, disjoint_sets(demands[0].problem.platform.devices)))
-    models = [_PairCosts(demand, deadline, most_pairs) for demand in demands]
+    models = [_LeastLoad(demand, deadline, most_pairs) for demand in demands]
     low, high = sum(model.simple for model in models) / widest, known * (1 - PRECISION)
     shares = all(model.least.spill > 0 and (model.least.caches == models[0].least.caches).all() for model in models)
     cached = float(models[0].least.caches[:widest].sum()) if shares else 0.0
@@ -123,7 +123,7 @@ def _of_loads(demands: Sequence[Demand], known: float, deadline: float, most_pai
     return min(low, known)
 
 
-def _best_price(excess: Callable[[float], float], models: Sequence[_PairCosts], deadline: float) -> float:
+def _best_price(excess: Callable[[float], float], models: Sequence[_LeastLoad], deadline: float) -> float:
     """Return the price of a byte of cache for which the excess is about the largest."""
     most = max(model.least.spill for model in models)
     if not all(model.cuts is not None for model in models):
@@ -161,7 +161,7 @@ class _Figures(NamedTuple):
     capacity: float
 
 
-class _PairCosts:
+class _LeastLoad:
     """The least load of one model.
 
     Attributes:

@@ -1,0 +1,1 @@
+"""Tests of the guests in plugins/; the tests beside this folder pass without the guests."""
