@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from importlib.metadata import entry_points
 
 import typer
 
@@ -84,6 +85,12 @@ fleet = typer.Typer(
 for command in (fleet_plan, fleet_up, fleet_join, fleet_run, fleet_status):
     fleet.command(command.__name__.rpartition("_")[2])(command.command)
 app.add_typer(fleet, name="fleet")
+for plugged in entry_points(group="tvm_pipeline.commands"):  # a function is a command, a Typer a group of commands
+    loaded = plugged.load()
+    if isinstance(loaded, typer.Typer):
+        app.add_typer(loaded, name=plugged.name)
+    else:
+        app.command(plugged.name)(loaded)
 
 
 def _print_version(requested: bool) -> None:
