@@ -126,10 +126,12 @@ def compile(
     Raises:
         ModelError: the model cannot be read or compiled.
         PlatformError: the platform file does not fit this machine.
+        OptionError: there is no such objective.
         NoPlanError: no plan keeps within the devices' memory.
     """
-    from tvm_pipeline.workflow.steps import Planned, compile_source, decide, measured_profile
+    from tvm_pipeline.workflow.steps import Planned, checked_objective, compile_source, decide, measured_profile
 
+    objective = checked_objective(objective)  # before the model is compiled
     platform = None if devices == "auto" else Path(devices)
     source = model if isinstance(model, (str, Path, Model)) else _relay_model(model, params or {})
     made = compile_source(source, input_shapes, platform)
