@@ -89,6 +89,7 @@ def test_landmarks_lie_in_the_crops_of_their_frames(example, detector, film, tmp
     assert number == 9
 
 
+@pytest.mark.thorough
 def test_lines_of_pictures_are_read_from_the_top(example, tmp_path, capsys):
     pictures = tmp_path / "pictures"
     pictures.mkdir()

@@ -58,7 +58,7 @@ def test_a_query_is_seen(tmp_path):
     assert packets(tmp_path, sys.executable, "-c", ask) > 0
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["onnxruntime", "host"])
 def test_compile_bench_and_run_send_nothing(engine, tmp_path):
     needs("tvm" if engine == "host" else engine)

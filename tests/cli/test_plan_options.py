@@ -95,7 +95,7 @@ def test_children_together(cli):
 
 @pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name not in ("cp-sat", "revisits")])
 def test_every_scheduler_can_be_asked_for(cli, scheduler):
-    outcome = cli("plan", RESNET, "--platform", TWO, "--scheduler", scheduler, "--json")
+    outcome = cli("plan", RESNET, "--platform", TWO, "--scheduler", scheduler, "--time-limit", 2, "--json")
     assert outcome.code == 0, outcome.err
     assert outcome.json["scheduler"] == scheduler
     names = [name for stage in outcome.json["stages"] for name in stage["operators"]]

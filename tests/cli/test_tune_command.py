@@ -32,19 +32,24 @@ def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
     assert "3 of 3" in again.out
     assert "nothing new; the search ended: all of it was measured before" in " ".join(again.out.split())
 
-    benched = cli("bench", model, "--rounds", 1, "--seconds", 0.05, "--json").json["candidates"]
-    *tuned, untuned = benched
-    assert [plan["note"] for plan in benched] == [*[""] * len(tuned), "not tuned"]
-    assert untuned["stages"] == tuned[0]["stages"]
-    assert untuned["measured"]["throughput_fps"] > 0
-    assert untuned["predicted"]["throughput_fps"] is None
-
     bundle = tmp_path / "net.tar"
     compiled = cli("compile", model, "-o", bundle, "--verify", 0)
     assert f"tuned for {host_target()}: 3 of 3 distinct kernels" in compiled.out
     shown = cli("show", bundle, "-o", tmp_path, "--format", "svg", "--json").json
     assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3, "winograd": 0}]
     assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("own_cache")
+def test_bench_shows_what_tuning_gained(cli, model):
+    _tune_by_hand(model)
+    benched = cli("bench", model, "--rounds", 1, "--seconds", 0.05, "--json").json["candidates"]
+    *tuned, untuned = benched
+    assert [plan["note"] for plan in benched] == [*[""] * len(tuned), "not tuned"]
+    assert untuned["stages"] == tuned[0]["stages"]
+    assert untuned["measured"]["throughput_fps"] > 0
+    assert untuned["predicted"]["throughput_fps"] is None
 
 
 @pytest.mark.thorough

@@ -78,6 +78,7 @@ def test_a_profile_needs_a_platform_and_a_file_of_the_model(folder):
         works(folder, host)
 
 
+@pytest.mark.thorough
 def test_models_of_a_host_are_planned_together(folder):
     """Two models that are each best on both devices; together they can do no worse than one after the other."""
     host = '[[host]]\nname = "attic"\nplatform = "attic.toml"\nprofiles = { net = "attic.json", same = "attic.json" }\n'

@@ -108,7 +108,7 @@ def test_only_what_crosses_a_cut_is_copied(mixed: Mixed, gpu: Device, software_c
 
 
 def test_a_model_loaded_twice_outlives_the_first(mixed: Mixed, gpu: Device, tmp_path: Path) -> None:
-    mixed("shapes").save(tmp_path)
+    mixed("branching").save(tmp_path)
     first, second = RelayModel.load(tmp_path, bind), RelayModel.load(tmp_path, bind)
     expected = outputs(first, [(names(first), gpu)])
     outputs(second, [(names(second), gpu)])

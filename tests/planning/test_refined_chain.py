@@ -91,7 +91,7 @@ def test_a_least_cut_is_the_least_of_all_downsets_that_are_left(rng: random.Rand
     assert not inside[state == OUTSIDE].any()
 
 
-@examples(40)
+@examples(16)
 @given(randoms())
 def test_a_tree_bounds_how_far_a_stage_reaches_and_ends_there(rng: random.Random) -> None:
     graph = some_graph(rng)

@@ -49,6 +49,7 @@ def secrets_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
+@pytest.mark.thorough
 def test_no_command_shows_it(address, cli, model, tmp_path, monkeypatch):
     work = tmp_path / "work"
     work.mkdir()

@@ -81,6 +81,7 @@ def test_a_home_that_is_not_there(folder, bundle):
     assert f"{folder}/tmp/tvm-pipeline-{NOBODY} is used" in said
 
 
+@pytest.mark.thorough
 def test_the_folders_of_the_unit_on_a_read_only_system(folder, bundle):
     before = READ_ONLY.format(folder=folder)
     said = run(folder, bundle, before=before, HOME="/home/none", STATE_DIRECTORY=f"{folder}/state")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def show(seed, search, problem):
     except PipelineError as error:
         print(seed, search.__name__, type(error).__name__, error)
 
-for seed in range(40):
+for seed in range(12):
     rng = random.Random(seed)
     objective = rng.choice(("throughput", "latency", "energy"))
     traits = rng.choice((Traits(), Traits(modelled=True, buses=True, copies=True)))
@@ -63,7 +64,7 @@ def run(program: str, **environment: str) -> tuple[str, str]:
 def test_compiled_and_plain_loops_make_the_same_plans() -> None:
     plain, way = run(PROGRAM, NUMBA_DISABLE_JIT="1")
     assert way == "plain"
-    assert plain.count("status optimal") > 200
+    assert plain.count("status optimal") > 60
     assert run(PROGRAM, NUMBA_DISABLE_JIT="0") == (plain, "compiled")
 
 
@@ -107,3 +108,18 @@ def double(numbers):
     for name in ("Old", "Brandnew"):
         (tmp_path / "kept.py").write_text(module.format(name=name))
         assert run(program.format(path=str(tmp_path), name=name))[0] == "42\n"
+
+
+def test_processes_that_begin_together_compile_once(tmp_path: Path) -> None:
+    (tmp_path / "shared.py").write_text(
+        "from tvm_pipeline.solvers.hot import hot\n@hot\ndef double(number):\n    return 2 * number\n"
+    )
+    program = f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+import shared
+assert shared.double(21) == 42
+print(sum(shared.double.stats.cache_misses.values()))
+"""
+    with ThreadPoolExecutor(3) as pool:
+        compiled = list(pool.map(lambda _: run(program, TVM_PIPELINE_CACHE=str(tmp_path / "cache"))[0], range(3)))
+    assert sorted(compiled) == ["0\n", "0\n", "1\n"]

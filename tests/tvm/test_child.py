@@ -60,6 +60,7 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("broken", [STOCK], ids=["stock"], indirect=True)
 @pytest.mark.usefixtures("broken")
 def test_llvm_aborts_and_the_operator_is_named() -> None:

@@ -4,7 +4,7 @@ The import of numba takes half a second, and most commands plan nothing. So the 
 The first call of a loop imports numba, and replaces every registered function of the loop's module by a compiled one.
 All of them are replaced, because compiled code can only call compiled code, and a loop finds the loops that it calls by
 their names in its module. numba compiles each loop at its first call and keeps the machine code on disk; the first call
-of a fresh installation takes some seconds.
+of a fresh installation takes some seconds, and processes that begin together wait for the first of them.
 
 `NUMBA_DISABLE_JIT=1` runs the same code as plain Python, for a debugger or a measurement of coverage. Next:
 `planning/search/loops.py` and `memory/order_search.py`, the largest users.
@@ -15,13 +15,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import wraps
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from tvm_pipeline.files import cache_folder
+from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.files import cache_folder, locked
 
 Loop = TypeVar("Loop", bound=Callable[..., Any])
 
@@ -43,7 +44,10 @@ def hot(loop: Loop) -> Loop:
         # Another module may have imported this function before it was replaced, so it must still work afterwards.
         if loop not in _compiled:
             _compile(loop.__module__)
-        return _compiled[loop](*arguments)
+        function = _compiled[loop]
+        if getattr(function, "signatures", None) == []:
+            _compile_first(function, arguments)
+        return function(*arguments)
 
     return call  # type: ignore[return-value]
 
@@ -67,6 +71,16 @@ def _compile(module: str) -> None:
             _drop_unreadable(function)
             _save_if_possible(function)
             _compiled[loop] = loop.__globals__[loop.__name__] = function
+
+
+def _compile_first(function: Any, arguments: tuple[Any, ...]) -> None:
+    """Compile a loop for its first arguments. Processes that begin together compile it once: the others wait for it."""
+    from numba import typeof
+
+    with ExitStack() as held:
+        with suppress(PipelineError):  # without a cache each compiles it
+            held.enter_context(locked(cache_folder() / "numba" / function.__module__, function.__name__))
+        function.compile(tuple(typeof(argument) for argument in arguments))
 
 
 def _drop_unreadable(function: Any) -> None:

@@ -56,6 +56,7 @@ def test_no_order_is_drawn_whose_last_step_needs_more() -> None:
     assert {orders.draw(random.Random(seed)) for seed in range(20)} == {(0, 1)}
 
 
+@pytest.mark.thorough
 def test_cell_a_of_swiftnet() -> None:
     graph = read_graph(PROFILES / "swiftnet/swiftnet-cell-a.json")
     free = free_concatenations(graph, memory_graph(graph))
