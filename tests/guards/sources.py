@@ -35,9 +35,10 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> Iterator[str]:
-    """Yield the dotted names of all modules that a file imports, also in functions and for type checkers."""
-    yield from imports_of(tree(path))
+@cache
+def imported(path: Path) -> tuple[str, ...]:
+    """Return the dotted names of all modules that a file imports, also in functions and for type checkers."""
+    return tuple(imports_of(tree(path)))
 
 
 def imports_of(parsed: ast.AST) -> Iterator[str]:
@@ -50,6 +51,7 @@ def imports_of(parsed: ast.AST) -> Iterator[str]:
                 yield inner if _is_module(inner) else node.module
 
 
+@cache
 def _is_module(dotted: str) -> bool:
     path = ROOT.joinpath(*dotted.split("."))
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +125,11 @@ def read_figures(parsed: ast.AST) -> Iterator[str]:
             yield f"{receiver}.{attribute}"
 
 
+@cache
+def figures_of(path: Path) -> tuple[str, ...]:
+    return tuple(read_figures(tree(path)))
+
+
 def is_allowed(file: str, read: str) -> bool:
     return any(fnmatch(file, pattern) and read == allowed for pattern, allowed, _ in ALLOWED)
 
@@ -133,7 +140,7 @@ def test_only_the_room_cost_looks_at_models_and_profiles() -> None:
         f"{name(path)} reads {read}; ask cost_of(problem, device)"
         for path in files()
         if not any(fnmatch(name(path), owner) for owner in OWNERS)
-        for read in read_figures(tree(path))
+        for read in figures_of(path)
         if not is_allowed(name(path), read)
     ]
     assert wrong == []
@@ -141,7 +148,7 @@ def test_only_the_room_cost_looks_at_models_and_profiles() -> None:
 
 def test_every_exception_is_needed() -> None:
     """An exception that no file needs any more goes."""
-    used = {(name(path), read) for path in files() for read in read_figures(tree(path))}
+    used = {(name(path), read) for path in files() for read in figures_of(path)}
     unused = [
         (pattern, allowed)
         for pattern, allowed, _ in ALLOWED
