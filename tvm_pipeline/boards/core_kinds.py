@@ -32,18 +32,13 @@ class CoreKind:
     processor: str
 
 
-A57 = CoreKind("Cortex-A57", "cortex-a57")
-DENVER2 = CoreKind("Denver 2", "cortex-a57")  # LLVM has no name for it; it is ARMv8.0 with the extensions of the A57
-CARMEL = CoreKind("Carmel", "carmel")
-A78AE = CoreKind("Cortex-A78AE", "cortex-a78ae")
-V3AE = CoreKind("Neoverse-V3AE", "neoverse-v3ae")
-
 KINDS: dict[tuple[int, int], CoreKind] = {
-    (0x41, 0xD07): A57,
-    (0x4E, 0x003): DENVER2,
-    (0x4E, 0x004): CARMEL,
-    (0x41, 0xD42): A78AE,
-    (0x41, 0xD83): V3AE,
+    (0x41, 0xD07): CoreKind("Cortex-A57", "cortex-a57"),
+    # LLVM has no name for Denver 2; it is ARMv8.0 with the extensions of the A57.
+    (0x4E, 0x003): CoreKind("Denver 2", "cortex-a57"),
+    (0x4E, 0x004): CoreKind("Carmel", "carmel"),
+    (0x41, 0xD42): CoreKind("Cortex-A78AE", "cortex-a78ae"),
+    (0x41, 0xD83): CoreKind("Neoverse-V3AE", "neoverse-v3ae"),
 }
 
 

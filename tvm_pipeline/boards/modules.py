@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tvm_pipeline.boards.core_kinds import A57, A78AE, CARMEL, DENVER2, V3AE, CoreKind
-
 GIB = 1024**3
 # What the kernel tells of the memory is less than all, for it and the firmware keep some: 4 to 13 % where it was told.
 LEAST_TOLD = 0.7
@@ -27,7 +25,7 @@ class Module:
         name: NVIDIA's, without `Jetson`.
         parts: its part numbers, of developer kits and for production.
         soc: what the device tree calls the chip.
-        clusters: its cores, by kind, with their number.
+        clusters: its cores, by the maker's name of their kind, with their number.
         target: TVM's target of its GPU.
         memory_bytes: of CPU and GPU together.
     """
@@ -35,14 +33,14 @@ class Module:
     name: str
     parts: tuple[str, ...]
     soc: str
-    clusters: tuple[tuple[CoreKind, int], ...]
+    clusters: tuple[tuple[str, int], ...]
     target: str
     memory_bytes: int
 
     @property
     def cores(self) -> str:
         """Its cores in words."""
-        return ", ".join(f"{count} {kind.name}" for kind, count in self.clusters)
+        return ", ".join(f"{count} {kind}" for kind, count in self.clusters)
 
     def has(self, told_bytes: int | None) -> bool:
         """Return whether a kernel on this module may tell so much memory; None, where it told nothing, may be any."""
@@ -52,33 +50,34 @@ class Module:
 _TX1, _TX2, _XAVIER, _ORIN, _THOR = "tegra210", "tegra186", "tegra194", "tegra234", "tegra264"
 _SM53, _SM62, _SM72, _SM87 = (f"cuda -arch=sm_{number}" for number in (53, 62, 72, 87))
 _SM110 = "cuda -arch=sm_110"  # sm_101 up to CUDA 12.9; CUDA 13, which JetPack 7 has, renamed it
-_DENVER_AND_A57 = ((DENVER2, 2), (A57, 4))
+_A57, _CARMEL, _A78AE, _V3AE = "Cortex-A57", "Carmel", "Cortex-A78AE", "Neoverse-V3AE"
+_DENVER_AND_A57 = (("Denver 2", 2), (_A57, 4))
 
 # Of modules with one board number and one size of memory, the first is the usual one.
 MODULES: tuple[Module, ...] = (
-    Module("TX1", ("p2180-1000",), _TX1, ((A57, 4),), _SM53, 4 * GIB),
-    Module("Nano", ("p3448-0000", "p3448-0002"), _TX1, ((A57, 4),), _SM53, 4 * GIB),
-    Module("Nano 2GB", ("p3448-0003",), _TX1, ((A57, 4),), _SM53, 2 * GIB),
+    Module("TX1", ("p2180-1000",), _TX1, ((_A57, 4),), _SM53, 4 * GIB),
+    Module("Nano", ("p3448-0000", "p3448-0002"), _TX1, ((_A57, 4),), _SM53, 4 * GIB),
+    Module("Nano 2GB", ("p3448-0003",), _TX1, ((_A57, 4),), _SM53, 2 * GIB),
     Module("TX2", ("p3310-1000",), _TX2, _DENVER_AND_A57, _SM62, 8 * GIB),
     Module("TX2i", ("p3489-0000",), _TX2, _DENVER_AND_A57, _SM62, 8 * GIB),
     Module("TX2 4GB", ("p3489-0888",), _TX2, _DENVER_AND_A57, _SM62, 4 * GIB),
     Module("TX2 NX", ("p3636-0001",), _TX2, _DENVER_AND_A57, _SM62, 4 * GIB),
-    Module("Xavier NX", ("p3668-0000", "p3668-0001"), _XAVIER, ((CARMEL, 6),), _SM72, 8 * GIB),
-    Module("Xavier NX 16GB", ("p3668-0003",), _XAVIER, ((CARMEL, 6),), _SM72, 16 * GIB),
-    Module("AGX Xavier 16GB", ("p2888-0001",), _XAVIER, ((CARMEL, 8),), _SM72, 16 * GIB),
-    Module("AGX Xavier", ("p2888-0004",), _XAVIER, ((CARMEL, 8),), _SM72, 32 * GIB),
-    Module("AGX Xavier Industrial", ("p2888-0008",), _XAVIER, ((CARMEL, 8),), _SM72, 32 * GIB),
-    Module("AGX Xavier 64GB", ("p2888-0005",), _XAVIER, ((CARMEL, 8),), _SM72, 64 * GIB),
-    Module("Orin Nano 4GB", ("p3767-0004",), _ORIN, ((A78AE, 6),), _SM87, 4 * GIB),
-    Module("Orin Nano 8GB", ("p3767-0003", "p3767-0005"), _ORIN, ((A78AE, 6),), _SM87, 8 * GIB),
-    Module("Orin NX 8GB", ("p3767-0001",), _ORIN, ((A78AE, 6),), _SM87, 8 * GIB),
-    Module("Orin NX 16GB", ("p3767-0000",), _ORIN, ((A78AE, 8),), _SM87, 16 * GIB),
-    Module("AGX Orin Developer Kit", ("p3701-0000",), _ORIN, ((A78AE, 12),), _SM87, 32 * GIB),
-    Module("AGX Orin 32GB", ("p3701-0004",), _ORIN, ((A78AE, 8),), _SM87, 32 * GIB),
-    Module("AGX Orin 64GB", ("p3701-0005",), _ORIN, ((A78AE, 12),), _SM87, 64 * GIB),
-    Module("AGX Orin Industrial", ("p3701-0008",), _ORIN, ((A78AE, 12),), _SM87, 64 * GIB),
-    Module("T4000", ("p3834-0000",), _THOR, ((V3AE, 12),), _SM110, 64 * GIB),
-    Module("T5000", ("p3834-0008",), _THOR, ((V3AE, 14),), _SM110, 128 * GIB),
+    Module("Xavier NX", ("p3668-0000", "p3668-0001"), _XAVIER, ((_CARMEL, 6),), _SM72, 8 * GIB),
+    Module("Xavier NX 16GB", ("p3668-0003",), _XAVIER, ((_CARMEL, 6),), _SM72, 16 * GIB),
+    Module("AGX Xavier 16GB", ("p2888-0001",), _XAVIER, ((_CARMEL, 8),), _SM72, 16 * GIB),
+    Module("AGX Xavier", ("p2888-0004",), _XAVIER, ((_CARMEL, 8),), _SM72, 32 * GIB),
+    Module("AGX Xavier Industrial", ("p2888-0008",), _XAVIER, ((_CARMEL, 8),), _SM72, 32 * GIB),
+    Module("AGX Xavier 64GB", ("p2888-0005",), _XAVIER, ((_CARMEL, 8),), _SM72, 64 * GIB),
+    Module("Orin Nano 4GB", ("p3767-0004",), _ORIN, ((_A78AE, 6),), _SM87, 4 * GIB),
+    Module("Orin Nano 8GB", ("p3767-0003", "p3767-0005"), _ORIN, ((_A78AE, 6),), _SM87, 8 * GIB),
+    Module("Orin NX 8GB", ("p3767-0001",), _ORIN, ((_A78AE, 6),), _SM87, 8 * GIB),
+    Module("Orin NX 16GB", ("p3767-0000",), _ORIN, ((_A78AE, 8),), _SM87, 16 * GIB),
+    Module("AGX Orin Developer Kit", ("p3701-0000",), _ORIN, ((_A78AE, 12),), _SM87, 32 * GIB),
+    Module("AGX Orin 32GB", ("p3701-0004",), _ORIN, ((_A78AE, 8),), _SM87, 32 * GIB),
+    Module("AGX Orin 64GB", ("p3701-0005",), _ORIN, ((_A78AE, 12),), _SM87, 64 * GIB),
+    Module("AGX Orin Industrial", ("p3701-0008",), _ORIN, ((_A78AE, 12),), _SM87, 64 * GIB),
+    Module("T4000", ("p3834-0000",), _THOR, ((_V3AE, 12),), _SM110, 64 * GIB),
+    Module("T5000", ("p3834-0008",), _THOR, ((_V3AE, 14),), _SM110, 128 * GIB),
 )
 SOCS = frozenset({*(module.soc for module in MODULES), "tegra23x"})  # the last one is Orin as R34 called it
 
