@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tests.boards.trees import TREES, release, write
+from tests.support.board_trees import TREES, release, write
 from tvm_pipeline import Profile, profile_model
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.testing import example_backend, example_bundle, example_model, example_problem

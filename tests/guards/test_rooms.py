@@ -12,7 +12,7 @@ from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported,
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors", "addresses"),
     ("files", "processes", "documents"),
-    ("solvers",),
+    ("solvers", "system_files"),
     ("core",),
     ("memory", "power", "boards"),
     ("cost",),
@@ -63,7 +63,7 @@ INSIDE = {
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
     "tvm_pipeline/backends": 2150,
-    "tvm_pipeline/boards": 1300,
+    "tvm_pipeline/boards": 950,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 3750,
     "tvm_pipeline/core": 3150,
@@ -73,7 +73,7 @@ MOST_LINES = {
     "tvm_pipeline/memory": 2950,
     "tvm_pipeline/planning": 13_750,
     "tvm_pipeline/power": 1300,
-    "tvm_pipeline/profiling": 2300,
+    "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/remote": 3100,
     "tvm_pipeline/report": 1500,
     "tvm_pipeline/runtime": 4300,
@@ -86,7 +86,7 @@ MOST_LINES = {
     "tvm_pipeline/workflow": 2300,
     "backends/tvm_pipeline_edgetpu": 2750,
     "backends/tvm_pipeline_gpu": 950,
-    "backends/tvm_pipeline_host": 450,
+    "backends/tvm_pipeline_host": 520,
     "backends/tvm_pipeline_onnxruntime": 400,
     "plugins/tvm_pipeline_papers": 550,
 }

@@ -2,8 +2,7 @@
 
 CPU cores: /sys/devices/system/cpu/cpuN/cpufreq/scaling_max_freq, in kHz (kernel documentation,
 admin-guide/pm/cpufreq.rst). GPU and others: /sys/class/devfreq/NAME/max_freq, in Hz (ABI/testing/sysfs-class-devfreq).
-A limit is known by the name of its clock, never by a path. Never run on a machine with either. Next: clocks.py,
-which reads clocks; mode_switch.py.
+A limit is known by the name of its clock, never by a path. Never run on a machine with either. Next: mode_switch.py.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from tvm_pipeline.boards.clocks import GPU_NAME
 from tvm_pipeline.core.power_mode import CLOCK
 from tvm_pipeline.errors import PowerError
+from tvm_pipeline.system_files import GPU_CLOCK
 
 CPUS = "sys/devices/system/cpu"
 DEVFREQ = "sys/class/devfreq"
@@ -35,7 +34,7 @@ def limit_file(clock: str, root: Path = Path("/")) -> Path:
             )
         return path
     names = _devfreq(root)
-    chosen = [name for name in names if GPU_NAME.fullmatch(name)] if clock == GPU else [n for n in names if n == clock]
+    chosen = [name for name in names if GPU_CLOCK.fullmatch(name)] if clock == GPU else [n for n in names if n == clock]
     if len(chosen) != 1:
         listed = ", ".join(names) or "none"
         several = f"several could be it ({', '.join(chosen)}); name one" if chosen else "there is none of that name"

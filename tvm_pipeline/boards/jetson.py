@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tvm_pipeline.boards.modules import SOCS, Module, find_module
 from tvm_pipeline.boards.nvpmodel import CONFIGURATION, last_nvpmodel
-from tvm_pipeline.boards.system_files import file_text
+from tvm_pipeline.system_files import file_text
 
 # https://developer.nvidia.com/embedded/jetpack-archive, by way of jetson_stats and jetson-containers.
 _RELEASES = """

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.boards.system_files import file_text
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import PlatformError, PowerError
 from tvm_pipeline.files import replacing
+from tvm_pipeline.system_files import file_text
 
 RECORD, LOCK = "power-mode.json", "power-mode.lock"
 OF_ROOT = Path("/var/lib/tvm-pipeline-modes")

@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvm_pipeline.boards.system_files import file_text
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.files import read_bytes
+from tvm_pipeline.system_files import file_text
 
 CONFIGURATION = "etc/nvpmodel.conf"
 STATUS = "var/lib/nvpmodel/status"  # "pmode:0001", on newer systems with " fmode:quiet" behind it

@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress
-from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
@@ -27,6 +26,7 @@ from tvm_pipeline.profiling.estimates import estimate
 from tvm_pipeline.profiling.evidence import borrowed, doubt, observations, without_schedule
 from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.rounds import Rounds
+from tvm_pipeline.profiling.throttling import ThrottleWatch
 
 BUSY_SPREAD = 0.10
 MOST_UNCERTAIN = 0.05  # what a strict profile may be off

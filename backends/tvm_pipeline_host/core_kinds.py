@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_pipeline.boards.system_files import file_number, file_text, listed_cores
+from tvm_pipeline.system_files import file_number, file_text, listed_cores
 
 SYSTEM = Path("/sys/devices/system/cpu")
 

@@ -1,7 +1,4 @@
-"""Small files that the kernel or the system's makers write. Any may be missing, empty, binary or of another form.
-
-Read next: core_kinds.py, clocks.py and jetson.py, which say what stands where.
-"""
+"""Small files that the kernel or the system's makers write. Any may be missing, empty, binary or of another form."""
 
 from __future__ import annotations
 
@@ -12,6 +9,12 @@ from pathlib import Path
 from tvm_pipeline.files import read_at_once
 
 MOST_BYTES = 65536
+# Names of GPUs' clocks in /sys/class/devfreq, by the modules `jtop.core.gpu` and `jtop.core.hw_detect` of jetson_stats:
+#   57000000.gpu      Nano, TX1         17000000.ga10b  Orin, JetPack 5
+#   17000000.gp10b    TX2               17000000.gpu    Orin, JetPack 6
+#   17000000.gv11b    Xavier            gpu-gpc-0       Thor
+#   fb000000.gpu      and alike: Mali of other boards
+GPU_CLOCK = re.compile(r"[0-9a-f]+\.(?:gpu|gp10b|gv11b|ga10b)(?:-\w+)?|gpu-gpc-\d+")
 
 
 def file_text(path: Path) -> str:

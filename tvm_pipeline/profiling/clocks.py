@@ -1,26 +1,17 @@
 """The present clocks of the cores and of the GPU, with the limits that are set for them.
 
 Cores: `/sys/devices/system/cpu/cpufreq/policyN`, in kHz (Linux, Documentation/admin-guide/pm/cpufreq.rst). GPU: an
-entry of `/sys/class/devfreq`, in Hz (Documentation/ABI/testing/sysfs-class-devfreq). Its name differs; those that are
-known (the modules `jtop.core.gpu` and `jtop.core.hw_detect` of jetson_stats):
-
-    57000000.gpu      Nano, TX1         17000000.ga10b  Orin, JetPack 5
-    17000000.gp10b    TX2               17000000.gpu    Orin, JetPack 6
-    17000000.gv11b    Xavier            gpu-gpc-0       Thor
-    fb000000.gpu      and alike: Mali of other boards
+entry of `/sys/class/devfreq`, in Hz (Documentation/ABI/testing/sysfs-class-devfreq). Next: `throttling.py`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_pipeline.boards.system_files import entries, file_number, file_text, listed_cores
 from tvm_pipeline.core.platform import core_ranges
-
-GPU_NAME = re.compile(r"[0-9a-f]+\.(?:gpu|gp10b|gv11b|ga10b)(?:-\w+)?|gpu-gpc-\d+")
+from tvm_pipeline.system_files import GPU_CLOCK, entries, file_number, file_text, listed_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +43,7 @@ class Clock:
 
 def gpu_clock_folder(root: Path = Path("/")) -> Path | None:
     """Return the devfreq entry of the GPU; None where there is none. A Thor has one for each of its clock domains."""
-    found = [path for path in entries(root / "sys/class/devfreq", "*") if GPU_NAME.fullmatch(path.name)]
+    found = [path for path in entries(root / "sys/class/devfreq", "*") if GPU_CLOCK.fullmatch(path.name)]
     return found[0] if found else None
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.boards.trees import TREES, replace_by_folder, write
-from tvm_pipeline.boards import ThrottleWatch
-from tvm_pipeline.boards.throttling import PERIOD_S, QUIET_S
+from tests.support.board_trees import TREES, replace_by_folder, write
+from tvm_pipeline.profiling.throttling import PERIOD_S, QUIET_S, ThrottleWatch
 
 THERMAL = "sys/class/thermal"
 ORIN, THOR, NANO, TX2 = "Orin Nano Super, JetPack 6", "Thor, JetPack 7", "Nano, JetPack 4", "TX2, JetPack 4"

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_pipeline.boards.clocks import clocks
-from tvm_pipeline.boards.system_files import entries, file_number, file_text
+from tvm_pipeline.profiling.clocks import clocks
+from tvm_pipeline.system_files import entries, file_number, file_text
 
 PERIOD_S = 2.0  # between two readings
 QUIET_S = 10.0  # without a sign, until it counts as ended: events of current come one by one
