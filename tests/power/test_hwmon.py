@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.power.surveys import surveyed
 from tests.support import power_trees as trees
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import PowerSensor, Sensor, chosen_sensor, mean_watts
@@ -40,7 +41,7 @@ def test_every_rail_of_a_jetson_is_read(board: Callable[[Path], dict[str, float]
     assert found.obstacles == {}
     assert {sensor.name: watts(sensor) for sensor in found.sensors} == pytest.approx(expected)
     assert [sensor.name for sensor in found.sensors if sensor.scope == "board"] == [BOARDS[board]]
-    best = chosen_sensor(root=tmp_path)
+    best = chosen_sensor(surveyed(tmp_path))
     assert best is not None
     assert best.name == BOARDS[board]
     assert not any("measures" in sensor.covers for sensor in found.sensors)  # each rail's meaning is known
@@ -60,8 +61,8 @@ def test_an_ina226_tells_microwatts(tmp_path: Path) -> None:
     }
     assert found[0].covers == "what ina226 at 1-0041 measures"
     assert found[0].period_s == 0.28  # milliseconds of one value of the chip
-    assert chosen_sensor(root=tmp_path) is None
-    named = chosen_sensor("ina226@1-0045:power1", tmp_path)
+    assert chosen_sensor(surveyed(tmp_path)) is None
+    named = chosen_sensor(surveyed(tmp_path), "ina226@1-0045:power1")
     assert named is not None
     assert named.covers == "what ina226 at 1-0045 measures"
 
@@ -105,7 +106,7 @@ def test_nonsense_is_refused_with_its_file(file: str, content: str | None, said:
     assert list(found.obstacles) == ["ina3221:VDD_IN"]
     assert said in found.obstacles["ina3221:VDD_IN"]
     with pytest.raises(PowerError, match="VDD_IN: no sensor of this machine has this name"):
-        chosen_sensor("VDD_IN", tmp_path)
+        chosen_sensor(surveyed(tmp_path), "VDD_IN")
 
 
 def test_a_driver_that_is_asleep_is_named(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_a_driver_that_is_asleep_is_named(tmp_path: Path) -> None:
 
 def test_a_rail_that_fails_later_is_named(tmp_path: Path) -> None:
     trees.xavier_nx(tmp_path)
-    sensor = chosen_sensor(root=tmp_path)
+    sensor = chosen_sensor(surveyed(tmp_path))
     assert sensor is not None
     sensor.read()
     file = tmp_path / "sys/class/hwmon/hwmon6/in1_input"
@@ -142,4 +143,4 @@ def test_a_sum_lacks_none_of_its_rails(tmp_path: Path) -> None:
     found = hwmon_sensors(tmp_path)
     assert list(found.obstacles) == ["ina3221:VDD_CPU_CV"]
     assert {sensor.scope for sensor in found.sensors} == {"part"}
-    assert chosen_sensor(root=tmp_path) is None
+    assert chosen_sensor(surveyed(tmp_path)) is None

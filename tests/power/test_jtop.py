@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from tests.power.surveys import surveyed
 from tests.support import power_trees as trees
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import chosen_sensor, survey
+from tvm_pipeline.power import chosen_sensor
 
 
 class Client:
@@ -48,7 +49,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_total_is_read_in_milliwatts(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sensor = chosen_sensor(root=service)
+    sensor = chosen_sensor(surveyed(service))
     assert sensor is not None
     assert (sensor.name, sensor.scope, Client.opened) == ("jtop", "board", 0)
     first, second = sensor.read()[-1], sensor.read()[-1]
@@ -70,16 +71,16 @@ def test_a_board_that_it_does_not_know(
 ) -> None:
     monkeypatch.setattr(Client, "power", power)
     with pytest.raises(PowerError, match=said):
-        chosen_sensor("jtop", service)
+        chosen_sensor(surveyed(service), "jtop")
 
 
 def test_rails_are_read_without_it(service: Path) -> None:
     trees.xavier_nx(service)
-    best = chosen_sensor(root=service)
+    best = chosen_sensor(surveyed(service))
     assert best is not None
     assert best.name == "ina3221:VDD_IN"
 
 
 def test_its_package_may_be_missing(service: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jtop", None)
-    assert "pip install jetson-stats" in survey(service).obstacles["jtop"]
+    assert "pip install jetson-stats" in surveyed(service).obstacles["jtop"]

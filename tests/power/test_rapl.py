@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.power.surveys import surveyed
 from tests.support import power_trees as trees
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power import Sensor, chosen_sensor, survey
+from tvm_pipeline.power import Sensor, chosen_sensor
 from tvm_pipeline.power.rapl import rapl_sensors
 
 
@@ -40,11 +41,11 @@ def test_a_laptop_of_intel(tmp_path: Path) -> None:
         "rapl:package-0/uncore": "part",
         "rapl:psys": "board",
     }
-    best = chosen_sensor(root=tmp_path)
+    best = chosen_sensor(surveyed(tmp_path))
     assert best is not None
     assert best.name == "rapl:psys"
     assert drawn_j(best, {counter(tmp_path, "intel-rapl:1"): 2_500_000}) == pytest.approx(2.5)
-    core = chosen_sensor("rapl:package-0/core", tmp_path)
+    core = chosen_sensor(surveyed(tmp_path), "rapl:package-0/core")
     assert core is not None
     assert core.covers == "CPU cores of package 0"
     assert drawn_j(core, {counter(tmp_path, "intel-rapl:0:0"): 125_000}) == pytest.approx(0.125)
@@ -53,15 +54,15 @@ def test_a_laptop_of_intel(tmp_path: Path) -> None:
 def test_a_platform_without_a_wire_is_not_taken(tmp_path: Path) -> None:
     trees.intel_laptop(tmp_path)
     counter(tmp_path, "intel-rapl:1").write_text("0")
-    assert "did not wire its counter" in survey(tmp_path).obstacles["rapl:psys"]
-    best = chosen_sensor(root=tmp_path)
+    assert "did not wire its counter" in surveyed(tmp_path).obstacles["rapl:psys"]
+    best = chosen_sensor(surveyed(tmp_path))
     assert best is not None
     assert best.name == "rapl:package-0"
 
 
 def test_two_sockets_and_their_memory_are_summed(tmp_path: Path) -> None:
     trees.intel_server(tmp_path)
-    best = chosen_sensor(root=tmp_path)
+    best = chosen_sensor(surveyed(tmp_path))
     assert best is not None
     names = ["package-0", "package-0/dram", "package-1", "package-1/dram"]
     assert best.name == " + ".join(f"rapl:{name}" for name in names)
@@ -75,7 +76,7 @@ def test_a_counter_begins_anew(tmp_path: Path) -> None:
     trees.amd_desktop(tmp_path)
     file = counter(tmp_path, "intel-rapl:0")
     file.write_text(f"{trees.AMD_RANGE_UJ - 1_000_000}")
-    best = chosen_sensor(root=tmp_path)
+    best = chosen_sensor(surveyed(tmp_path))
     assert best is not None
     assert (best.name, best.covers) == ("rapl:package-0", "CPU package 0")
     assert drawn_j(best, {file: 3_000_000 - trees.AMD_RANGE_UJ}) == pytest.approx(3)
@@ -98,7 +99,7 @@ def test_nonsense_is_refused_with_its_file(file: str, content: str | None, said:
     if content is not None:
         path.write_text(content)
     with pytest.raises(PowerError, match=rf"rapl:package-0 cannot be read: .*intel-rapl:0/energy_uj: {said}|{said}"):
-        chosen_sensor("rapl:package-0", tmp_path)
+        chosen_sensor(surveyed(tmp_path), "rapl:package-0")
 
 
 def test_the_zone_without_a_name_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_user_is_told_how_to_read_a_counter_of_root(open_folder: Path) -> None
     trees.amd_desktop(open_folder)
     counter(open_folder, "intel-rapl:0").chmod(0o400 if os.geteuid() == 0 else 0)
     with as_plain_user():
-        found = survey(open_folder)
+        found = surveyed(open_folder)
     file = counter(open_folder, "intel-rapl:0")
     assert found.obstacles == {
         "rapl:package-0": f"{file}: only root may read it; allow it until the next boot with `sudo chmod a+r {file}`, "

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.board_trees import TREES, replace_by_folder, write
+from tvm_pipeline import Profile, profile_model
 from tvm_pipeline.profiling.throttling import PERIOD_S, QUIET_S, ThrottleWatch
+from tvm_pipeline.testing import example_backend, example_model, example_problem
 
 THERMAL = "sys/class/thermal"
 ORIN, THOR, NANO, TX2 = "Orin Nano Super, JetPack 6", "Thor, JetPack 7", "Nano, JetPack 4", "TX2, JetPack 4"
@@ -170,3 +172,18 @@ def test_an_empty_machine(tmp_path: Path, hands: Hands) -> None:
     watch = ThrottleWatch(tmp_path, hands)
     assert watch.look_now() == ""
     assert ThrottleWatch(tmp_path / "missing").look_now() == ""
+
+
+def test_a_profile_that_was_measured_while_throttled_says_so(tmp_path: Path) -> None:
+    root = TREES[ORIN].write(tmp_path / "root")
+    assert not [line for line in _profiled(root).warnings if "throttled" in line]
+    write(root, "sys/class/thermal/cooling_device1/cur_state", "1\n")
+    [warning] = [line for line in _profiled(root).warnings if "throttled" in line]
+    assert warning.startswith(
+        "the machine was throttled while net was measured (gpu-throttle-alert is at step 1; tj-thermal has 52.0 °C, "
+    )
+    assert warning.endswith("profile again")
+
+
+def _profiled(root: Path) -> Profile:
+    return profile_model(example_backend(), example_model(), example_problem().platform, repeats=4, root=root)

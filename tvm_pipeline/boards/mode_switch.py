@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 from tvm_pipeline.boards.clock_limits import read_limit, write_limit
+from tvm_pipeline.boards.jetson import board_environment, read_jetson
 from tvm_pipeline.boards.mode_record import (
     RECORD,
     ModeRecord,
@@ -27,84 +28,110 @@ from tvm_pipeline.boards.mode_record import (
     state_folders,
     write_record,
 )
-from tvm_pipeline.boards.nvpmodel import current_nvpmodel, set_nvpmodel
+from tvm_pipeline.boards.nvpmodel import current_nvpmodel, nvpmodel_modes, set_nvpmodel
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
-
-Say = Callable[[str], None]
-
-
-def is_set(mode: PowerMode, root: Path = Path("/")) -> bool:
-    """Return whether the machine is in this mode: the number of `nvpmodel` and the limits are those of the mode."""
-    if mode.nvpmodel is not None and current_nvpmodel(root) != mode.nvpmodel:
-        return False
-    try:
-        return all(read_limit(clock, root) == limit for clock, limit in mode.clock_limits.items())
-    except PowerError:
-        return False
+from tvm_pipeline.power.modes import PowerModes, Say
 
 
-@contextmanager
-def mode_set(mode: PowerMode, tell: Say, warn: Say, root: Path = Path("/")) -> Iterator[None]:
-    """Have the machine in a power mode while the block lasts, and put back what was before. Call `put_back_left` first.
+class BoardModes(PowerModes):
+    """The power modes of this machine: those of `nvpmodel` on a Jetson, and limits of clocks.
 
-    Where the mode is set already, nothing is changed. What cannot be put back is kept on record and told to `warn`.
-
-    Raises:
-        PowerError: another process has a mode set, or the mode cannot be set; what was before is then put back.
+    Args:
+        root: the folder that has `proc`, `sys`, `etc` and `var`.
     """
-    folder = state_folder()
-    with locked_record(folder) as mine:
-        if is_set(mode, root):
-            if not mine:
-                warn(f"another process has set power mode {mode.name}, and will put back what was before when it ends")
-            yield
-            return
-        left = read_record(folder)
-        if not mine:
-            set_by = f"process {left.pid} has set power mode {left.mode}" if left else "another process has set one"
-            raise PowerError(f"power mode {mode.name} cannot be set: {set_by}, which only its end puts back")
-        if left:
-            raise PowerError(
-                f"power mode {mode.name} cannot be set: what power mode {left.mode} had changed is not put back "
-                f"({folder / RECORD}). Put it back: {left.by_hand}; then remove the file"
-            )
-        record = _before(mode, root)
-        write_record(folder, record)
-        holder = _Holder()
-        # A finalizer, so that it is put back once, and also where the process ends in the middle of cleaning up.
-        put_back_once = weakref.finalize(holder, _put_back_and_forget, record, folder, root, warn)
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def modes(self) -> Sequence[PowerMode]:
+        """Return the modes of the Jetson that this is; raise PowerError if its file of modes is damaged."""
+        return [mode.power_mode for mode in nvpmodel_modes(self._root)]
+
+    def environment(self) -> Mapping[str, str]:
+        """Return `board`, `l4t` and `power mode` of a Jetson."""
+        return board_environment(self._root)
+
+    def described(self) -> Iterator[str]:
+        """Yield a line for the Jetson that this is, and one for each of its modes."""
+        if jetson := read_jetson(self._root):
+            yield f"board: {jetson}"
+        with suppress(PowerError):  # which `modes` raises
+            modes = nvpmodel_modes(self._root)
+            current = current_nvpmodel(self._root) if modes else None
+            for mode in modes:
+                yield f"{mode}{', which is set' if mode.number == current else ''}"
+
+    def is_set(self, mode: PowerMode) -> bool:
+        """Return whether the machine is in this mode: the number of `nvpmodel` and the limits are those of the mode."""
+        if mode.nvpmodel is not None and current_nvpmodel(self._root) != mode.nvpmodel:
+            return False
         try:
-            _set(mode, root)
-            tell(f"power mode {mode.name} is set for this; {record.by_hand} when it ends")
-            yield
-        finally:
-            _uninterrupted(put_back_once)
+            return all(read_limit(clock, self._root) == limit for clock, limit in mode.clock_limits.items())
+        except PowerError:
+            return False
+
+    @contextmanager
+    def mode_set(self, mode: PowerMode, tell: Say, warn: Say) -> Iterator[None]:
+        """Have the machine in a power mode while the block lasts, and put back what was before.
+
+        Call `put_back_left` first. Where the mode is set already, nothing is changed. What cannot be put back is kept
+        on record and told to `warn`.
+
+        Raises:
+            PowerError: another process has a mode set, or the mode cannot be set; what was before is then put back.
+        """
+        folder = state_folder()
+        with locked_record(folder) as mine:
+            if self.is_set(mode):
+                if not mine:
+                    warn(f"another process has set power mode {mode.name}; when it ends, it puts back what was before")
+                yield
+                return
+            left = read_record(folder)
+            if not mine:
+                set_by = f"process {left.pid} has set power mode {left.mode}" if left else "another process has set one"
+                raise PowerError(f"power mode {mode.name} cannot be set: {set_by}, which only its end puts back")
+            if left:
+                raise PowerError(
+                    f"power mode {mode.name} cannot be set: what power mode {left.mode} had changed is not put back "
+                    f"({folder / RECORD}). Put it back: {left.by_hand}; then remove the file"
+                )
+            record = _before(mode, self._root)
+            write_record(folder, record)
+            holder = _Holder()
+            # A finalizer, so that it is put back once, and also where the process ends in the middle of cleaning up.
+            put_back_once = weakref.finalize(holder, _put_back_and_forget, record, folder, self._root, warn)
+            try:
+                _set(mode, self._root)
+                tell(f"power mode {mode.name} is set for this; {record.by_hand} when it ends")
+                yield
+            finally:
+                _uninterrupted(put_back_once)
+
+    def put_back_left(self, tell: Say, warn: Say) -> None:
+        """Put back what a process that was killed had set; a process that runs keeps its mode.
+
+        `tell` hears that it was put back, and `warn` where that fails, with what the user does next.
+        """
+        for folder in state_folders():
+            if not os.path.lexists(folder / RECORD):
+                continue
+            try:
+                if not os.access(folder, os.W_OK, effective_ids=True):
+                    _tell_of_others(folder, warn)
+                    continue
+                with locked_record(folder) as mine:
+                    record = read_record(folder) if mine else None
+                    if record is None:
+                        continue
+                    _uninterrupted(partial(_put_back_left, record, folder, self._root, tell, warn))
+            except PowerError as error:
+                warn(str(error))
 
 
 class _Holder:
     """What lives as long as the mode is set."""
-
-
-def put_back_left(tell: Say, warn: Say, root: Path = Path("/")) -> None:
-    """Put back what a process that was killed had set; a process that runs keeps its mode.
-
-    `tell` hears that it was put back, and `warn` where that fails, with what the user does next.
-    """
-    for folder in state_folders():
-        if not os.path.lexists(folder / RECORD):
-            continue
-        try:
-            if not os.access(folder, os.W_OK, effective_ids=True):
-                _tell_of_others(folder, warn)
-                continue
-            with locked_record(folder) as mine:
-                record = read_record(folder) if mine else None
-                if record is None:
-                    continue
-                _uninterrupted(partial(_put_back_left, record, folder, root, tell, warn))
-        except PowerError as error:
-            warn(str(error))
 
 
 def _tell_of_others(folder: Path, warn: Say) -> None:

@@ -54,7 +54,7 @@ def profile_model(
         repeats: passes over the model for each device, spread over the rounds.
         progress: is told in a few words what is being measured.
         strict: try for at least 20 s and at most 60 s, and raise ProfileError where the figures are still doubtful.
-        root: the folder with the files of the system that tell which board this is, and whether it is throttled.
+        root: the folder with the files of the system that tell whether the machine is throttled.
 
     Examples:
         >>> from tvm_pipeline.testing import example_backend, example_model, example_problem
@@ -91,7 +91,7 @@ def profile_model(
         fingerprint=compiled.graph.fingerprint,
         devices={device.name: devices[device] for device in measurable},
         links=links,
-        environment={**environment(backend.versions(), root), **observations(rounds)},
+        environment={**environment(backend.versions()), **observations(rounds)},
         warnings=(*absent, *doubts, *without_schedule(compiled, devices)),
     )
 

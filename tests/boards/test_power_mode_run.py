@@ -7,30 +7,28 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from tests.cli.conftest import bundle, cli, model
 from tests.service.test_supervisor import wait_for
-from tests.support.power_modes import NANO, FakeNvpmodel
+from tests.support.guests import guests
+from tests.support.power_modes import NANO
 from tvm_pipeline import Bundle, open_bundle, write_bundle
+from tvm_pipeline.boards.mode_switch import BoardModes
 from tvm_pipeline.cli.run import WORKING
 from tvm_pipeline.core.in_mode import in_mode
-from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.profile import read_profile
-from tvm_pipeline.testing import example_backend, example_graph, example_problem, installed
+from tvm_pipeline.testing import example_backend, installed
 from tvm_pipeline.workflow.machine_modes import this_machine
 
+__all__ = ["bundle", "cli", "model"]
 MODES = PowerMode("MAXN", 0), PowerMode("5W", 1)
-
-
-@pytest.fixture
-def nvpmodel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNvpmodel:
-    return FakeNvpmodel.on_the_path(tmp_path / "nvpmodel", monkeypatch)
 
 
 @pytest.fixture
@@ -147,43 +145,13 @@ def test_the_modes_of_a_jetson_are_those_of_this_machine(tmp_path):
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/nvpmodel.conf").write_text(NANO)
     said: list[str] = []
-    with installed(example_backend()):
-        machine = this_machine(None, said.append, tmp_path)
+    with installed(example_backend()), guests(power_modes=partial(BoardModes, tmp_path)):
+        machine = this_machine(None, said.append)
         (tmp_path / "board.toml").write_text(platform_toml(machine))
         assert machine.power_modes == (PowerMode("MAXN", 0), PowerMode("5W", 1, offline_cores=(2, 3)))
         assert read_platform(tmp_path / "board.toml") == machine
         assert said == []
         (tmp_path / "etc/nvpmodel.conf").write_text(NANO.replace("918000", "fast"))
-        assert this_machine(None, said.append, tmp_path).power_modes == ()
+        assert this_machine(None, said.append).power_modes == ()
     assert "power modes are left out: " in said[0]
     assert "'fast' is no number" in said[0]
-
-
-def test_plans_over_modes_need_no_model(cli, nvpmodel, tmp_path):
-    """An operator graph, and the profiles of two modes: the text of the plan names its mode, and parses."""
-    problem = example_problem()
-    (tmp_path / "graph.json").write_bytes(msgspec.json.encode(example_graph()))
-    (tmp_path / "box.toml").write_text(platform_toml(replace(problem.platform, power_modes=MODES)))
-    files = []
-    for mode in MODES:
-        files.append(tmp_path / f"{mode.name}.json")
-        files[-1].write_bytes(msgspec.json.encode(replace(problem.profile, power_mode=mode.name)))
-    arguments = ["plan", tmp_path / "graph.json", "--platform", tmp_path / "box.toml"]
-    both = [part for path in files for part in ("--profile", path)]
-    outcome = cli(*arguments, *both, "-o", tmp_path / "plan.txt")
-    assert outcome.code == 0, outcome.err
-    chosen = Plan.parse((tmp_path / "plan.txt").read_text())
-    assert chosen.power_mode == "MAXN"  # of equal ones that which is named first
-    assert "+0.0% against two-stage (d0 | d1) in 5W" in " ".join(outcome.out.split())
-    for wrong, said in (
-        ([*both, "--pareto"], "--pareto lists the plans of one power mode"),
-        ([*both, "--scheduler", "measured"], "measures stages, in one power mode alone"),
-        ([*both, "--verify", "3"], "compared by their predictions"),
-        ([*both[:2], *both[:2]], "two are of power mode MAXN"),
-    ):
-        outcome = cli(*arguments, *wrong)
-        assert (outcome.code, said in outcome.err) == (2, True), outcome.err
-    (tmp_path / "box.toml").write_text(platform_toml(problem.platform))
-    outcome = cli(*arguments, *both)
-    assert "platform box has no power mode MAXN (it has none); give it as a [[power_mode]]" in outcome.err
-    assert read_platform(tmp_path / "box.toml").power_modes == ()

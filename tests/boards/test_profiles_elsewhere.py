@@ -1,14 +1,16 @@
-"""What the board and its heat change elsewhere: profiles, their use on another board, and what is watched."""
+"""A profile keeps the board and its power mode, and is doubted on another one."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tests.support.board_trees import TREES, release, write
+from tests.support.guests import guests
 from tvm_pipeline import Profile, profile_model
-from tvm_pipeline.runtime import LivePipeline
-from tvm_pipeline.testing import example_backend, example_bundle, example_model, example_problem
+from tvm_pipeline.boards.mode_switch import BoardModes
+from tvm_pipeline.testing import example_backend, example_model, example_problem
 from tvm_pipeline.testing.installed import installed
 from tvm_pipeline.workflow.doubts import elsewhere_warnings
 
@@ -16,23 +18,13 @@ ORIN, TX2 = "Orin Nano Super, JetPack 6", "TX2, JetPack 4"
 
 
 def profiled(root: Path) -> Profile:
-    return profile_model(example_backend(), example_model(), example_problem().platform, repeats=4, root=root)
+    with guests(power_modes=partial(BoardModes, root)):
+        return profile_model(example_backend(), example_model(), example_problem().platform, repeats=4)
 
 
 def elsewhere(profile: Profile, root: Path) -> list[str]:
-    with installed(example_backend()):
-        return elsewhere_warnings(Path("net.json"), profile, example_problem().platform, root)
-
-
-def test_a_profile_that_was_measured_while_throttled_says_so(tmp_path: Path) -> None:
-    root = TREES[ORIN].write(tmp_path / "root")
-    assert not [line for line in profiled(root).warnings if "throttled" in line]
-    write(root, "sys/class/thermal/cooling_device1/cur_state", "1\n")
-    [warning] = [line for line in profiled(root).warnings if "throttled" in line]
-    assert warning.startswith(
-        "the machine was throttled while net was measured (gpu-throttle-alert is at step 1; tj-thermal has 52.0 °C, "
-    )
-    assert warning.endswith("profile again")
+    with installed(example_backend()), guests(power_modes=partial(BoardModes, root)):
+        return elsewhere_warnings(Path("net.json"), profile, example_problem().platform)
 
 
 def test_a_profile_of_another_power_mode_or_module_is_doubted(tmp_path: Path) -> None:
@@ -60,17 +52,3 @@ def test_a_profile_of_no_jetson_is_not_doubted_for_that(tmp_path: Path) -> None:
     assert "board" not in profile.environment
     assert elsewhere(profile, tmp_path / "no-jetson") == []
     assert elsewhere(replace(profile, environment={}), TREES[TX2].write(tmp_path / "tx2")) == []
-
-
-def test_throttling_is_an_event_that_is_watched() -> None:
-    from tvm_pipeline.watch import LiveWatch
-
-    bundle, problem = example_bundle(), example_problem()
-    with LivePipeline(bundle.compiled, problem, bundle.plan) as live:
-        watch = LiveWatch(live)
-        assert not watch.snapshot().throttled
-        live.note("throttled", "it is hot")
-        assert watch.snapshot().throttled
-        assert (live.events[-1].kind, live.events[-1].reason, live.events[-1].frame) == ("throttled", "it is hot", -1)
-        live.note("unthrottled", "it has cooled down")
-        assert not watch.snapshot().throttled
