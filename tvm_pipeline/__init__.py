@@ -21,8 +21,7 @@ system_files.py  small files of the kernel and of the system, none of which must
 core/        the vocabulary: graph, platform, profile, problem, plan
 solvers/     tools that the searches of several rooms share
 memory/      the order of operators that needs the least memory
-power/       sensors of power, and the joules between two moments
-boards/      the board that this is, and its power modes, set and put back
+power/       the doors for sensors and power modes, and the joules between two moments
 cost/        what a plan costs: its seconds, bytes and joules
 planning/    from a Problem to a Plan with its bound
 backends/    the contract of a hardware family, and the registry of those installed

@@ -5,6 +5,7 @@ The entry points are loaded when somebody asks for sensors or modes, in the orde
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 
@@ -14,6 +15,8 @@ from tvm_pipeline.power.sensor import Found
 SENSORS = "tvm_pipeline.sensors"  # each is a function without arguments that returns a `Found`
 POWER_MODES = "tvm_pipeline.power_modes"  # each is a function without arguments that returns PowerModes, or None
 ORDER = ("board", "unit", "part")
+
+_log = logging.getLogger(__name__)
 
 
 def survey() -> Found:
@@ -36,9 +39,19 @@ def survey() -> Found:
 
 
 def power_modes() -> PowerModes:
-    """Return the power modes of this machine by the first package that knows the machine; else `PowerModes()`."""
-    asked = (entry.load()() for entry in _installed(POWER_MODES))
-    return next((modes for modes in asked if modes is not None), PowerModes())
+    """Return the power modes of this machine by the first package that knows the machine; else `PowerModes()`.
+
+    If a package cannot be imported, the log warns.
+    """
+    for entry in _installed(POWER_MODES):
+        try:
+            modes: PowerModes | None = entry.load()()
+        except ImportError as error:
+            _log.warning("the power modes of %s are left out: %s", entry.name, error)
+        else:
+            if modes is not None:
+                return modes
+    return PowerModes()
 
 
 def _installed(group: str) -> Iterator[EntryPoint]:

@@ -13,11 +13,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_boards.clock_limits import read_limit
+from tvm_pipeline_boards.mode_record import RECORD, ModeRecord, read_record, state_folder, write_record
+from tvm_pipeline_boards.mode_switch import BoardModes
 
-from tests.support.power_modes import FakeNvpmodel
-from tvm_pipeline.boards.clock_limits import read_limit
-from tvm_pipeline.boards.mode_record import RECORD, ModeRecord, read_record, state_folder, write_record
-from tvm_pipeline.boards.mode_switch import BoardModes
+from tests.plugins.boards.fake_nvpmodel import FakeNvpmodel
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
 
@@ -27,7 +27,7 @@ SLOW = PowerMode("slow", clock_limits={"cpu0": 729600})
 CHILD = """
 import signal, sys, time
 from pathlib import Path
-from tvm_pipeline.boards.mode_switch import BoardModes
+from tvm_pipeline_boards.mode_switch import BoardModes
 from tvm_pipeline.core.power_mode import PowerMode
 mode = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

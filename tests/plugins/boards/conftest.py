@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.power_modes import FakeNvpmodel, board
+from tests.plugins.boards.fake_nvpmodel import FakeNvpmodel, board
 
 
 @pytest.fixture

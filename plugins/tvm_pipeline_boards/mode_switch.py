@@ -15,9 +15,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from tvm_pipeline.boards.clock_limits import read_limit, write_limit
-from tvm_pipeline.boards.jetson import board_environment, read_jetson
-from tvm_pipeline.boards.mode_record import (
+from tvm_pipeline.errors import PowerError
+from tvm_pipeline.power import PowerMode, PowerModes
+from tvm_pipeline_boards.clock_limits import read_limit, write_limit
+from tvm_pipeline_boards.jetson import board_environment, read_jetson
+from tvm_pipeline_boards.mode_record import (
     RECORD,
     ModeRecord,
     boot_id,
@@ -28,10 +30,9 @@ from tvm_pipeline.boards.mode_record import (
     state_folders,
     write_record,
 )
-from tvm_pipeline.boards.nvpmodel import current_nvpmodel, nvpmodel_modes, set_nvpmodel
-from tvm_pipeline.core.power_mode import PowerMode
-from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.modes import PowerModes, Say
+from tvm_pipeline_boards.nvpmodel import current_nvpmodel, nvpmodel_modes, set_nvpmodel
+
+Say = Callable[[str], None]
 
 
 class BoardModes(PowerModes):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.power.surveys import surveyed
-from tests.support import power_trees as trees
+from tests.plugins.boards import power_trees as trees
+from tests.plugins.boards.surveys import surveyed
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import chosen_sensor
 

@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_boards.modules import MODULES, Module
 
 from tests.support.parts import needs
-from tvm_pipeline.boards.modules import MODULES, Module
 
-PAGE = Path(__file__).parents[2] / "docs" / "jetson.md"
+PAGE = Path(__file__).parents[3] / "docs" / "jetson.md"
 
 
 def test_a_part_number_names_one_module() -> None:

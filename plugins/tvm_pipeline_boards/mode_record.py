@@ -20,10 +20,9 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.core.power_mode import PowerMode
-from tvm_pipeline.documents import blamed
 from tvm_pipeline.errors import PlatformError, PowerError
 from tvm_pipeline.files import replacing
+from tvm_pipeline.power import PowerMode
 from tvm_pipeline.system_files import file_text
 
 RECORD, LOCK = "power-mode.json", "power-mode.lock"
@@ -142,8 +141,10 @@ def read_record(folder: Path) -> ModeRecord | None:
         if not stat.S_ISREG(about.st_mode) or about.st_uid not in (0, os.geteuid()) or about.st_mode & 0o022:
             raise PowerError(f"{path} is not trusted: another user could have written it{_REMEDY}")
         content = file.read(_MOST_BYTES)
-    with blamed(path, PowerError, _REMEDY.removeprefix("; ")):
+    try:
         return msgspec.json.decode(content, type=ModeRecord)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise PowerError(f"{path} is damaged: {error}{_REMEDY}") from error
 
 
 _REMEDY = (

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_boards.mode_switch import BoardModes
 
 from tests.cli.conftest import bundle, cli, model
+from tests.plugins.boards.fake_nvpmodel import NANO
 from tests.service.test_supervisor import wait_for
 from tests.support.guests import guests
-from tests.support.power_modes import NANO
 from tvm_pipeline import Bundle, open_bundle, write_bundle
-from tvm_pipeline.boards.mode_switch import BoardModes
 from tvm_pipeline.cli.run import WORKING
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.platform import Device, Platform, read_platform

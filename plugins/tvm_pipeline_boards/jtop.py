@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.sensor import Found, PowerSensor
+from tvm_pipeline.power import Found, PowerSensor
 
 SOCKET = "run/jtop.sock"
 W_OF_MW = 1e-3

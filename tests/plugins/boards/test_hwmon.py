@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_boards.hwmon import hwmon_sensors
 
-from tests.power.surveys import surveyed
-from tests.support import power_trees as trees
+from tests.plugins.boards import power_trees as trees
+from tests.plugins.boards.surveys import surveyed
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import PowerSensor, Sensor, chosen_sensor, mean_watts
-from tvm_pipeline.power.hwmon import hwmon_sensors
 from tvm_pipeline.power.sensor import Sum
 
 BOARDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_boards.clock_limits import limit_file, read_limit, write_limit
 
-from tvm_pipeline.boards.clock_limits import limit_file, read_limit, write_limit
 from tvm_pipeline.errors import PowerError
 
 

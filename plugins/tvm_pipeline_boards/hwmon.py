@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.figure_files import number_of, text_of
-from tvm_pipeline.power.sensor import Found, PowerSensor, Scope, Sensor, Sum
+from tvm_pipeline.power import Found, PowerSensor, Scope, Sensor, Sum
+from tvm_pipeline_boards.figure_files import number_of, text_of
 
 PERIOD_S = 0.05  # a channel takes 1.1 ms to read over I2C, so that this costs little of what it measures
 W_OF_UW = 1e-6

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.sensor import EnergyCounter, Found, PowerSensor, Sensor
+from tvm_pipeline.power import EnergyCounter, Found, PowerSensor, Sensor
 
 LIBRARY = "libnvidia-ml.so.1"
 PERIOD_S = 0.1  # the driver renews its figures 10 to 50 times a second, by GPU

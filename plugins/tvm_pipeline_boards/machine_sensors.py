@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tvm_pipeline.power.hwmon import hwmon_sensors
-from tvm_pipeline.power.jtop import jtop_sensors
-from tvm_pipeline.power.nvml import nvml_sensors
-from tvm_pipeline.power.rapl import rapl_sensors
-from tvm_pipeline.power.sensor import Found
+from tvm_pipeline.power import Found
+from tvm_pipeline_boards.hwmon import hwmon_sensors
+from tvm_pipeline_boards.jtop import jtop_sensors
+from tvm_pipeline_boards.nvml import nvml_sensors
+from tvm_pipeline_boards.rapl import rapl_sensors
 
 # Of two sensors that cover as much, the one found earlier is the better one.
 KINDS: tuple[Callable[[Path], Found], ...] = (hwmon_sensors, jtop_sensors, rapl_sensors, nvml_sensors)

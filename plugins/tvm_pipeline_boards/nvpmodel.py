@@ -25,9 +25,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.files import read_bytes
+from tvm_pipeline.power import PowerMode
 from tvm_pipeline.system_files import file_text
 
 CONFIGURATION = "etc/nvpmodel.conf"

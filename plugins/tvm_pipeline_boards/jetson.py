@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_pipeline.boards.modules import SOCS, Module, find_module
-from tvm_pipeline.boards.nvpmodel import CONFIGURATION, last_nvpmodel
 from tvm_pipeline.system_files import file_text
+from tvm_pipeline_boards.modules import SOCS, Module, find_module
+from tvm_pipeline_boards.nvpmodel import CONFIGURATION, last_nvpmodel
 
 # https://developer.nvidia.com/embedded/jetpack-archive, by way of jetson_stats and jetson-containers.
 _RELEASES = """

@@ -13,8 +13,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.figure_files import number_of, text_of
-from tvm_pipeline.power.sensor import EnergyCounter, Found, Scope
+from tvm_pipeline.power import EnergyCounter, Found, Scope
+from tvm_pipeline_boards.figure_files import number_of, text_of
 
 PERIOD_S = 0.001  # the processors write their counters about once in a millisecond
 J_OF_UJ = 1e-6
