@@ -1,6 +1,6 @@
 """The sensor that a command measures joules with: the one that is wanted, the best one of the machine, or none.
 
-Read next: `power/choice.py`, which sensors there are; `profiling/joules.py` and `runtime/metering.py`, which measure.
+Read next: `power/doors.py`, which sensors there are; `profiling/joules.py` and `runtime/metering.py`, which measure.
 """
 
 from __future__ import annotations
