@@ -28,12 +28,12 @@ from rich.console import Console
 from tvm_pipeline import Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.core.plan import Measured, Plan, describe
 from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.power import Meter, Reading, Sensor
+from tvm_pipeline.power import Meter, Reading, Sensor, chosen_sensor, survey
 from tvm_pipeline.profiling.joules import Pace, profile_joules
 from tvm_pipeline.report import TextTable, comparison_table
 from tvm_pipeline.runtime.comparison import runner, side_by_side
 from tvm_pipeline.runtime.metering import metered
-from tvm_pipeline.workflow.power_meter import NONE, chosen_sensor
+from tvm_pipeline.workflow.power_meter import NONE
 
 NETWORKS = ("squeezenet", "mobilenet", "resnet-18", "resnet-50")
 SHORT = Pace(window_s=0.02, idle_window_s=0.02, settle_s=0.5, longest_s=0.1)
@@ -87,7 +87,7 @@ def new_sensor(arguments: argparse.Namespace) -> Sensor | None:
     """Return the sensor to measure with; None where the platform's watts are taken."""
     if arguments.cpu_watts is not None:
         return CpuSeconds(arguments.cpu_watts, arguments.idle_w)
-    return None if arguments.power_sensor == NONE else chosen_sensor(arguments.power_sensor)
+    return None if arguments.power_sensor == NONE else chosen_sensor(survey(), arguments.power_sensor)
 
 
 def rows_of(console: Console, name: str, arguments: argparse.Namespace) -> list[dict]:

@@ -23,7 +23,7 @@ from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import NoPlanError, PlatformError
 from tvm_pipeline.planning.every_cut import every_cut
-from tvm_pipeline.power.choice import chosen_sensor
+from tvm_pipeline.power import chosen_sensor, survey
 from tvm_pipeline.profiling.links import measure_link
 from tvm_pipeline.runtime.comparison import runner, side_by_side
 from tvm_pipeline.runtime.measured_cuts import MeasuredCut, measured_cuts
@@ -128,7 +128,7 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -
 
 def _with_joules(compiled: CompiledModel, platform: Platform, profile: Profile, tell: Tell) -> Profile:
     """Return the profile with joules of operators, where a sensor of power is."""
-    sensor = chosen_sensor()
+    sensor = chosen_sensor(survey())
     return with_joules(compiled, platform, profile, sensor, tell, tell) if sensor else profile
 
 

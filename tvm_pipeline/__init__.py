@@ -17,11 +17,11 @@ addresses.py  addresses of cameras and brokers, shown without their secrets
 files.py     reading and writing files, with errors that name them
 processes.py  how other processes ended, in words
 documents.py  JSON, TOML and text of others: what is wrong is said with the file
+system_files.py  small files of the kernel and of the system, none of which must be there
 core/        the vocabulary: graph, platform, profile, problem, plan
 solvers/     tools that the searches of several rooms share
 memory/      the order of operators that needs the least memory
-power/       sensors of power, and the joules between two moments
-boards/      the board that this is: module, cores, clocks and heat; its power modes, set and put back
+power/       the doors for sensors and power modes, and the joules between two moments
 cost/        what a plan costs: its seconds, bytes and joules
 planning/    from a Problem to a Plan with its bound
 backends/    the contract of a hardware family, and the registry of those installed

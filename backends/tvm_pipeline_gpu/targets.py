@@ -3,7 +3,7 @@
 CUDA: the architecture is the compute capability. NVIDIA's table (https://developer.nvidia.com/cuda-gpus) and TVM's tags
 (`nvidia/jetson-tx2` and others in tvm/src/target/tag.cc) agree where both know a device:
 
-    Jetson                      those of `tvm_pipeline/boards/modules.py`, from sm_53 (Nano) to sm_110 (Thor)
+    Jetson                      those of `plugins/tvm_pipeline_boards/modules.py`, from sm_53 (Nano) to sm_110 (Thor)
     GeForce, RTX, data centre   by capability, such as sm_61 (1080), sm_75 (2080, T4), sm_86 (3080), sm_90 (H100)
 
 OpenCL: the name of a `-device` chooses TVM's schedules. `mali`, `bifrost` and `intel_graphics` are those of

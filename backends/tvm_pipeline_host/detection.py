@@ -9,9 +9,9 @@ import os
 import platform
 from pathlib import Path
 
-from tvm_pipeline.boards.core_kinds import SYSTEM, core_names, kind_of_core, offline_cores, part_of
 from tvm_pipeline.core.platform import Device, core_ranges
 from tvm_pipeline.tvm.target_text import other_processor, tvm_target
+from tvm_pipeline_host.core_kinds import SYSTEM, core_names, kind_of_core, offline_cores, part_of
 
 
 def available_cores() -> tuple[int, ...]:
@@ -53,7 +53,7 @@ def host_target(system: Path = SYSTEM) -> str:
     LLVM names the CPU by its family. A hypervisor may hide some of that family's instructions, and code for the name
     would then die with SIGILL. So the name is used only if every vector extension of the family is present; otherwise
     the target is the best generic level whose extensions are all present. A core that LLVM does not know, as the Denver
-    of a Jetson TX2, runs the code of the kind that `boards/core_kinds.py` names.
+    of a Jetson TX2, runs the code of the kind that `core_kinds.py` names.
 
     On other processors than x86 the target has a triple, so that it means the same where it is compiled elsewhere. Its
     key `cpu` goes before the `arm_cpu` that TVM adds to such a triple: with it come the schedules of ours.

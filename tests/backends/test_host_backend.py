@@ -14,9 +14,10 @@ from tests.support.parts import needs
 needs("tvm")
 
 from tvm_pipeline_host import backend, detection
+from tvm_pipeline_host.core_kinds import KINDS
 from tvm_pipeline_host.host import bind
 
-from tests.boards.trees import CPUS, TREES, cores_off, write
+from tests.support.board_trees import CPUS, TREES, cores_off, write
 from tests.support.onnx_networks import onnx_network
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.core.platform import Device
@@ -34,6 +35,13 @@ def sysfs(folder: Path, capacities: dict[int, int | str | None]) -> Path:
         if capacity is not None:
             (folder / f"cpu{core}" / "cpu_capacity").write_text(f"{capacity}\n")
     return folder
+
+
+def test_llvm_knows_every_kind_of_core() -> None:
+    from tvm.target import codegen
+
+    known = set(map(str, codegen.llvm_get_cpu_archlist(tvm_target("llvm -mtriple=aarch64-linux-gnu"))))
+    assert {kind.processor for kind in KINDS.values()} <= known
 
 
 def found(folder: Path, cores: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

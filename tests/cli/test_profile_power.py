@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
+from tests.support.guests import guests
 from tests.workflow.test_power_meter import logger
 from tvm_pipeline import read_profile
-from tvm_pipeline.power.choice import chosen_sensor
 from tvm_pipeline.profiling import joules
 
 PLATFORM = 'name = "core"\n[[device]]\nname = "cpu0"\nbackend = "host"\ncores = [0]\n'
@@ -40,9 +40,9 @@ def test_profile_with_joules_says_idle_power_and_joules_of_a_frame(cli, model, t
     assert planned["predicted"]["energy_j"] >= 0
 
 
-@pytest.mark.skipif(chosen_sensor() is not None, reason="this machine has a sensor of power")
 def test_power_without_a_sensor_is_an_error_before_anything_is_compiled(cli, tmp_path):
-    outcome = cli("profile", tmp_path / "missing.onnx", "--power")
+    with guests():
+        outcome = cli("profile", tmp_path / "missing.onnx", "--power")
     assert outcome.code == 1
     assert "--power: this machine has no sensor of power that can be read" in outcome.err
     assert "--power-sensor FILE" in outcome.err

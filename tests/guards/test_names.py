@@ -23,6 +23,7 @@ PUBLIC = [
 DOCUMENTED = {
     "tvm_pipeline.backends.contract": "docs/backend.md: what a backend implements",
     "tvm_pipeline.testing": "docs/backend.md: how it is checked",
+    "tvm_pipeline.power": "docs/power.md: sensors and power modes of a user's own",
     "tvm_pipeline.runtime": "pipelines that are exchanged while they run",
     "tvm_pipeline.video": "decoders and sources of a user's own",
     "tvm_pipeline.watch": "a server beside a pipeline of a user's own",

@@ -12,9 +12,9 @@ from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported,
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors", "addresses"),
     ("files", "processes", "documents"),
-    ("solvers",),
+    ("solvers", "system_files"),
     ("core",),
-    ("memory", "power", "boards"),
+    ("memory", "power"),
     ("cost",),
     ("planning", "backends"),
     ("tvm", "frontends", "profiling"),
@@ -63,7 +63,6 @@ INSIDE = {
 # The most lines that a package may have, in all its files. A commit that raises one says why.
 MOST_LINES = {
     "tvm_pipeline/backends": 2150,
-    "tvm_pipeline/boards": 1300,
     "tvm_pipeline/calibration": 1050,
     "tvm_pipeline/cli": 3800,
     "tvm_pipeline/core": 3150,
@@ -72,8 +71,8 @@ MOST_LINES = {
     "tvm_pipeline/frontends": 2250,
     "tvm_pipeline/memory": 2950,
     "tvm_pipeline/planning": 13_750,
-    "tvm_pipeline/power": 1300,
-    "tvm_pipeline/profiling": 2300,
+    "tvm_pipeline/power": 780,
+    "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/remote": 3100,
     "tvm_pipeline/report": 1500,
     "tvm_pipeline/runtime": 4300,
@@ -86,14 +85,15 @@ MOST_LINES = {
     "tvm_pipeline/workflow": 2300,
     "backends/tvm_pipeline_edgetpu": 2750,
     "backends/tvm_pipeline_gpu": 950,
-    "backends/tvm_pipeline_host": 450,
+    "backends/tvm_pipeline_host": 520,
     "backends/tvm_pipeline_onnxruntime": 400,
+    "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_papers": 550,
 }
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
-UNPUBLISHED = {"tvm_pipeline_papers": 7}
+UNPUBLISHED = {"tvm_pipeline_boards": 2, "tvm_pipeline_papers": 6}
 
 
 def room(dotted: str) -> str:
@@ -158,7 +158,7 @@ def test_packages_keep_to_their_lines() -> None:
 
 def is_public(dotted: str) -> bool:
     """Whether a guest may import a module: these are the engine's published doors."""
-    return dotted in ("tvm_pipeline", "tvm_pipeline.backends", "tvm_pipeline.testing")
+    return dotted in {f"tvm_pipeline{name}" for name in ("", ".backends", ".errors", ".power", ".testing")}
 
 
 def test_the_engine_knows_no_plugin() -> None:

@@ -11,7 +11,7 @@ from inspect import signature
 
 import pytest
 
-from tests.boards.trees import TREES, write
+from tests.support.board_trees import TREES, write
 from tvm_pipeline.cli.run import command
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.service.file import KINDS

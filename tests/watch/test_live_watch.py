@@ -26,6 +26,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.power import Meter, Reading, Sensor
 from tvm_pipeline.runtime import Adaptation, LivePipeline
 from tvm_pipeline.runtime.metering import RunEnergy
+from tvm_pipeline.testing import example_bundle, example_problem
 from tvm_pipeline.watch import LiveWatch, WatchServer
 
 
@@ -157,3 +158,15 @@ def test_others_see_the_joules_of_a_frame_and_who_tells_them():
     assert not unmeasured.energy.is_measured
     state = measured.state(live.statistics(), 10.0, picture=False)
     assert state.energy == measured.energy
+
+
+def test_throttling_is_an_event_that_is_watched() -> None:
+    bundle, problem = example_bundle(), example_problem()
+    with LivePipeline(bundle.compiled, problem, bundle.plan) as live:
+        watch = LiveWatch(live)
+        assert not watch.snapshot().throttled
+        live.note("throttled", "it is hot")
+        assert watch.snapshot().throttled
+        assert (live.events[-1].kind, live.events[-1].reason, live.events[-1].frame) == ("throttled", "it is hot", -1)
+        live.note("unthrottled", "it has cooled down")
+        assert not watch.snapshot().throttled

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.profiling.test_joules import PACE, Counting, profiled, working
+from tests.support.guests import guests
 from tvm_pipeline.errors import OptionError, PowerError
+from tvm_pipeline.power import Found
 from tvm_pipeline.service.running import Service
 from tvm_pipeline.service.settings import Settings
 from tvm_pipeline.workflow.power_meter import opened_meter, required_sensor, with_joules
@@ -63,17 +65,21 @@ def test_without_a_sensor_nothing_is_measured(bundle: Path, tmp_path: Path) -> N
     (report,) = Service(settings(bundle, "none")).run()
     assert report.to_json()["measured"]["energy_j"] is None
     assert report.to_json()["measured"]["energy"] is None
-    with opened_meter("", pytest.fail, root=tmp_path) as meter:
+    with guests(), opened_meter("", pytest.fail) as meter:
         assert meter is None
     with pytest.raises(OptionError, match="`power_sensor` lamp: no sensor of this machine has this name"):
         Service(Settings(bundle=[bundle], source=["synthetic"], power_sensor="lamp")).run()
 
 
-def test_power_without_a_sensor_says_what_was_looked_for_and_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(PowerError, match=r"Looked for INA3221.*`power_sensor` FILE, or state `active_w`"):
-        required_sensor("", tmp_path)
+def test_power_without_a_sensor_says_what_was_looked_for_and_what_to_do() -> None:
+    with guests(), pytest.raises(PowerError, match=r"No installed package looks for any\. Give the log of a meter"):
+        required_sensor("")
+    nothing = Found([], {"candle": "it is out"}, ("lamps", "candles"))
+    said = r"Looked for lamps, candles; candle cannot be read: it is out.*`power_sensor` FILE, or state `active_w`"
+    with guests(lambda: nothing), pytest.raises(PowerError, match=said):
+        required_sensor("")
     with pytest.raises(OptionError, match="give another `power_sensor` than none"):
-        required_sensor("none", tmp_path)
+        required_sensor("none")
 
 
 @pytest.mark.thorough

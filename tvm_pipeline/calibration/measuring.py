@@ -13,7 +13,6 @@ from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.backends.optional import computed_by
-from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated
 from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
 from tvm_pipeline.calibration.stage_time import StageTime
@@ -23,6 +22,7 @@ from tvm_pipeline.cost.modelled_stage import stage_table
 from tvm_pipeline.errors import ModelError, PipelineError, PlanError, ProfileError
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling.stage_timer import stage_timer
+from tvm_pipeline.profiling.throttling import ThrottleWatch
 
 STAGES = 16
 STEADY_SPREAD = 0.2  # of a stage's times; beyond it the stage is measured again

@@ -11,14 +11,12 @@ import msgspec
 import typer
 
 from tvm_pipeline.backends.registry import description, left_out, settle_platform
-from tvm_pipeline.boards import read_jetson
-from tvm_pipeline.boards.nvpmodel import current_nvpmodel, nvpmodel_modes
 from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, say, show, warn
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, survey
+from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, power_modes, survey
 from tvm_pipeline.report import devices_table, sensors_table
 from tvm_pipeline.tvm.installed_ir import described
 from tvm_pipeline.workflow.machine_modes import this_machine
@@ -48,8 +46,8 @@ def command(
         show(devices_table(settled), json)
         if found.sensors:
             show(sensors_table(found.sensors, now.watts), json)
-    if not platform and (jetson := read_jetson()):
-        say(f"board: {jetson}")
+    for line in () if platform else power_modes().described():
+        say(line)
     for device in settled.devices:
         known_as = description(device)
         if known_as:
@@ -58,11 +56,7 @@ def command(
         say("sensors of power: none that can be read here; joules are not measured, unless a meter's log is given")
     for name, reason in obstacles.items():
         say(f"{name}: it cannot be read: {reason}")
-    if settled.power_modes and not platform:
-        current = current_nvpmodel()
-        for mode in nvpmodel_modes():
-            say(f"{mode}{', which is set' if mode.number == current else ''}")
-    elif settled.power_modes:
+    if settled.power_modes and platform:
         say(f"power modes: {', '.join(mode.name for mode in settled.power_modes)}")
     for line in () if platform else (*left_out(), *_compiler(), *_video_decoding()):
         say(line)

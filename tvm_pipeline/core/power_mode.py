@@ -15,7 +15,7 @@ A platform file lists those that may be planned with:
 
 A clock limit `cpuN` is the greatest frequency of core N and of the cores that share its clock, in kHz; `gpu` that of
 the GPU, in Hz; any other name is that of a devfreq device (/sys/class/devfreq), in Hz. Next: in_mode.py, the
-platform in a mode; the room boards/ sets modes.
+platform in a mode; `power/modes.py`, what reads and sets the modes of this machine.
 """
 
 from __future__ import annotations

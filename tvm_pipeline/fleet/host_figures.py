@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tvm_pipeline.boards import ThrottleWatch
-from tvm_pipeline.boards.system_files import file_text
 from tvm_pipeline.fleet.service_process import ServiceProcess
+from tvm_pipeline.profiling.throttling import ThrottleWatch
+from tvm_pipeline.system_files import file_text
 
 PERIOD_S = 2.0  # between two readings
 

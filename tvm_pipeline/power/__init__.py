@@ -1,22 +1,24 @@
-"""Power and energy, measured: the sensors of a machine, and the joules between two moments.
+"""Power and energy, measured: the contracts of sensors and of power modes, and the joules between two moments.
 
-sensor.py        the contract of sensors: joules that have been drawn, at a moment
-meter.py         samples a sensor in a thread, and tells the joules between two moments
-choice.py        the sensors of this machine, the best one, and the one that a user asks for
-hwmon.py         INA3221 and other chips, the rails of Jetson boards
-rapl.py          counters of Intel's and AMD's processors
-nvml.py          NVIDIA's GPUs
-jtop.py          the service of that name on a Jetson
-log_file.py      the log of a meter outside of the machine
-figure_files.py  figures that the kernel tells in files, and why it does not
+A package that knows hardware imports the names of `__all__` and comes in through an entry point (`doors.py`).
+
+sensor.py    the contract of sensors: joules that have been drawn, at a moment
+meter.py     samples a sensor in a thread, and tells the joules between two moments
+choice.py    of the sensors of a machine, the best one, or the one that a user asks for
+modes.py     the contract of power modes: listing, setting and putting back
+doors.py     the packages that find sensors and know power modes
+log_file.py  the log of a meter outside of the machine
 
 A device without a sensor has none here: a caller then says "not measured", or states the platform's own figures
 (`idle_w`, `active_w`) as such.
 """
 
-from tvm_pipeline.power.choice import MeanPower, chosen_sensor, mean_watts, sensors, survey
+from tvm_pipeline.core.power_mode import PowerMode
+from tvm_pipeline.power.choice import MeanPower, chosen_sensor, mean_watts
+from tvm_pipeline.power.doors import power_modes, survey
 from tvm_pipeline.power.meter import Energy, Meter
-from tvm_pipeline.power.sensor import EnergyCounter, Found, PowerSensor, Reading, Scope, Sensor
+from tvm_pipeline.power.modes import PowerModes
+from tvm_pipeline.power.sensor import EnergyCounter, Found, PowerSensor, Reading, Scope, Sensor, Sum
 
 __all__ = [
     "Energy",
@@ -24,12 +26,15 @@ __all__ = [
     "Found",
     "MeanPower",
     "Meter",
+    "PowerMode",
+    "PowerModes",
     "PowerSensor",
     "Reading",
     "Scope",
     "Sensor",
+    "Sum",
     "chosen_sensor",
     "mean_watts",
-    "sensors",
+    "power_modes",
     "survey",
 ]

@@ -1,26 +1,15 @@
-"""Which sensors this machine has, which of them is the best one, and the one that a user asks for.
-
-Read before: sensor.py, the contract. Each kind of sensor has a file of its own, with a function that finds them.
-"""
+"""Of the sensors of a machine, the best one, or the one that a user asks for. Read before: sensor.py, the contract."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tvm_pipeline.errors import PowerError
-from tvm_pipeline.power.hwmon import hwmon_sensors
-from tvm_pipeline.power.jtop import jtop_sensors
 from tvm_pipeline.power.log_file import LogFile
-from tvm_pipeline.power.nvml import nvml_sensors
-from tvm_pipeline.power.rapl import rapl_sensors
 from tvm_pipeline.power.sensor import Found, Reading, Sensor, Sum
-
-# Of two sensors that cover as much, the one found earlier is the better one.
-KINDS: tuple[Callable[[Path], Found], ...] = (hwmon_sensors, jtop_sensors, rapl_sensors, nvml_sensors)
-ORDER = ("board", "unit", "part")
 
 
 class MeanPower(NamedTuple):
@@ -35,32 +24,13 @@ class MeanPower(NamedTuple):
     obstacles: dict[str, str]
 
 
-def survey(root: Path = Path("/")) -> Found:
-    """Return the sensors that can be read now, the best first, and why others cannot.
-
-    A sensor of the whole board is better than one of a processor, which is better than one of a part of it.
-    """
-    sensors: list[Sensor] = []
-    obstacles: dict[str, str] = {}
-    for find in KINDS:
-        found = find(root)
-        sensors += found.sensors
-        obstacles |= found.obstacles
-    return Found(sorted(sensors, key=lambda sensor: ORDER.index(sensor.scope)), obstacles)
-
-
-def sensors(root: Path = Path("/")) -> list[Sensor]:
-    """Return the sensors that can be read now, the best first."""
-    return survey(root).sensors
-
-
-def chosen_sensor(wanted: str = "", root: Path = Path("/")) -> Sensor | None:
+def chosen_sensor(found: Found, wanted: str = "") -> Sensor | None:
     """Return the sensor that is wanted, or the best one.
 
     Args:
+        found: the sensors of the machine, the best first (`survey`).
         wanted: the name of a sensor, or the path of a meter's log (see `LogFile`); empty for the best sensor: that of
             the board, else the sum of all processors that have one.
-        root: the folder that holds `sys/`.
 
     Returns:
         The sensor, not yet read; None where none is wanted by name, and the machine has none but of parts of
@@ -70,7 +40,6 @@ def chosen_sensor(wanted: str = "", root: Path = Path("/")) -> Sensor | None:
         PowerError: neither a sensor nor a file has this name; the message lists the sensors, and why others cannot
             be read. Or the log cannot be read.
     """
-    found = survey(root)
     for sensor in found.sensors:
         if sensor.name == wanted:
             return sensor

@@ -146,7 +146,9 @@ class Found(NamedTuple):
     Attributes:
         sensors: those that can be read now.
         obstacles: by name, why others cannot be read, and what would help.
+        looked_for: the kinds of sensors that were looked for, in words.
     """
 
     sensors: list[Sensor]
     obstacles: dict[str, str]
+    looked_for: tuple[str, ...] = ()

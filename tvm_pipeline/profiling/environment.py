@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from tvm_pipeline.backends.cores import processor
-from tvm_pipeline.boards import board_environment
+from tvm_pipeline.power import power_modes
 
 
-def environment(versions: Mapping[str, str], root: Path = Path("/")) -> dict[str, str]:
-    """Return a description to store beside measured figures; `root` has the files that tell which board this is."""
+def environment(versions: Mapping[str, str]) -> dict[str, str]:
+    """Return a description to store beside measured figures."""
     load, *_ = os.getloadavg()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "processor": processor(),
-        **board_environment(root),
+        **power_modes().environment(),
         "cores": str(os.cpu_count()),
         "governor": _governor(),
         "load": f"{load:.2f}",

@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Progress
-from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
@@ -27,6 +26,7 @@ from tvm_pipeline.profiling.estimates import estimate
 from tvm_pipeline.profiling.evidence import borrowed, doubt, observations, without_schedule
 from tvm_pipeline.profiling.links import fit_links
 from tvm_pipeline.profiling.rounds import Rounds
+from tvm_pipeline.profiling.throttling import ThrottleWatch
 
 BUSY_SPREAD = 0.10
 MOST_UNCERTAIN = 0.05  # what a strict profile may be off
@@ -54,7 +54,7 @@ def profile_model(
         repeats: passes over the model for each device, spread over the rounds.
         progress: is told in a few words what is being measured.
         strict: try for at least 20 s and at most 60 s, and raise ProfileError where the figures are still doubtful.
-        root: the folder with the files of the system that tell which board this is, and whether it is throttled.
+        root: the folder with the files of the system that tell whether the machine is throttled.
 
     Examples:
         >>> from tvm_pipeline.testing import example_backend, example_model, example_problem
@@ -91,7 +91,7 @@ def profile_model(
         fingerprint=compiled.graph.fingerprint,
         devices={device.name: devices[device] for device in measurable},
         links=links,
-        environment={**environment(backend.versions(), root), **observations(rounds)},
+        environment={**environment(backend.versions()), **observations(rounds)},
         warnings=(*absent, *doubts, *without_schedule(compiled, devices)),
     )
 

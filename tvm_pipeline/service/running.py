@@ -16,10 +16,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from tvm_pipeline.boards import ThrottleWatch
-from tvm_pipeline.boards.mode_switch import put_back_left
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.errors import OptionError, PipelineError, VideoError
+from tvm_pipeline.power import power_modes
+from tvm_pipeline.profiling.throttling import ThrottleWatch
 from tvm_pipeline.service.changing_inputs import ChangingInputs
 from tvm_pipeline.service.control import ControlFile, controlled
 from tvm_pipeline.service.file import SettingsReader
@@ -124,7 +124,7 @@ class Service:
 
     def _run(self) -> list[ModelReport]:
         settings, before = self._settings, None
-        put_back_left(self._listener.say, self._listener.warn)
+        power_modes().put_back_left(self._listener.say, self._listener.warn)
         while True:
             self._listener.begin(settings)
             self._running = settings

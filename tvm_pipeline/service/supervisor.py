@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from tvm_pipeline.boards.mode_switch import put_back_left
 from tvm_pipeline.errors import OptionError, PipelineError, RunError, VideoError
 from tvm_pipeline.files import cache_folder, temporary_folder
+from tvm_pipeline.power import power_modes
 from tvm_pipeline.processes import how_ended
 from tvm_pipeline.runtime import Event
 from tvm_pipeline.service.listener import Listener
@@ -93,7 +93,7 @@ def supervise(command: Sequence[str], events: Path | None, reloads: bool, listen
                     child.terminate()
                 status = child.wait()
             # A worker that was killed leaves a power mode set. The next one sets it again, if it is still asked for.
-            put_back_left(listener.say, listener.warn)
+            power_modes().put_back_left(listener.say, listener.warn)
             if ended_by or status in FINAL:
                 # A signal that met it while it was being started is no failure.
                 return 0 if status < 0 or status in STOPPED else status

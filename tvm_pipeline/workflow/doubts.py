@@ -28,16 +28,15 @@ def known_devices(platform: Platform) -> dict[str, str]:
     return {name: known_as for name, known_as in told.items() if known_as}
 
 
-def elsewhere_warnings(source: Path, profile: Profile, platform: Platform, root: Path = Path("/")) -> list[str]:
+def elsewhere_warnings(source: Path, profile: Profile, platform: Platform) -> list[str]:
     """Return a line where a profile was measured on another processor, board or devices, or in another power mode.
 
     A profile of one of the platform's power modes is of that mode wherever it is read (see `machine_modes.py`).
 
     Args:
         source: the file that has the profile.
-        root: the folder with the files of the system that tell which board this is.
     """
-    found = environment({}, root)
+    found = environment({})
     kept = ("processor", "board") if profile.power_mode else ("processor", "board", "power mode")
     told = {key: value for key, value in found.items() if key in kept}
     here = {"board": "another board", **told, **known_devices(platform)}

@@ -1,36 +1,34 @@
 """The power modes of this machine: which it has, whether it is in one, and being in one with permission.
 
-Read next: boards/mode_switch.py, which sets modes; mode_profiles.py and running.py, which need them.
+Read before: power/modes.py. Read next: mode_profiles.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.backends.bundle import bundle_power_mode
 from tvm_pipeline.backends.registry import detect_platform
-from tvm_pipeline.boards.mode_switch import is_set, mode_set
-from tvm_pipeline.boards.nvpmodel import nvpmodel_modes
 from tvm_pipeline.core.in_mode import find_mode
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import OptionError, PowerError
+from tvm_pipeline.power import power_modes
+from tvm_pipeline.power.modes import Say
 
-Say = Callable[[str], None]
 
+def this_machine(model: Model | None, warn: Say) -> Platform:
+    """Return the devices of this machine, as `detect_platform`, and its power modes.
 
-def this_machine(model: Model | None, warn: Say, root: Path = Path("/")) -> Platform:
-    """Return the devices of this machine, as `detect_platform`, and the power modes of a Jetson.
-
-    A file of modes that cannot be read costs a warning and the modes.
+    If the modes cannot be read, they are left out with a warning.
     """
     platform = detect_platform(model)
     try:
-        modes = tuple(mode.power_mode for mode in nvpmodel_modes(root))
+        modes = tuple(power_modes().modes())
     except PowerError as error:
         warn(f"power modes are left out: {error}")
         return platform
@@ -43,14 +41,14 @@ def other_mode(platform: Platform, name: str) -> str:
     Raises:
         PlatformError: the platform has no such mode.
     """
-    if not name or is_set(find_mode(platform, name)):
+    if not name or power_modes().is_set(find_mode(platform, name)):
         return ""
     return f"the figures are of power mode {name}, and the machine is not in it"
 
 
 def check_allowed(mode: PowerMode, what: str, allowed: bool) -> None:
     """Raise OptionError where a mode is not set, and may not be; `what` needs it."""
-    if not allowed and not is_set(mode):
+    if not allowed and not power_modes().is_set(mode):
         by_hand = "" if mode.nvpmodel is None else f"set it before (`sudo nvpmodel -m {mode.nvpmodel}`), or "
         raise OptionError(
             f"{what} is for power mode {mode.name}, and the machine is not in it: {by_hand}have it set for this alone "
@@ -79,5 +77,5 @@ def with_mode_of(bundles: Sequence[Path], allowed: bool, tell: Say, warn: Say) -
                 "mode, or run them one after the other"
             )
     check_allowed(mode, str(path), allowed)
-    with mode_set(mode, tell, warn):
+    with power_modes().mode_set(mode, tell, warn):
         yield

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvm_pipeline.backends.registry import settle_platform
-from tvm_pipeline.boards.mode_switch import mode_set, put_back_left
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.plan import Decision
 from tvm_pipeline.core.platform import Platform, read_platform
@@ -16,6 +15,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.planning import MEASURING, plan_modes
+from tvm_pipeline.power import power_modes
 from tvm_pipeline.workflow.machine_modes import check_allowed, this_machine
 from tvm_pipeline.workflow.steps import Compiled, Say
 
@@ -43,7 +43,8 @@ def profile_modes(
         OptionError: the platform has no modes, or they may not be set.
         PowerError: none of them can be set.
     """
-    put_back_left(tell, warn)
+    machine = power_modes()
+    machine.put_back_left(tell, warn)
     whole = read_platform(platform) if platform else this_machine(None, warn)
     if not whole.power_modes:
         raise OptionError(
@@ -57,7 +58,7 @@ def profile_modes(
     for mode in sorted(whole.power_modes, key=lambda mode: len(mode.offline_cores)):
         with ExitStack() as stack:
             try:
-                stack.enter_context(mode_set(mode, tell, warn))
+                stack.enter_context(machine.mode_set(mode, tell, warn))
             except PowerError as error:
                 refused.append(str(error))
                 warn(f"power mode {mode.name} is left out: {error}")

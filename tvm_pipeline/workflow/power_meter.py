@@ -1,46 +1,41 @@
 """The sensor that a command measures joules with: the one that is wanted, the best one of the machine, or none.
 
-Read next: `power/choice.py`, which sensors there are; `profiling/joules.py` and `runtime/metering.py`, which measure.
+Read next: `power/doors.py`, which sensors there are; `profiling/joules.py` and `runtime/metering.py`, which measure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError, PowerError
 from tvm_pipeline.power import Meter, Sensor
-from tvm_pipeline.power.choice import chosen_sensor, survey
+from tvm_pipeline.power.choice import chosen_sensor
+from tvm_pipeline.power.doors import survey
 from tvm_pipeline.power.meter import SHORTEST_PERIOD_S
 from tvm_pipeline.profiling.joules import Pace, profile_joules
 
-ROOT = Path("/")
 Say = Callable[[str], None]
 NONE = "none"
-LOOKED_FOR = "INA3221 and INA226 of boards (hwmon, iio), RAPL of processors (powercap), NVML of GPUs, and jtop"
 
 
 @contextmanager
-def opened_meter(
-    wanted: str, warn: Say, least_s: float = SHORTEST_PERIOD_S, root: Path = ROOT
-) -> Iterator[Meter | None]:
+def opened_meter(wanted: str, warn: Say, least_s: float = SHORTEST_PERIOD_S) -> Iterator[Meter | None]:
     """Sample a sensor of power while the block lasts; yield None where none is wanted, or the machine has none.
 
     Args:
         wanted: the name of a sensor or the file of a meter's log; empty for the best sensor, `none` for none.
         warn: is told where the best sensor cannot be read.
         least_s: seconds between two reads of the sensor, at least.
-        root: the folder that holds `sys/`.
 
     Raises:
         OptionError: no sensor and no file has the name that is wanted, or the file is no log of a meter.
         PowerError: a sensor that is wanted by name cannot be read.
     """
-    sensor = None if wanted == NONE else _chosen(wanted, root)
+    sensor = None if wanted == NONE else _chosen(wanted)
     if sensor is None:
         yield None
         return
@@ -59,7 +54,7 @@ def opened_meter(
         meter.__exit__(None, None, None)
 
 
-def required_sensor(wanted: str, root: Path = ROOT) -> Sensor:
+def required_sensor(wanted: str) -> Sensor:
     """Return the sensor that is wanted, or the best one.
 
     Raises:
@@ -68,20 +63,22 @@ def required_sensor(wanted: str, root: Path = ROOT) -> Sensor:
     """
     if wanted == NONE:
         raise OptionError("`power` measures joules; give another `power_sensor` than none", option="power_sensor")
-    sensor = _chosen(wanted, root)
+    sensor = _chosen(wanted)
     if sensor is not None:
         return sensor
-    refused = "; ".join(f"{name} cannot be read: {reason}" for name, reason in survey(root).obstacles.items())
+    found = survey()
+    refused = "; ".join(f"{name} cannot be read: {reason}" for name, reason in found.obstacles.items())
+    looked = f"Looked for {', '.join(found.looked_for)}" if found.looked_for else "No installed package looks for any"
     raise PowerError(
-        f"`power`: this machine has no sensor of power that can be read. Looked for {LOOKED_FOR}"
+        f"`power`: this machine has no sensor of power that can be read. {looked}"
         f"{f'; {refused}' if refused else ''}. Give the log of a meter as `power_sensor` FILE, or state `active_w` of "
         "each device and `idle_w` in the platform file"
     )
 
 
-def _chosen(wanted: str, root: Path) -> Sensor | None:
+def _chosen(wanted: str) -> Sensor | None:
     try:
-        return chosen_sensor(wanted, root)
+        return chosen_sensor(survey(), wanted)
     except PowerError as error:
         raise OptionError(f"`power_sensor` {error}", option="power_sensor", value=wanted) from error
 

@@ -1,0 +1,58 @@
+"""The two doors for packages that know the hardware: entry points of the groups SENSORS and POWER_MODES.
+
+The entry points are loaded when somebody asks for sensors or modes, in the order of their names.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint, entry_points
+
+from tvm_pipeline.power.modes import PowerModes
+from tvm_pipeline.power.sensor import Found
+
+SENSORS = "tvm_pipeline.sensors"  # each is a function without arguments that returns a `Found`
+POWER_MODES = "tvm_pipeline.power_modes"  # each is a function without arguments that returns PowerModes, or None
+ORDER = ("board", "unit", "part")
+
+_log = logging.getLogger(__name__)
+
+
+def survey() -> Found:
+    """Return the sensors that installed packages find now, the best first, and why others cannot be read.
+
+    A sensor of the whole board is better than one of a processor, which is better than one of a part of it. Of two
+    sensors that cover as much, the one found earlier is the better one.
+    """
+    found = Found([], {})
+    for entry in _installed(SENSORS):
+        try:
+            more: Found = entry.load()()
+        except ImportError as error:
+            more = Found([], {entry.name: str(error)})
+        found = Found(
+            [*found.sensors, *more.sensors], found.obstacles | more.obstacles, (*found.looked_for, *more.looked_for)
+        )
+    found.sensors.sort(key=lambda sensor: ORDER.index(sensor.scope))
+    return found
+
+
+def power_modes() -> PowerModes:
+    """Return the power modes of this machine by the first package that knows the machine; else `PowerModes()`.
+
+    If a package cannot be imported, the log warns.
+    """
+    for entry in _installed(POWER_MODES):
+        try:
+            modes: PowerModes | None = entry.load()()
+        except ImportError as error:
+            _log.warning("the power modes of %s are left out: %s", entry.name, error)
+        else:
+            if modes is not None:
+                return modes
+    return PowerModes()
+
+
+def _installed(group: str) -> Iterator[EntryPoint]:
+    yield from sorted(entry_points(group=group), key=lambda entry: entry.name)
