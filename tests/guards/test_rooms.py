@@ -11,7 +11,7 @@ from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported,
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors", "addresses"),
-    ("files", "processes", "documents"),
+    ("files", "processes", "documents", "plugins"),
     ("solvers",),
     ("core",),
     ("memory", "power", "boards"),

@@ -20,9 +20,8 @@ learned/         schedulers that were trained
 baselines/       plans without a proof, to compare with
 """
 
-from tvm_pipeline.planning.measured import MEASURED, MEASURING, PRED_PROFPAR
-from tvm_pipeline.planning.planner import BEST, plan
+from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.power_modes import plan_modes
-from tvm_pipeline.planning.registry import SCHEDULERS, Scheduler
+from tvm_pipeline.planning.registry import BEST, MEASURED, SCHEDULERS, Scheduler, check_scheduler
 
-__all__ = ["BEST", "MEASURED", "MEASURING", "PRED_PROFPAR", "SCHEDULERS", "Scheduler", "plan", "plan_modes"]
+__all__ = ["BEST", "MEASURED", "SCHEDULERS", "Scheduler", "check_scheduler", "plan", "plan_modes"]
