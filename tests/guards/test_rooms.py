@@ -51,9 +51,7 @@ INSIDE = {
     ("planning/sat", "planning/registry"),
     ("planning/baselines", "planning/registry"),
     ("planning/local", "planning/registry"),
-    ("planning/learned", "planning/registry"),
     ("planning/local", "planning/planner"),
-    ("planning/learned", "planning/planner"),
     ("planning/search", "planning/planner"),
     ("planning/sat", "planning/planner"),
     ("planning/baselines", "planning/planner"),
@@ -71,7 +69,7 @@ MOST_LINES = {
     "tvm_pipeline/fleet": 7650,
     "tvm_pipeline/frontends": 2250,
     "tvm_pipeline/memory": 2950,
-    "tvm_pipeline/planning": 13_750,
+    "tvm_pipeline/planning": 12_350,
     "tvm_pipeline/power": 1300,
     "tvm_pipeline/profiling": 2300,
     "tvm_pipeline/remote": 3100,
@@ -88,12 +86,23 @@ MOST_LINES = {
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 450,
     "backends/tvm_pipeline_onnxruntime": 400,
-    "plugins/tvm_pipeline_papers": 550,
+    "plugins/tvm_pipeline_papers": 1950,
 }
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
 UNPUBLISHED = {"tvm_pipeline_papers": 7}
+
+
+# What a guest may import besides the names of the package itself: the errors, and for each door what comes in by it.
+PUBLISHED = {
+    "tvm_pipeline",
+    "tvm_pipeline.backends",  # backends
+    "tvm_pipeline.errors",
+    "tvm_pipeline.planning",  # schedulers
+    "tvm_pipeline.runtime",  # strategies
+    "tvm_pipeline.testing",
+}
 
 
 def room(dotted: str) -> str:
@@ -158,7 +167,7 @@ def test_packages_keep_to_their_lines() -> None:
 
 def is_public(dotted: str) -> bool:
     """Whether a guest may import a module: these are the engine's published doors."""
-    return dotted in ("tvm_pipeline", "tvm_pipeline.backends", "tvm_pipeline.testing")
+    return dotted in PUBLISHED
 
 
 def test_the_engine_knows_no_plugin() -> None:

@@ -41,8 +41,7 @@ from tvm_pipeline.planning.registry import OWN
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True, busy=True, locks=True, joules=True, idle=True)
 
-# predpar takes equal Edge TPUs alone, see test_predpar.py.
-TAKING_ANY = tuple(name for name, scheduler in OWN.items() if name != "predpar" and not scheduler.cut)
+TAKING_ANY = tuple(name for name, scheduler in OWN.items() if not scheduler.cut)
 
 
 def signed(problem: Problem, bound: tuple[float, ...]) -> object:

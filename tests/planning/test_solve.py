@@ -157,8 +157,7 @@ def test_without_time_there_is_still_a_plan(problem: Problem) -> None:
 REFUSED = {("revisits", "latency")}
 
 
-# predpar takes equal Edge TPUs alone, see test_predpar.py.
-@pytest.mark.parametrize("scheduler", [name for name in OWN if name != "predpar" and not OWN[name].cut])
+@pytest.mark.parametrize("scheduler", [name for name in OWN if not OWN[name].cut])
 def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
     made = 0
     for seed in range(15):

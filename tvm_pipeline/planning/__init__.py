@@ -16,12 +16,32 @@ together/        what judges, starts, bounds and proves deployments
 search/          exact searches by dynamic programming
 sat/             exact searches by CP-SAT
 local/           local search, and bounds, for graphs of any size
-learned/         schedulers that were trained
 baselines/       plans without a proof, to compare with
 """
 
+from tvm_pipeline.planning.baselines.even_parameters import even_cuts
+from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline
+from tvm_pipeline.planning.corrected import measured_or_refused
+from tvm_pipeline.planning.measured import by_predictions
 from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.power_modes import plan_modes
-from tvm_pipeline.planning.registry import BEST, MEASURED, SCHEDULERS, Scheduler, check_scheduler
+from tvm_pipeline.planning.registry import BEST, BY_CUTS, MEASURED, SCHEDULERS, THROUGHPUT, Scheduler, check_scheduler
+from tvm_pipeline.planning.search.along_order import along
 
-__all__ = ["BEST", "MEASURED", "SCHEDULERS", "Scheduler", "check_scheduler", "plan", "plan_modes"]
+__all__ = [
+    "BEST",
+    "BY_CUTS",
+    "MEASURED",
+    "SCHEDULERS",
+    "THROUGHPUT",
+    "Partition",
+    "Scheduler",
+    "along",
+    "best_pipeline",
+    "by_predictions",
+    "check_scheduler",
+    "even_cuts",
+    "measured_or_refused",
+    "plan",
+    "plan_modes",
+]

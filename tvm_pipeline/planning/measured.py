@@ -1,9 +1,8 @@
-"""The schedulers that propose stages, and let a device measure them: `measured` and `pred-profpar`.
+"""Schedulers that propose stages and let a device measure them, such as `measured`.
 
 They are for devices on which the times of operators do not add up to that of a stage, such as Edge TPUs, and on which
-it takes seconds to compile a stage. This file chooses the order of the operators. Its cuts are searched by
-`corrected.py`, where the measurements correct the device's model, or by `learned/partition_search.py`, with a predictor
-that was trained.
+it takes seconds to compile a stage. A prediction chooses the order of the operators. `corrected.py` searches the cuts
+of `measured`, where the measurements correct the device's model.
 
 Next: `profiling/stage_timer.py`, which compiles and times a stage.
 """
@@ -20,11 +19,8 @@ from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.cost.device_costs import can_time_operators
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.corrected import corrected_partition, model_seconds
-from tvm_pipeline.planning.learned.partition_search import pred_profpar_partition
-from tvm_pipeline.planning.learned.predpar import shipped_predictor
 from tvm_pipeline.planning.search.dynamic_programming import chain, ideals
 
 # A function that times these operators as a stage on a device.
@@ -36,12 +32,6 @@ Cut = Callable[[Problem, Sequence[Device], Callable[[int, int], float]], Partiti
 
 def corrected(problem: Problem, devices: Sequence[Device], timed: Callable[[int, int], float]) -> Partition:
     return corrected_partition(model_seconds(problem, devices), len(devices), timed)
-
-
-def pred_profpar(problem: Problem, devices: Sequence[Device], timed: Callable[[int, int], float]) -> Partition:
-    predictor = shipped_predictor(problem, devices, "pred-profpar")
-    first = even_cuts(problem.graph, len(devices))
-    return pred_profpar_partition(predictor.predicted, timed, len(problem.graph), first)
 
 
 def measured_plan(
@@ -66,7 +56,6 @@ def measured_plan(
 
     Raises:
         InfeasibleError: the devices are too few, or refuse a stage of every pipeline.
-        ModelError, PlatformError: those of `shipped_predictor`, for pred-profpar.
         OptionError: nothing times stages.
         ProfileError: the devices have neither measurements nor a model.
     """

@@ -19,10 +19,8 @@ from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
-from tvm_pipeline.planning.learned.predpar import predpar
-from tvm_pipeline.planning.learned.respect import respect
 from tvm_pipeline.planning.local.local_search import local_search
-from tvm_pipeline.planning.measured import Cut, by_predictions, corrected, pred_profpar
+from tvm_pipeline.planning.measured import Cut, by_predictions, corrected
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 from tvm_pipeline.planning.search.revisits import revisits
@@ -109,23 +107,6 @@ OWN: dict[str, Scheduler] = {
     "coral-parameters": Scheduler(coral_parameters, "libcoral's partitioner by parameters"),
     "coral-profiling": Scheduler(coral_profiling, "libcoral's partitioner by profile, mended"),
     "coral-profiling-original": Scheduler(coral_profiling_original, "libcoral's partitioner by profile, as published"),
-    "respect": Scheduler(
-        respect,
-        "the best pipeline along an order that a neural network chose (RESPECT)",
-        BY_CUTS,
-        frozenset({"min_throughput_fps", "max_latency_s"}),
-    ),
-    "predpar": Scheduler(
-        predpar,
-        "segments of Edge TPUs by learned seconds, after Zou et al.",
-        THROUGHPUT,
-    ),
-    "pred-profpar": Scheduler(
-        by_predictions,
-        "measured segments that a learned prediction chose, after Zou et al.",
-        THROUGHPUT,
-        cut=pred_profpar,
-    ),
     MEASURED: Scheduler(
         by_predictions, "stages measured until the plan stays, for Edge TPUs", THROUGHPUT, cut=corrected
     ),
