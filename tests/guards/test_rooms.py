@@ -69,7 +69,7 @@ MOST_LINES = {
     "tvm_pipeline/fleet": 7650,
     "tvm_pipeline/frontends": 2250,
     "tvm_pipeline/memory": 2950,
-    "tvm_pipeline/planning": 12_350,
+    "tvm_pipeline/planning": 12_100,
     "tvm_pipeline/power": 1300,
     "tvm_pipeline/profiling": 2300,
     "tvm_pipeline/remote": 3100,
@@ -86,7 +86,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 450,
     "backends/tvm_pipeline_onnxruntime": 400,
-    "plugins/tvm_pipeline_papers": 1950,
+    "plugins/tvm_pipeline_papers": 2250,
 }
 
 

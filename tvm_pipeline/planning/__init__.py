@@ -20,7 +20,7 @@ baselines/       plans without a proof, to compare with
 """
 
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
-from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline
+from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
 from tvm_pipeline.planning.corrected import measured_or_refused
 from tvm_pipeline.planning.measured import by_predictions
 from tvm_pipeline.planning.planner import plan
@@ -44,4 +44,5 @@ __all__ = [
     "measured_or_refused",
     "plan",
     "plan_modes",
+    "segment_seconds",
 ]

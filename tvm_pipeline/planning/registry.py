@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
-from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
 from tvm_pipeline.planning.baselines.two_stage import two_stage
@@ -104,9 +103,6 @@ OWN: dict[str, Scheduler] = {
     ),
     "even-parameters": Scheduler(even_parameters, "segments of equal parameter bytes"),
     "greedy": Scheduler(greedy, "segments filled in turn"),
-    "coral-parameters": Scheduler(coral_parameters, "libcoral's partitioner by parameters"),
-    "coral-profiling": Scheduler(coral_profiling, "libcoral's partitioner by profile, mended"),
-    "coral-profiling-original": Scheduler(coral_profiling_original, "libcoral's partitioner by profile, as published"),
     MEASURED: Scheduler(
         by_predictions, "stages measured until the plan stays, for Edge TPUs", THROUGHPUT, cut=corrected
     ),
