@@ -1,7 +1,7 @@
 """Random graphs with exact plans as arrays, and what a sequence of their operators comes to: what RESPECT learns from.
 
 RESPECT is trained on synthetic graphs of 30 operators (Yin et al., DAC 2023, section IV). The repair of a sequence and
-its cut into stages are those of `planning/learned/sequences.py` for `memory,communication`, on arrays: a step of
+its cut into stages are those of `learned/sequences.py` for `memory,communication`, on arrays: a step of
 training asks for 128 of them. Operators are numbered as the embedding's rows. Next: `train_respect.py`.
 """
 
@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from planner import of_bytes
+from tvm_pipeline_papers.learned.respect_embedding import embedding
+from tvm_pipeline_papers.learned.weights import Floats32
 
 from tests.support.generators import random_dag
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.problem import Objective
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.planning.learned.respect_embedding import embedding
-from tvm_pipeline.planning.learned.weights import Floats32
 from tvm_pipeline.planning.search.cuts import Integers
 from tvm_pipeline.planning.search.dynamic_programming import ideals
 from tvm_pipeline.solvers.hot import hot

@@ -34,6 +34,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from tvm_pipeline_papers.coral import profiling_partition
 from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
 
 from tvm_pipeline import planning
@@ -45,7 +46,6 @@ from tvm_pipeline.core.problem import Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import NoPlanError
-from tvm_pipeline.planning.baselines.coral import profiling_partition
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.search.cuts import Cuts, ideals

@@ -1,4 +1,4 @@
-"""The pointer network of `planning/learned/pointer_network.py` once more, in JAX, for batches and gradients.
+"""The pointer network of `learned/pointer_network.py` once more, in JAX, for batches and gradients.
 
 Weights have the names and shapes of the numpy network, so that training is a map from its weights to its weights.
 `train_respect.py` checks that both compute the same. Arrays are b x n ...: b graphs of n operators each.

@@ -32,12 +32,12 @@ from pathlib import Path
 import numpy as np
 from planner import coral, show
 from rich.progress import track
+from tvm_pipeline_papers.coral import profiling_partition
 
 from tvm_pipeline.core.graph import OperatorGraph, readers_of
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import NoPlanError
-from tvm_pipeline.planning.baselines.coral import profiling_partition
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.corrected import cheapest_segments, corrected_partition, model_seconds

@@ -5,7 +5,7 @@
     python benchmarks/train_predpar.py --short          # a few steps and networks, for CI
 
 It needs `pip install 'tvm-pipeline[train]'` (JAX); what it writes is computed with numpy alone
-(`tvm_pipeline/planning/learned/segment_predictor.py`, which states the layers). Networks and labels: `predpar_data.py`.
+(`learned/segment_predictor.py`, which states the layers). Networks and labels: `predpar_data.py`.
 The paper states no loss, rate, batch or scaling. Here: AdamW, 2e-3, warmed up and then a cosine down to 0; the Huber
 loss of the logarithm of the seconds, since the paper's predictor underestimates long segments; up to 256 segments of
 about one length a batch. The steps are fixed, so that a seed makes one result on one kind of machine.
@@ -54,9 +54,8 @@ from predpar_data import (
     shipped_model,
 )
 from predpar_errors import Predictor, by_board, by_least_squares, by_model, by_network, refitted, tell
-
-from tvm_pipeline.planning.learned.segment_features import SegmentBatch, graph_features
-from tvm_pipeline.planning.learned.segment_predictor import (
+from tvm_pipeline_papers.learned.segment_features import SegmentBatch, graph_features
+from tvm_pipeline_papers.learned.segment_predictor import (
     EPSILON,
     LARGEST,
     PURPOSE,
@@ -66,7 +65,7 @@ from tvm_pipeline.planning.learned.segment_predictor import (
     read_predictor,
     shapes,
 )
-from tvm_pipeline.planning.learned.weights import Weights, WeightsNote, write_weights
+from tvm_pipeline_papers.learned.weights import Weights, WeightsNote, write_weights
 
 LENGTHS = (8, 16, 32, 64, 128, 320)  # to which segments are padded
 BATCH, BATCH_NODES = 256, 2048  # segments of a batch, and their operators with padding, at most

@@ -1,5 +1,7 @@
-"""Algorithms that no command uses. Tests and benchmarks compare the product with them.
+"""Algorithms of papers to compare the engine with: schedulers that `plan` takes, and others for tests and benchmarks.
 
+coral.py              libcoral's partitioners, the schedulers `coral-parameters` and `coral-profiling`
+learned/              the schedulers `respect`, `predpar` and `pred-profpar`, which were trained
 set_costs.py          pipelines where the cost of a stage is any function of its operators
 fewest_bottleneck.py  the same for segments of one order, with few questions
 peak_distribution.py  how many orders of a graph have which peak of memory

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tvm_pipeline.errors import InfeasibleError, OptionError, ProfileError
-from tvm_pipeline.planning.baselines.segments import Partition, Seconds
+from tvm_pipeline.planning import Partition
+
+# (device, start, end) -> seconds of that segment on the device; infinite where the device cannot take it.
+Seconds = Callable[[int, int, int], float]
 
 
 def fewest_bottleneck(

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.memory.memory_graph import INT64_MAX, MemoryGraph
+from tvm_pipeline.memory import MemoryGraph
+from tvm_pipeline.memory.memory_graph import INT64_MAX
 from tvm_pipeline.memory.serenity import Machine
 
 MOST_DOWNSETS = 200_000

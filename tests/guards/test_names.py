@@ -22,6 +22,8 @@ PUBLIC = [
 # Modules besides the public surface whose names a page may import, each because that page is about it.
 DOCUMENTED = {
     "tvm_pipeline.backends.contract": "docs/backend.md: what a backend implements",
+    "tvm_pipeline.errors": "what every door may raise",
+    "tvm_pipeline.planning": "docs/schedulers.md: schedulers of a user's own",
     "tvm_pipeline.testing": "docs/backend.md: how it is checked",
     "tvm_pipeline.power": "docs/power.md: sensors and power modes of a user's own",
     "tvm_pipeline.runtime": "pipelines that are exchanged while they run",

@@ -11,7 +11,7 @@ from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported,
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors", "addresses"),
-    ("files", "processes", "documents"),
+    ("files", "processes", "documents", "plugins"),
     ("solvers", "system_files"),
     ("core",),
     ("memory", "power"),
@@ -51,9 +51,7 @@ INSIDE = {
     ("planning/sat", "planning/registry"),
     ("planning/baselines", "planning/registry"),
     ("planning/local", "planning/registry"),
-    ("planning/learned", "planning/registry"),
     ("planning/local", "planning/planner"),
-    ("planning/learned", "planning/planner"),
     ("planning/search", "planning/planner"),
     ("planning/sat", "planning/planner"),
     ("planning/baselines", "planning/planner"),
@@ -64,19 +62,19 @@ INSIDE = {
 MOST_LINES = {
     "tvm_pipeline/backends": 2150,
     "tvm_pipeline/calibration": 1050,
-    "tvm_pipeline/cli": 3800,
+    "tvm_pipeline/cli": 3750,
     "tvm_pipeline/core": 3150,
     "tvm_pipeline/cost": 1850,
     "tvm_pipeline/fleet": 7650,
     "tvm_pipeline/frontends": 2250,
     "tvm_pipeline/memory": 2950,
-    "tvm_pipeline/planning": 13_750,
-    "tvm_pipeline/power": 780,
+    "tvm_pipeline/planning": 12_100,
+    "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/remote": 3100,
     "tvm_pipeline/report": 1500,
-    "tvm_pipeline/runtime": 4300,
-    "tvm_pipeline/service": 3850,
+    "tvm_pipeline/runtime": 4350,
+    "tvm_pipeline/service": 3800,
     "tvm_pipeline/solvers": 250,
     "tvm_pipeline/testing": 950,
     "tvm_pipeline/tvm": 21_600,
@@ -85,15 +83,27 @@ MOST_LINES = {
     "tvm_pipeline/workflow": 2300,
     "backends/tvm_pipeline_edgetpu": 2750,
     "backends/tvm_pipeline_gpu": 950,
-    "backends/tvm_pipeline_host": 520,
+    "backends/tvm_pipeline_host": 500,
     "backends/tvm_pipeline_onnxruntime": 400,
     "plugins/tvm_pipeline_boards": 1600,
-    "plugins/tvm_pipeline_papers": 550,
+    "plugins/tvm_pipeline_papers": 2250,
 }
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
 UNPUBLISHED = {"tvm_pipeline_boards": 2, "tvm_pipeline_papers": 6}
+
+
+# What a guest may import besides the names of the package itself: the errors, and for each door what comes in by it.
+PUBLISHED = {
+    "tvm_pipeline",
+    "tvm_pipeline.backends",  # backends
+    "tvm_pipeline.errors",
+    "tvm_pipeline.planning",  # schedulers
+    "tvm_pipeline.power",  # sensors and power modes
+    "tvm_pipeline.runtime",  # strategies
+    "tvm_pipeline.testing",
+}
 
 
 def room(dotted: str) -> str:
@@ -158,7 +168,7 @@ def test_packages_keep_to_their_lines() -> None:
 
 def is_public(dotted: str) -> bool:
     """Whether a guest may import a module: these are the engine's published doors."""
-    return dotted in {f"tvm_pipeline{name}" for name in ("", ".backends", ".errors", ".power", ".testing")}
+    return dotted in PUBLISHED
 
 
 def test_the_engine_knows_no_plugin() -> None:

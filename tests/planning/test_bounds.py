@@ -35,14 +35,13 @@ from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile, SegmentProfile, unmeasured
 from tvm_pipeline.errors import NoPlanError, OptionError
-from tvm_pipeline.planning import SCHEDULERS
 from tvm_pipeline.planning.local.bounds import lower_bound
 from tvm_pipeline.planning.local.least_crossing import Network, least_crossing
+from tvm_pipeline.planning.registry import OWN
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True, busy=True, locks=True, joules=True, idle=True)
 
-# predpar takes equal Edge TPUs alone, see test_predpar.py.
-TAKING_ANY = tuple(name for name in SCHEDULERS if name != "predpar")
+TAKING_ANY = tuple(name for name, scheduler in OWN.items() if not scheduler.cut)
 
 
 def signed(problem: Problem, bound: tuple[float, ...]) -> object:

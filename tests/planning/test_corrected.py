@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.graphs import Traits, problems, randoms
 from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.errors import InfeasibleError, ModelError, NoPlanError, OptionError, PlatformError, ProfileError
-from tvm_pipeline.planning.baselines.coral import profiling_partition
+from tvm_pipeline.errors import InfeasibleError, ModelError, OptionError, PlatformError, ProfileError
 from tvm_pipeline.planning.baselines.segments import segment_seconds
 from tvm_pipeline.planning.corrected import believed_seconds, cheapest_segments, corrected_partition, model_seconds
 
@@ -168,29 +167,6 @@ def test_what_is_believed_by_hand() -> None:
     believed = believed_seconds(additive([1.0, 2.0, 3.0]), measured)
     assert believed[1, 2] == math.inf
     assert believed[1, 3] > 1e5 > believed[2, 3]
-
-
-@pytest.mark.parametrize("segments", [2, 5, 8])
-def test_it_comes_through_where_libcoral_does_not_and_asks_for_far_less(segments: int) -> None:
-    """60 operators, each of another speed than the model says, on a device that keeps whole operators."""
-    ours = mended = aborted = 0
-    for seed in range(5):
-        rng = random.Random(seed)
-        sizes = [rng.randint(0, 20) for _ in range(60)]
-        said_s = [rng.uniform(1e-3, 5e-3) for _ in range(60)]
-        work_s = [seconds * rng.lognormvariate(0, 0.3) for seconds in said_s]
-        device = with_cache(work_s, sizes, capacity=70, refill_s=1e-3)
-        found = corrected_partition(with_cache(said_s, sizes, 10**6, 0.0), segments, recording(device)[0])
-        best = cheapest_segments(device, segments, np.maximum)
-        assert found.bottleneck_s <= 1.25 * bottleneck(device, best)
-        ours += found.evaluations
-        mended += profiling_partition(60, segments, recording(device)[0]).evaluations
-        try:
-            profiling_partition(60, segments, recording(device)[0], original=True)
-        except NoPlanError:
-            aborted += 1
-    assert ours < mended / 2
-    assert aborted == 5 or segments == 2
 
 
 def test_a_refusal_by_error_is_a_refusal_and_what_contains_it_is_tried_last() -> None:

@@ -70,7 +70,7 @@ def test_what_cannot_be_planned_so():
     problem = problem_of(model, fake_platform("d0", "d1"))
     with pytest.raises(InfeasibleError, match=r"3 stages need as many equal devices, .* has 2"):
         measured_plan(model, replace(problem, stages=3))
-    with pytest.raises(OptionError, match="plans for throughput; objective latency is for others"):
+    with pytest.raises(OptionError, match="measured does not plan for objective latency, only for throughput"):
         measured_plan(model, replace(problem, objective="latency"))
 
 

@@ -24,7 +24,7 @@ from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.cost.device_costs import counts_period
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError, SearchTimeError
-from tvm_pipeline.planning import SCHEDULERS
+from tvm_pipeline.planning.registry import OWN
 
 EVERYTHING = Traits(modelled=True, buses=True, copies=True)
 
@@ -157,8 +157,7 @@ def test_without_time_there_is_still_a_plan(problem: Problem) -> None:
 REFUSED = {("revisits", "latency")}
 
 
-# predpar takes equal Edge TPUs alone, see test_predpar.py.
-@pytest.mark.parametrize("scheduler", [name for name in SCHEDULERS if name != "predpar"])
+@pytest.mark.parametrize("scheduler", [name for name in OWN if not OWN[name].cut])
 def test_a_scheduler_by_name_is_legal_and_never_better_than_the_best(scheduler: str) -> None:
     made = 0
     for seed in range(15):
@@ -229,7 +228,7 @@ def test_the_only_plan_possible_says_so() -> None:
 
 
 def test_an_unknown_scheduler_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(OptionError, match=f"no scheduler is called magic; there are best, {', '.join(SCHEDULERS)}"):
+    with pytest.raises(OptionError, match=f"no scheduler is called magic; there are best, {', '.join(OWN)}"):
         planning.plan(net(), "magic")
 
 

@@ -95,7 +95,10 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
             'bundle = "n.tar"\nsource = ["camera:0", "camera:1", "camera:2"]\npolicy = ["block", "latest"]',
             "line 3: policy is given 2 times for 3 sources",
         ),
-        ('bundle = "n.tar"\nsource = "camera:0"\nadapt = "always"', "line 3: adapt 'always' is none of replan"),
+        (
+            'bundle = "n.tar"\nsource = "camera:0"\nadapt = "always"',
+            "line 3: adapt always: no strategy is called always; there are off, replan",
+        ),
         ('bundle = "n.tar"\nsource = "camera:0"\nwatch = "here"', "line 3: watch here: give it as PORT"),
         ('bundle = "n.tar"', "give a model file, or a bundle of `compile`, and at least one --source"),
         (

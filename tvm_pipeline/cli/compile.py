@@ -42,6 +42,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.remote.remote_machine import RemoteMachine, opened_machine
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
@@ -51,7 +52,6 @@ from tvm_pipeline.workflow.steps import (
     Compiled,
     Say,
     checked_objective,
-    checked_scheduler,
     compile_source,
     decide,
     given_plan,
@@ -126,7 +126,7 @@ def command(
     check_remote(remote, {"source": source}, "the camera is over there; compile the application on the board")
     check_remote(remote, {"memory_rewrite": memory_rewrite}, "what it gains is tried on this machine's devices")
     chosen = checked_objective(objective)
-    checked_scheduler(scheduler)
+    check_scheduler(scheduler)
     beside = Path(model).with_suffix(".toml")
     read = (
         model,

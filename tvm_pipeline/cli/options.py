@@ -13,7 +13,7 @@ from tvm_pipeline.core.problem import OBJECTIVES
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.files import check_distinct
 from tvm_pipeline.frontends import Shapes, Values, parse_shapes, parse_values
-from tvm_pipeline.planning import MEASURED, PRED_PROFPAR, SCHEDULERS
+from tvm_pipeline.planning import BEST, MEASURED, SCHEDULERS
 from tvm_pipeline.runtime.verification import VERIFY_S, check_seconds
 
 PlatformOption = Annotated[
@@ -74,9 +74,8 @@ SchedulerOption = Annotated[
     str,
     typer.Option(
         "--scheduler",
-        help=f"best (of all exact ones), {MEASURED} (stages are compiled and measured until the plan stays, for "
-        f"Edge TPUs), {PRED_PROFPAR} (the same by a trained predictor, Zou et al.), or one of: "
-        f"{', '.join(SCHEDULERS)}.",
+        help=f"{BEST} (of all exact ones), {MEASURED} (stages are compiled and measured until the plan stays, for "
+        f"Edge TPUs), or another one: {', '.join(name for name in SCHEDULERS if name != MEASURED)}.",
     ),
 ]
 VerifyOption = Annotated[

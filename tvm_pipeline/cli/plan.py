@@ -33,6 +33,7 @@ from tvm_pipeline.core.problem import Problem, is_lexicographic
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
+from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.planning.search.pareto import pareto
 from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
@@ -41,7 +42,7 @@ from tvm_pipeline.workflow.merged import merged
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.modelled import how_good, modelled
 from tvm_pipeline.workflow.predicted import FROM_SHAPES, from_shapes
-from tvm_pipeline.workflow.steps import checked_objective, checked_scheduler, decide, planned
+from tvm_pipeline.workflow.steps import checked_objective, decide, planned
 
 
 def pareto_decision(problem: Problem) -> Decision:
@@ -90,7 +91,7 @@ def command(
     Two models at one rate: tvm-pipeline plan faces.json scenes.json --platform box.toml -o plan.txt
     """
     chosen = checked_objective(objective)
-    checked_scheduler(scheduler)
+    check_scheduler(scheduler)
     check_outputs(output, inputs=(*models, platform, *(profile or ())))
     if front and is_lexicographic(chosen):
         raise OptionError(f"--pareto compares throughput, latency and energy; --objective {chosen} counts bytes")

@@ -30,6 +30,7 @@ from tvm_pipeline.cli.options import (
 )
 from tvm_pipeline.cli.output import say, warn
 from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.runtime.adaptation import STRATEGIES
 from tvm_pipeline.service.progress import WORKER, FrameCounts
 
 if TYPE_CHECKING:
@@ -156,9 +157,8 @@ def command(
     adapt: Annotated[
         str,
         typer.Option(
-            help="replan: change to another plan where devices become slower or faster, without stopping; line-search: "
-            "try one cut in two stages after another, see docs/service.md; balance: move one operator at a time out of "
-            "the slowest stage; or off."
+            help="replan: change to another plan where devices become slower or faster, without stopping; off: keep "
+            f"the plan. Installed: {', '.join(STRATEGIES)}."
         ),
     ] = "replan",
     objective: Annotated[

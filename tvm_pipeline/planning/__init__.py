@@ -16,13 +16,33 @@ together/        what judges, starts, bounds and proves deployments
 search/          exact searches by dynamic programming
 sat/             exact searches by CP-SAT
 local/           local search, and bounds, for graphs of any size
-learned/         schedulers that were trained
 baselines/       plans without a proof, to compare with
 """
 
-from tvm_pipeline.planning.measured import MEASURED, MEASURING, PRED_PROFPAR
-from tvm_pipeline.planning.planner import BEST, plan
+from tvm_pipeline.planning.baselines.even_parameters import even_cuts
+from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
+from tvm_pipeline.planning.corrected import measured_or_refused
+from tvm_pipeline.planning.measured import by_predictions
+from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.power_modes import plan_modes
-from tvm_pipeline.planning.registry import SCHEDULERS, Scheduler
+from tvm_pipeline.planning.registry import BEST, BY_CUTS, MEASURED, SCHEDULERS, THROUGHPUT, Scheduler, check_scheduler
+from tvm_pipeline.planning.search.along_order import along
 
-__all__ = ["BEST", "MEASURED", "MEASURING", "PRED_PROFPAR", "SCHEDULERS", "Scheduler", "plan", "plan_modes"]
+__all__ = [
+    "BEST",
+    "BY_CUTS",
+    "MEASURED",
+    "SCHEDULERS",
+    "THROUGHPUT",
+    "Partition",
+    "Scheduler",
+    "along",
+    "best_pipeline",
+    "by_predictions",
+    "check_scheduler",
+    "even_cuts",
+    "measured_or_refused",
+    "plan",
+    "plan_modes",
+    "segment_seconds",
+]

@@ -5,8 +5,7 @@ segments. A model of the device estimates all of them, but it is wrong where it 
 kernel: its best partition may take twice as long as the best partition of all. So the model chooses the segments to
 measure, and the measurements decide.
 
-Next: `baselines/coral.py`, libcoral's search, which uses no model and measures far more;
-`benchmarks/profiling_partitioner.py` compares both.
+`benchmarks/profiling_partitioner.py` compares it with libcoral's search, which uses no model and measures far more.
 """
 
 from __future__ import annotations

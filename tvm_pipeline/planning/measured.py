@@ -1,16 +1,15 @@
-"""The schedulers that propose stages, and let a device measure them: `measured` and `pred-profpar`.
+"""Schedulers that propose stages and let a device measure them, such as `measured`.
 
 They are for devices on which the times of operators do not add up to that of a stage, such as Edge TPUs, and on which
-it takes seconds to compile a stage. This file chooses the order of the operators. Its cuts are searched by
-`corrected.py`, where the measurements correct the device's model, or by `learned/partition_search.py`, with a predictor
-that was trained.
+it takes seconds to compile a stage. A prediction chooses the order of the operators. `corrected.py` searches the cuts
+of `measured`, where the measurements correct the device's model.
 
 Next: `profiling/stage_timer.py`, which compiles and times a stage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tvm_pipeline.core.plan import Decision, Plan, Stage
@@ -20,58 +19,46 @@ from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.cost.device_costs import can_time_operators
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.corrected import corrected_partition, model_seconds
-from tvm_pipeline.planning.learned.partition_search import pred_profpar_partition
-from tvm_pipeline.planning.learned.predpar import shipped_predictor
 from tvm_pipeline.planning.search.dynamic_programming import chain, ideals
 
 # A function that times these operators as a stage on a device.
 SegmentTimer = Callable[[Sequence[str], Device], SegmentProfile]
-# A function that measures segments of the problem's order for these equal devices, and returns a segment for each.
-_Search = Callable[[Problem, Sequence[Device], Callable[[int, int], float]], Partition]
+# (problem, equal devices, seconds) -> a segment of the graph's order for each device; `seconds(start, end)` compiles
+# and measures the operators `start` to `end - 1` as a stage.
+Cut = Callable[[Problem, Sequence[Device], Callable[[int, int], float]], Partition]
 
 
-def _corrected(problem: Problem, devices: Sequence[Device], timed: Callable[[int, int], float]) -> Partition:
+def corrected(problem: Problem, devices: Sequence[Device], timed: Callable[[int, int], float]) -> Partition:
     return corrected_partition(model_seconds(problem, devices), len(devices), timed)
 
 
-def _pred_profpar(problem: Problem, devices: Sequence[Device], timed: Callable[[int, int], float]) -> Partition:
-    predictor = shipped_predictor(problem, devices, PRED_PROFPAR)
-    first = even_cuts(problem.graph, len(devices))
-    return pred_profpar_partition(predictor.predicted, timed, len(problem.graph), first)
-
-
-MEASURED, PRED_PROFPAR = "measured", "pred-profpar"
-MEASURING: Mapping[str, _Search] = {MEASURED: _corrected, PRED_PROFPAR: _pred_profpar}
-
-
 def measured_plan(
-    problem: Problem, measure: SegmentTimer | None, progress: Callable[[str], None], scheduler: str = MEASURED
+    problem: Problem,
+    scheduler: str,
+    run: Callable[[Problem], Plan],
+    cut: Cut,
+    measure: SegmentTimer | None,
+    progress: Callable[[str], None],
 ) -> Decision:
     """Return the best pipeline over the platform's equal devices, by stages that were compiled and measured.
 
-    The order of operators is that of the best plan by predictions. The first device measures the stages of all.
+    The order of operators and the number of stages are those of the plan that `run` makes by predictions. The first
+    device measures the stages of all.
 
     Args:
-        scheduler: of MEASURING.
+        scheduler: the name of the scheduler, for messages and for the plan.
+        run, cut: those of the scheduler.
 
     Returns:
         The plan, and the measured figures of its stages: a profile with them predicts the plan.
 
     Raises:
         InfeasibleError: the devices are too few, or refuse a stage of every pipeline.
-        ModelError, PlatformError: those of `shipped_predictor`, for pred-profpar.
-        OptionError: the objective is another than throughput, or nothing times stages.
+        OptionError: nothing times stages.
         ProfileError: the devices have neither measurements nor a model.
     """
-    if problem.objective != "throughput":
-        raise OptionError(
-            f"scheduler {scheduler} plans for throughput; objective {problem.objective} is for others",
-            option="objective",
-            value=problem.objective,
-        )
     if measure is None:
         raise OptionError(
             f"scheduler {scheduler} compiles and measures stages; give a model, not a graph alone",
@@ -84,7 +71,7 @@ def measured_plan(
             f"scheduler {scheduler}: {problem.stages} stages need as many equal devices, platform "
             f"{problem.platform.name} has {len(devices)} that can work at once: {', '.join(d.name for d in devices)}"
         )
-    proposed = _proposal(replace(problem, platform=replace(problem.platform, devices=devices, links=())))
+    proposed = run(replace(problem, platform=replace(problem.platform, devices=devices, links=())))
     order = [name for stage in proposed.stages for name in stage.operators]
     segments: dict[tuple[int, int], SegmentProfile] = {}
 
@@ -94,7 +81,7 @@ def measured_plan(
         return segments[start, end].seconds
 
     count = len(proposed.stages)
-    found = MEASURING[scheduler](_in_order(problem, order), devices[:count], timed)
+    found = cut(_in_order(problem, order), devices[:count], timed)
     ends = [*found.cuts, len(order)]
     stages, measured = [], []
     for device, start, end in zip(devices, (0, *found.cuts), ends, strict=False):
@@ -124,7 +111,7 @@ def _alike(devices: Sequence[Device]) -> tuple[Device, ...]:
     return max(sets, key=lambda group: (len(group), not can_time_operators(replace(group[0], stand_in=""))))
 
 
-def _proposal(problem: Problem) -> Plan:
+def by_predictions(problem: Problem) -> Plan:
     """Return the best pipeline by the devices' models, over all cuts where they can be listed."""
     try:
         return ideals(problem)

@@ -25,17 +25,16 @@ from dataclasses import replace
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.problem import OBJECTIVES, Problem, counts_edges
 from tvm_pipeline.cost.device_costs import idle_w, require_caches, require_energy
-from tvm_pipeline.cost.evaluate import idle_share
-from tvm_pipeline.errors import InfeasibleError, LimitMissedError, OptionError, PlanError, PlatformError
+from tvm_pipeline.cost.evaluate import idle_share, judged
+from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError, PlanError, PlatformError
 from tvm_pipeline.planning import rehearsal
 from tvm_pipeline.planning.anywhere import Maker, chain_of, made, with_time_left
 from tvm_pipeline.planning.baselines.whole_model import replicas_of_any_count, singles
 from tvm_pipeline.planning.contenders import Found, bound_within, contenders
-from tvm_pipeline.planning.measured import MEASURING, SegmentTimer, measured_plan
-from tvm_pipeline.planning.registry import LIMITS, SCHEDULERS
+from tvm_pipeline.planning.measured import SegmentTimer, measured_plan
+from tvm_pipeline.planning.registry import BEST, LIMITS, SCHEDULERS, Scheduler, check_scheduler
 from tvm_pipeline.planning.stage_orders import fitting_plan
 
-BEST = "best"
 MOST_DEVICES = 64
 
 # The schedulers to use where communication is counted by edges.
@@ -52,7 +51,7 @@ def plan(
     """Return the best plan of `problem` by the scheduler of that name, or of all schedulers (`best`), with the reason.
 
     Args:
-        measure: a function that times a stage on a device, for schedulers of MEASURING; see `profiling.stage_timer`.
+        measure: a function that times a stage on a device, for schedulers that measure; see `profiling.stage_timer`.
         progress: a function that is called with a few words about each long step, before the step.
 
     Raises:
@@ -70,8 +69,9 @@ def plan(
         ('d0',)
     """
     _check(problem, scheduler)
-    if scheduler in MEASURING:
-        return _of_mode(problem, _bounded(problem, measured_plan(problem, measure, progress, scheduler)))
+    if scheduler != BEST and (cut := SCHEDULERS[scheduler].cut):
+        decision = measured_plan(problem, scheduler, SCHEDULERS[scheduler].run, cut, measure, progress)
+        return _of_mode(problem, _bounded(problem, decision))
     decision = proposed(problem, scheduler)
     if scheduler == BEST and problem.time_limit_s is None and rehearsal.shares_a_bus(problem):
         progress("simulating the best plans, with turns on the bus")
@@ -115,20 +115,17 @@ def _check(problem: Problem, scheduler: str) -> None:
             f"platform {problem.platform.name} has {len(devices)} devices; plans are made for up to {MOST_DEVICES}: "
             "leave some out of the platform file"
         )
-    if scheduler not in (BEST, *MEASURING):
-        _check_declared(problem, scheduler)
+    if scheduler != BEST:
+        check_scheduler(scheduler)
+        _check_declared(problem, scheduler, SCHEDULERS[scheduler])
     if problem.objective == "energy":
         require_energy(problem)
     if "dram" in problem.objective:
         require_caches(problem)
 
 
-def _check_declared(problem: Problem, scheduler: str) -> None:
-    """Raise OptionError where there is no such scheduler, or it does not declare the problem's objective and limits."""
-    declared = SCHEDULERS.get(scheduler)
-    if declared is None:
-        names = ", ".join((BEST, *SCHEDULERS, *MEASURING))
-        raise OptionError(f"no scheduler is called {scheduler}; there are {names}", option="scheduler", value=scheduler)
+def _check_declared(problem: Problem, scheduler: str, declared: Scheduler) -> None:
+    """Raise OptionError where a scheduler does not declare the problem's objective, limits or stages."""
     if problem.objective not in declared.objectives:
         raise OptionError(
             f"scheduler {scheduler} does not plan for objective {problem.objective}, only for "
@@ -169,7 +166,15 @@ def _searched(problem: Problem, scheduler: str, deadline: float | None) -> Found
         found.plans.sort(key=_preference)
         return found
     declared = SCHEDULERS[scheduler]
-    plan = declared.run(operators_alone if "activations" in declared.counts else relaxed)
+    asked = operators_alone if "activations" in declared.counts else relaxed
+    try:
+        plan = judged(asked, replace(declared.run(asked), scheduler=scheduler))
+    except NoPlanError:
+        raise
+    except PlanError as error:
+        raise LimitMissedError(
+            f"the plan of scheduler {scheduler} is refused: {error}; use {declared.instead}"
+        ) from error
     return Found([plan], plan.bound)
 
 

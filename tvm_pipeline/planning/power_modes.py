@@ -14,7 +14,8 @@ from dataclasses import replace
 from tvm_pipeline.core.plan import Decision, Plan, cost_key, describe, margin
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError, ProfileError
-from tvm_pipeline.planning.planner import BEST, plan
+from tvm_pipeline.planning.planner import plan
+from tvm_pipeline.planning.registry import BEST
 
 
 def plan_modes(

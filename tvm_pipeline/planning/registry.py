@@ -2,7 +2,8 @@
 
 A scheduler is a function from a Problem to a Plan. All schedulers count the parameters of a stage where a device limits
 its memory. `planner.py` refuses a problem that a scheduler does not declare, checks the limits that its search does not
-count, and looks for orders in which activations fit.
+count, and looks for orders in which activations fit. Installed packages add schedulers by entry points, see
+docs/schedulers.md.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from dataclasses import dataclass
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import OBJECTIVES, Objective, Problem, counts_edges, is_lexicographic
 from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
-from tvm_pipeline.planning.baselines.coral import coral_parameters, coral_profiling, coral_profiling_original
 from tvm_pipeline.planning.baselines.even_parameters import even_parameters
 from tvm_pipeline.planning.baselines.greedy import greedy
 from tvm_pipeline.planning.baselines.two_stage import two_stage
 from tvm_pipeline.planning.baselines.whole_model import replicas, single
-from tvm_pipeline.planning.learned.predpar import predpar
-from tvm_pipeline.planning.learned.respect import respect
 from tvm_pipeline.planning.local.local_search import local_search
+from tvm_pipeline.planning.measured import Cut, by_predictions, corrected
 from tvm_pipeline.planning.sat.cp_sat import cp_sat
 from tvm_pipeline.planning.search.dynamic_programming import chain, hybrid, ideals
 from tvm_pipeline.planning.search.revisits import revisits
+from tvm_pipeline.plugins import Plugged
 
 # The limits of a Problem, by the names of its fields.
 LIMITS = ("children_together", "min_throughput_fps", "max_latency_s")
@@ -40,7 +40,7 @@ class Scheduler:
     """An algorithm that plans.
 
     Attributes:
-        run: the function that makes the plan.
+        run: the function that makes the plan. With `cut`, only the order of operators and the number of stages count.
         summary: a phrase that describes its plans, for tables and help.
         objectives: the objectives that it plans for.
         counts: the limits (of LIMITS) that its search counts, and `activations` where it looks for orders that fit.
@@ -48,6 +48,8 @@ class Scheduler:
         refuses: the limits that it does not take.
         stages: the numbers of stages that its plans may have; empty for any number.
         instead: the schedulers to use where it refuses a problem.
+        cut: the function that cuts the order of `run` into stages on equal devices by compiling and measuring stages;
+            such a scheduler plans for throughput. None where predictions are enough.
     """
 
     run: Callable[[Problem], Plan]
@@ -57,9 +59,13 @@ class Scheduler:
     refuses: frozenset[str] = frozenset()
     stages: tuple[int, ...] = ()
     instead: str = "chain or best"
+    cut: Cut | None = None
 
 
-SCHEDULERS: dict[str, Scheduler] = {
+BEST, MEASURED = "best", "measured"
+THROUGHPUT = frozenset[Objective]({"throughput"})
+
+OWN: dict[str, Scheduler] = {
     "single": Scheduler(single, "the whole model on one device", counts=ALL_LIMITS | {"activations"}, stages=(1,)),
     "replicas": Scheduler(
         replicas,
@@ -97,19 +103,15 @@ SCHEDULERS: dict[str, Scheduler] = {
     ),
     "even-parameters": Scheduler(even_parameters, "segments of equal parameter bytes"),
     "greedy": Scheduler(greedy, "segments filled in turn"),
-    "coral-parameters": Scheduler(coral_parameters, "libcoral's partitioner by parameters"),
-    "coral-profiling": Scheduler(coral_profiling, "libcoral's partitioner by profile, mended"),
-    "coral-profiling-original": Scheduler(coral_profiling_original, "libcoral's partitioner by profile, as published"),
-    "respect": Scheduler(
-        respect,
-        "the best pipeline along an order that a neural network chose (RESPECT)",
-        BY_CUTS,
-        frozenset({"min_throughput_fps", "max_latency_s"}),
-    ),
-    "predpar": Scheduler(
-        predpar,
-        "segments of Edge TPUs by learned seconds, after Zou et al.",
-        frozenset[Objective]({"throughput"}),
-        instead="chain or best",
+    MEASURED: Scheduler(
+        by_predictions, "stages measured until the plan stays, for Edge TPUs", THROUGHPUT, cut=corrected
     ),
 }
+SCHEDULERS = Plugged[Scheduler](
+    "tvm_pipeline.schedulers", "scheduler", OWN, lambda loaded: isinstance(loaded, Scheduler), "docs/schedulers.md"
+)
+
+
+def check_scheduler(name: str) -> None:
+    """Raise OptionError, with the names of all that are installed, if there is no scheduler of this name."""
+    SCHEDULERS.check(name, "scheduler", BEST)

@@ -15,7 +15,7 @@ freed_memory.py    memory that ended plans have freed goes back to the system
 quarantine.py      devices that failed, and how long each is left out
 events.py          Event: a decision of a LivePipeline, and its reason
 strategy.py        the base of the strategies of adaptation: how slow each device is now
-adaptation.py      the strategy `replan`: another plan if it is worth a change
+adaptation.py      the strategy `replan`: another plan if it is worth a change; the table of strategies
 line_search.py     the strategy `line-search`: Algorithm 2 of Velasco-Montero et al., trials of one cut after another
 balance.py         the strategy `balance`: one operator at a time moves to the faster stage
 replanning.py      planning while a pipeline runs, in milliseconds

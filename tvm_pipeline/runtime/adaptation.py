@@ -1,4 +1,4 @@
-"""The strategy `replan`: it decides whether another plan is worth a change.
+"""The strategy `replan`, which decides whether another plan is worth a change, and the table of all strategies.
 
 At each look it plans for the devices as slow as they are now. The best plan runs next if it is better than the running
 one at several looks in a row: by more than the hysteresis, and by more than the noise of the measured seconds. A switch
@@ -18,6 +18,7 @@ from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.errors import PlanError
+from tvm_pipeline.plugins import Plugged
 from tvm_pipeline.runtime.replanning import gain, judged_now, nearest_plan, shown_slack, slack
 from tvm_pipeline.runtime.strategy import Strategy
 
@@ -101,3 +102,23 @@ def _kept(plan: Plan, factors: dict[str, float], then: dict[str, float], promise
     """Return whether the devices are nearly as fast as assumed, so that at least half of the promised gain is left."""
     slower = max(factors.get(name, 1.0) / then.get(name, 1.0) for name in plan.devices) - 1
     return slower <= min(promised, 1.0) / 2
+
+
+OFF = "off"
+STRATEGIES = Plugged[type[Strategy]](
+    "tvm_pipeline.strategies",
+    "strategy",
+    {"replan": Adaptation},
+    lambda loaded: isinstance(loaded, type) and issubclass(loaded, Strategy),
+    "docs/service.md",
+)
+
+
+def check_strategy(name: str) -> None:
+    """Raise OptionError, with the names of all that are installed, if a run cannot adapt by this name."""
+    STRATEGIES.check(name, "adapt", OFF)
+
+
+def strategy_of(name: str) -> Strategy | None:
+    """Return a new strategy of this name; None for `off`, which keeps the plan."""
+    return None if name == OFF else STRATEGIES[name]()

@@ -26,6 +26,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime import LivePipeline
+from tvm_pipeline.runtime.adaptation import strategy_of
 from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 from tvm_pipeline.runtime.metering import RunEnergy
@@ -46,7 +47,7 @@ from tvm_pipeline.service.progress import FrameCounts
 from tvm_pipeline.service.records import ModelReport, WriteEvent, event_log
 from tvm_pipeline.service.result_files import ResultFiles
 from tvm_pipeline.service.result_lines import result_line
-from tvm_pipeline.service.settings import STRATEGIES, Settings, for_each
+from tvm_pipeline.service.settings import Settings, for_each
 from tvm_pipeline.service.timed_decoder import TimedDecoder
 from tvm_pipeline.service.video_extra import (
     USUAL_FPS,
@@ -318,7 +319,7 @@ def _running(
     if settings.isolate:
         stages = model_stages(planned.plan.stages, host)
         compiled = stack.enter_context(isolated(compiled, bundle.platform, stages, making_s))
-    strategy = STRATEGIES[settings.adapt]()
+    strategy = strategy_of(settings.adapt)
     if strategy and planned.decision:
         strategy.expect(planned.decision.measured)
     pipeline = LivePipeline(

@@ -7,7 +7,7 @@ from a file), running.py (what is done with them).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -15,18 +15,9 @@ from typing import TypeVar
 from tvm_pipeline.addresses import shown
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import check_distinct
-from tvm_pipeline.runtime import Adaptation, Balance, LineSearch
-from tvm_pipeline.runtime.strategy import Strategy
+from tvm_pipeline.runtime.adaptation import check_strategy
 from tvm_pipeline.service.mqtt_results import is_broker, parse_broker
 from tvm_pipeline.service.video_extra import Request, check_hardware, parse_policy, read_labels, source_kind
-
-# The strategies that may propose another plan while one runs; `off` has none.
-STRATEGIES: dict[str, Callable[[], Strategy | None]] = {
-    "replan": Adaptation,
-    "line-search": LineSearch,
-    "balance": Balance,
-    "off": lambda: None,
-}
 
 LONGEST_TAG = 200  # characters
 MOST_S = 1e9  # what waits takes no more than 9e9 seconds
@@ -114,10 +105,7 @@ class Settings:
             raise OptionError(
                 "`json` and `results` - both want standard output; write the results to a file", option="results"
             )
-        if self.adapt not in STRATEGIES:
-            raise OptionError(
-                f"`adapt` {self.adapt!r} is none of {', '.join(STRATEGIES)}", option="adapt", value=self.adapt
-            )
+        check_strategy(self.adapt)
         self._check_output()
         for name, seconds in (
             ("watchdog", self.watchdog),

@@ -14,7 +14,7 @@ from tvm_pipeline.core.platform import Platform, read_platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError, PowerError
-from tvm_pipeline.planning import MEASURING, plan_modes
+from tvm_pipeline.planning import BEST, SCHEDULERS, check_scheduler, plan_modes
 from tvm_pipeline.power import power_modes
 from tvm_pipeline.workflow.machine_modes import check_allowed, this_machine
 from tvm_pipeline.workflow.steps import Compiled, Say
@@ -92,7 +92,8 @@ def decide_modes(
 
     Raises what `planning.plan_modes` raises, and OptionError for the scheduler that measures stages.
     """
-    if scheduler in MEASURING:
+    check_scheduler(scheduler)
+    if scheduler != BEST and SCHEDULERS[scheduler].cut:
         raise OptionError(
             f"`scheduler` {scheduler} measures stages, in one power mode alone; give the `profile` of one mode",
             option="scheduler",

@@ -119,16 +119,6 @@ def checked_objective(text: str) -> Objective:
     raise OptionError(f"`objective` {text!r} is none of {', '.join(OBJECTIVES)}", option="objective", value=text)
 
 
-def checked_scheduler(text: str) -> str:
-    """Return the name of a scheduler; raises OptionError where there is none."""
-    known = (planning.BEST, *planning.SCHEDULERS, *planning.MEASURING)
-    if text not in known:
-        raise OptionError(
-            f"no scheduler is called {text}; there are {', '.join(known)}", option="scheduler", value=text
-        )
-    return text
-
-
 @contextmanager
 def opened_bundle(
     path: Path, warn: Say = _log.warning, profile: Path | None = None, machine: Machine = HERE
@@ -318,7 +308,7 @@ def decide(
     """Plan with the scheduler of that name; return also the profile with what was measured on the way.
 
     Args:
-        scheduler: one of `planning.SCHEDULERS`, `best`, or `measured`, which compiles and measures stages.
+        scheduler: `best`, or one of `planning.SCHEDULERS`.
         compiled: the model, where there is one, for the problem's platform.
         verify_s: seconds, at most, in which candidates whose predictions are too close run side by side; see
             `runtime.verification.verified`. 0 chooses by prediction.

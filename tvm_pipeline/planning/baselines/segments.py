@@ -3,8 +3,8 @@
 A segment is the operators `start` to `end - 1`. A function returns its seconds, and may get them from predictions, or
 from a compilation and a measurement on an Edge TPU, whose parameter cache makes the costs of operators not additive.
 
-Next: `even_parameters.py`, `greedy.py` and `coral.py`, which cut by rules; `search/dynamic_programming.py`, which is
-exact on the costs of `search/cost_tables.py`.
+Next: `even_parameters.py` and `greedy.py`, which cut by rules; `search/dynamic_programming.py`, which is exact on the
+costs of `search/cost_tables.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The best pipeline along an order of the operators other than the graph's own.
 
-Next: `learned/sequences.py`, whose orders a network makes; `local/local_search.py`, which takes that of its best plan.
+Next: `local/local_search.py`, which takes the order of its best plan.
 """
 
 from __future__ import annotations

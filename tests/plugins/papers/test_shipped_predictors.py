@@ -8,21 +8,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tvm_pipeline_papers.learned.segment_predictor import read_predictor, segment_predictor
 
-from tvm_pipeline.planning.learned.segment_predictor import read_predictor, segment_predictor
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 from predpar_data import TESTED, board, labelled, networks, role, shipped_model
 
-ROOT = Path(__file__).parents[2]
-SHIPPED = files("tvm_pipeline.planning.learned")
-NAMES = ("predpar.npz", "predpar_extended.npz")
+ROOT = Path(__file__).parents[3]
+FOLDERS = {"predpar.npz": ROOT / "benchmarks", "predpar_extended.npz": files("tvm_pipeline_papers.learned")}
+NAMES = tuple(FOLDERS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_their_note_says_what_made_them(name: str) -> None:
-    path = Path(str(SHIPPED / name))
+    path = Path(str(FOLDERS[name] / name))
     _, note = read_predictor(path)
     assert path.stat().st_size < 600_000
     assert (ROOT / note.command.split()[1]).is_file()
@@ -33,7 +32,7 @@ def test_their_note_says_what_made_them(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_they_are_as_exact_as_their_note_says(name: str) -> None:
-    weights, note = read_predictor(Path(str(SHIPPED / name)))
+    weights, note = read_predictor(Path(str(FOLDERS[name] / name)))
     errors = []
     for index, graph in enumerate(networks(10)):
         if role(index) == TESTED:

@@ -13,15 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline import OperatorGraph, Plan, Problem
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.planning.learned.pointer_network import PURPOSE, VERSION, PointerNetwork, check_shapes
-from tvm_pipeline.planning.learned.respect_embedding import COLUMNS, embedding
-from tvm_pipeline.planning.learned.sequences import repaired, rho
-from tvm_pipeline.planning.learned.weights import Weights, read_weights
+from tvm_pipeline.planning import BY_CUTS, Scheduler
 from tvm_pipeline.planning.search.cuts import Integers
+from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, PointerNetwork, check_shapes
+from tvm_pipeline_papers.learned.respect_embedding import COLUMNS, embedding
+from tvm_pipeline_papers.learned.sequences import repaired, rho
+from tvm_pipeline_papers.learned.weights import Weights, read_weights
 
 SHIPPED = Path(__file__).with_name("respect.npz")
 
@@ -93,3 +92,11 @@ class ReadGraph:
             parents = [place[list(self.graph.edges.before[operator])].tolist() for operator in self.queue]
         picked: list[int] = self.queue[self.network.sequence(parents, rng)].tolist()
         return picked
+
+
+RESPECT = Scheduler(
+    respect,
+    "the best pipeline along an order that a neural network chose (RESPECT)",
+    BY_CUTS,
+    frozenset({"min_throughput_fps", "max_latency_s"}),
+)

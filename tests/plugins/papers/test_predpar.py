@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm_pipeline_papers.learned.partition_search import Predict, pred_profpar_partition, predpar_partition
 
 from tests.support.fake_backend import chain_model
 from tvm_pipeline.core.device_model import DeviceModel
@@ -21,10 +22,9 @@ from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, ModelError, OptionError, PlatformError, ProfileError
 from tvm_pipeline.planning import plan as decide
 from tvm_pipeline.planning.baselines.segments import Partition
-from tvm_pipeline.planning.learned.partition_search import Predict, pred_profpar_partition, predpar_partition
 from tvm_pipeline.profiling import stage_timer
 
-CORAL = Path(__file__).parents[2] / "profiles/platforms/coral-pcie-8.toml"
+CORAL = Path(__file__).parents[3] / "profiles/platforms/coral-pcie-8.toml"
 
 
 # The searches

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.planning.learned.weights import Floats32
+from tvm_pipeline import OperatorGraph
 from tvm_pipeline.planning.search.cuts import Integers
+from tvm_pipeline_papers.learned.weights import Floats32
 
 # The largest in-degree of the paper's synthetic graphs.
 PARENTS = 6

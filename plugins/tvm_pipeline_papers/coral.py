@@ -3,7 +3,7 @@
 They cut the model in execution order, here the graph's own order. The first one balances parameters. The second one
 compiles and measures segments on the device. Its search is `profiling_partition`, which gets the seconds of a segment
 from a function, and so runs on hardware or on a model of it. Both are rewritten from google-coral/libcoral,
-coral/tools/partitioner/ at commit 6589d0b. Next: `corrected.py`, which measures fewer segments, guided by a model.
+coral/tools/partitioner/ at commit 6589d0b. Next: `planning/corrected.py`, which measures less, guided by a model.
 """
 
 from __future__ import annotations
@@ -13,13 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
-from tvm_pipeline.core.graph import OperatorGraph, readers_of
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.platform import Device
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline import Device, OperatorGraph, Plan, Problem
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
-from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
+from tvm_pipeline.planning import Partition, Scheduler, best_pipeline, even_cuts, segment_seconds
 
 # libcoral counts time in whole nanoseconds.
 LEAST_THRESHOLD_S = 1e-9
@@ -106,8 +102,7 @@ def parameter_cuts(graph: OperatorGraph, segments: int) -> tuple[int, ...]:
 
 def _first_unread(graph: OperatorGraph) -> int:
     """Return the index of the first operator whose outputs no other reads; the last segment begins there at latest."""
-    readers = readers_of(graph)
-    return next(index for index, operator in enumerate(graph.operators) if not readers[operator.name])
+    return next(index for index, readers in enumerate(graph.edges.after) if not readers)
 
 
 def profiling_partition(
@@ -272,3 +267,8 @@ class _ProfilingSearch:
         """Raise where the sizes of a candidate no longer add up, which is where libcoral aborts."""
         if sum(sizes) != self.operators:
             raise self.aborted(f"it overwrote segments that were fixed: {list(sizes)} are {sum(sizes)} operators")
+
+
+CORAL_PARAMETERS = Scheduler(coral_parameters, "libcoral's partitioner by parameters")
+CORAL_PROFILING = Scheduler(coral_profiling, "libcoral's partitioner by profile, mended")
+CORAL_PROFILING_ORIGINAL = Scheduler(coral_profiling_original, "libcoral's partitioner by profile, as published")

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tvm_pipeline.errors import InfeasibleError, OptionError, ProfileError
-from tvm_pipeline.planning.baselines.segments import Partition
-from tvm_pipeline.planning.corrected import measured_or_refused
+from tvm_pipeline.planning import Partition, measured_or_refused
 
 Segment = tuple[int, int]
 # Seconds of many segments (start, end), that is of operators start..end-1, at once.

@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.topology import Neighbours
-from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline import OperatorGraph, Plan, Problem, Stage, evaluate
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, PlanError
-from tvm_pipeline.planning.search.along_order import along
+from tvm_pipeline.planning import along
 
 
-def violated_edges(before: Neighbours, sequence: Sequence[int]) -> int:
+def violated_edges(before: Sequence[Sequence[int]], sequence: Sequence[int]) -> int:
     """Return how many edges of a graph lead backwards in a sequence of its operators.
 
     Examples:
@@ -29,7 +25,7 @@ def violated_edges(before: Neighbours, sequence: Sequence[int]) -> int:
     return sum(place[parent] > place[operator] for operator, parents in enumerate(before) for parent in parents)
 
 
-def repaired(before: Neighbours, sequence: Sequence[int]) -> list[int]:
+def repaired(before: Sequence[Sequence[int]], sequence: Sequence[int]) -> list[int]:
     """Return the sequence with every operator that stands before its parents pushed behind the last of them.
 
     No other operator moves. Operators that wait for the same one follow it in the graph's own order.

@@ -9,23 +9,19 @@ Next: `partition_search.py`, the two algorithms; `segment_predictor.py`, the net
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.platform import Device
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline import Device, Plan, Problem
 from tvm_pipeline.cost.device_costs import known_cost_of
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.planning.baselines.even_parameters import even_cuts
-from tvm_pipeline.planning.baselines.segments import best_pipeline
-from tvm_pipeline.planning.learned.partition_search import predpar_partition
-from tvm_pipeline.planning.learned.segment_predictor import SegmentPredictor, read_predictor, segment_predictor
-from tvm_pipeline.planning.learned.weights import Weights
+from tvm_pipeline.planning import THROUGHPUT, Partition, Scheduler, best_pipeline, by_predictions, even_cuts
+from tvm_pipeline_papers.learned.partition_search import pred_profpar_partition, predpar_partition
+from tvm_pipeline_papers.learned.segment_predictor import SegmentPredictor, read_predictor, segment_predictor
+from tvm_pipeline_papers.learned.weights import Weights
 
-PREDPAR = "predpar"
 SHIPPED = Path(__file__).with_name("predpar_extended.npz")
 
 
@@ -43,11 +39,23 @@ def predpar(problem: Problem) -> Plan:
     asked: list[SegmentPredictor] = []  # one for all numbers of devices
 
     def cuts_for(devices: Sequence[Device]) -> Sequence[int]:
-        asked[:] = asked or [shipped_predictor(problem, devices, PREDPAR)]
+        asked[:] = asked or [shipped_predictor(problem, devices, "predpar")]
         first = even_cuts(problem.graph, len(devices))
         return predpar_partition(asked[0].predicted, len(problem.graph), first).cuts
 
-    return best_pipeline(problem, PREDPAR, cuts_for)
+    return best_pipeline(problem, "predpar", cuts_for)
+
+
+def pred_profpar(problem: Problem, devices: Sequence[Device], timed: Callable[[int, int], float]) -> Partition:
+    """Return Pred-ProfPar's cuts of the graph's order, by predictions and by the seconds that `timed` measures.
+
+    Source: Zou et al., MILCOM 2024.
+
+    Raises what `shipped_predictor` raises.
+    """
+    predictor = shipped_predictor(problem, devices, "pred-profpar")
+    first = even_cuts(problem.graph, len(devices))
+    return pred_profpar_partition(predictor.predicted, timed, len(problem.graph), first)
 
 
 def shipped_predictor(problem: Problem, devices: Sequence[Device], scheduler: str) -> SegmentPredictor:
@@ -77,3 +85,9 @@ def shipped_predictor(problem: Problem, devices: Sequence[Device], scheduler: st
 @cache
 def _shipped_weights() -> Weights:
     return read_predictor(SHIPPED)[0]
+
+
+PREDPAR = Scheduler(predpar, "segments of Edge TPUs by learned seconds, after Zou et al.", THROUGHPUT)
+PRED_PROFPAR = Scheduler(
+    by_predictions, "measured segments that learned seconds chose, after Zou et al.", THROUGHPUT, cut=pred_profpar
+)

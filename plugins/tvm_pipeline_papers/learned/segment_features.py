@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.planning.learned.weights import Floats32
 from tvm_pipeline.planning.search.cuts import Integers, prefixes
+from tvm_pipeline_papers.learned.weights import Floats32
 
 Flags = npt.NDArray[np.bool_]
 
