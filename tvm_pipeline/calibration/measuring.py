@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated
 from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
@@ -133,7 +132,7 @@ def _computable(device: Device, models: Sequence[CompiledModel]) -> list[Candida
     """Return stages to choose from, of what the device computes of each model."""
     computed: dict[str, set[str]] = {}
     for compiled in models:
-        names = set(computed_by(compiled, device))
+        names = set(compiled.computes(device))
         if not names:
             raise ModelError(
                 f"device {device.name} computes no operator of {compiled.graph.name}; give other models for it"
