@@ -39,8 +39,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import Problem, detect_platform, planning, profile_model, settle_platform
-from tvm_pipeline.backends.contract import CompiledModel, Port
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.plan import Plan, Prediction, Stage, describe
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.evaluate import judged
@@ -179,7 +179,7 @@ def prepare(model: str, repeats: int) -> Subject:
 
 def measured(subject: Subject, what: Load, arguments: argparse.Namespace) -> dict[str, list[Run]]:
     """Return the runs of everything under one load, in turns."""
-    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in subject.compiled.graph.inputs}
+    frame = frame_of_noise(subject.compiled.graph)
     names = [*subject.kept, *subject.first]
     runs: dict[str, list[Run]] = {name: [] for name in names}
     for round_ in range(arguments.rounds):

@@ -12,8 +12,7 @@ from itertools import repeat, takewhile
 from ieee_measure import Row, Subject, shown
 from loads import Load
 
-from tvm_pipeline.backends.contract import Port
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.planning.every_cut import every_cut
@@ -69,7 +68,7 @@ def _rates(found: Subject, plans: dict[str, Plan], seconds: float, adapted_s: fl
 
 def _rate(pipeline: FrameStream, found: Subject, warm_s: float, seconds: float) -> tuple[float, list[Plan]]:
     """Return frames a second after the first `warm_s`, and the plans that the pipeline had, if it changes plans."""
-    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in found.compiled.graph.inputs}
+    frame = frame_of_noise(found.compiled.graph)
     walk: list[Plan] = []
     counted = 0
     with pipeline:

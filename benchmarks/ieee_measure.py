@@ -17,7 +17,6 @@ from networks import load_lively
 
 from tvm_pipeline import Platform, Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import Backend, CompiledModel
-from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.plan import Measured, Plan, Prediction, Stage
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.cost.evaluate import evaluate, judged
@@ -102,7 +101,7 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -
     """
     model = load_lively(name)
     devices = here.platform.devices
-    tuner = here.backend if isinstance(here.backend, Tuner) else None
+    tuner = here.backend if here.backend.can_tune else None
     if kernels == "default":
         compiled = (tuner.compile_untuned if tuner else here.backend.compile)(model, devices, tell)
     else:
@@ -116,7 +115,7 @@ def subject(here: Machine, name: str, kernels: str, tune_s: float, tell: Tell) -
                 nothing = f"{report.tuned} of {report.kernels} kernels tuned for {device.name}; {report.stopped}"
                 tell(f"{name}: {nothing}")
         compiled = here.backend.compile(model, devices, tell)
-        if not any(found.tuned for found in tuned_kernels(compiled)):
+        if not any(found.tuned for found in compiled.tuned()):
             return f"{name}, tuned kernels: {nothing}"
     profile = _with_joules(
         compiled, here.platform, profile_model(here.backend, compiled, here.platform, progress=tell), tell

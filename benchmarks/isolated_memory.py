@@ -32,9 +32,8 @@ from rich.table import Table
 
 from tvm_pipeline import Platform, detect_platform, load, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.engines import engine_for
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.backends.registry import compose
+from tvm_pipeline.backends.registry import compose, engine_for
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import StageError

@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tvm_pipeline import Pipeline, Plan, Prediction, Stage, detect_platform, load, settle_platform
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.contract import Array, CompiledModel
+from tvm_pipeline.backends.ports import frame_of_noise, noise
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.runtime.isolation import isolated
@@ -56,7 +56,7 @@ def stage_alone(compiled: CompiledModel, operators: Sequence[str], device: Devic
 @contextmanager
 def full_pipeline(compiled: CompiledModel, plan: Plan, platform: Platform) -> Iterator[Way]:
     """Run a plan, and keep its pipeline full."""
-    frame = {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in compiled.graph.inputs}
+    frame = frame_of_noise(compiled.graph)
 
     def run(frames: int) -> tuple[float, list[Array]]:
         began = time.perf_counter()

@@ -44,7 +44,6 @@ from tvm_pipeline import Pipeline, Plan, Platform, Prediction, Problem, Stage, p
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel
 from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.backends.registry import find_backend, platform_backend
-from tvm_pipeline.backends.tuning import Tuner
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.cost.evaluate import frames_inside
@@ -216,7 +215,7 @@ def check_process() -> None:
     model = load(Path(__file__).parents[1] / "tests" / "edgetpu" / "data" / "mobilenet_v2_int8.tflite")
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as opened:
         file = network_file(model, Path(temporary))
-        save_inputs(file, [noise(Port(each.name, each.shape, each.dtype)) for each in model.inputs])
+        save_inputs(file, [noise(Port.of(each)) for each in model.inputs])
         settings = [opened.enter_context(closing(Peer("TFLite", name, 2, file, None))) for name in SETTINGS["TFLite"]]
         for each in settings:
             each.take_turn(0.05)
@@ -277,14 +276,14 @@ def race(name: str, packages: Path | None, options: argparse.Namespace) -> Race:
     """Run every setting once for its outputs, then all of them in turns."""
     model = load_lively(name)
     backend, platform = host_platform()
-    tuner = backend if isinstance(backend, Tuner) else None
+    tuner = backend if backend.can_tune else None
     if options.tune and tuner:
         report = tuner.tune(model, platform.devices[0], options.tune, lambda _: None)
         CONSOLE.print(f"{name}: {report.tuned} of {report.kernels} convolutions tuned; {report.stopped}")
     compile_ = tuner.compile_untuned if tuner else backend.compile
     compiled = compile_(model, platform.devices, lambda _: None)
     plans = own_plans(name, compiled, platform, 1.0 if options.short else VERIFY_S)
-    frame = [noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in compiled.graph.inputs]
+    frame = [noise(Port.of(tensor)) for tensor in compiled.graph.inputs]
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as opened:
         settings: list[Ours | Peer] = []
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Device, Problem
-from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
+from tvm_pipeline.backends.contract import Array, CompiledModel, Delegating, StageRunner
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.cost.evaluate import judged
@@ -57,19 +57,18 @@ class Fault:
     until_s: float = 0.0
 
 
-class Breakable:
+class Breakable(Delegating):
     """A compiled model whose devices have the faults that are put into `faults`."""
 
     def __init__(self, compiled: CompiledModel) -> None:
-        self.graph = compiled.graph
+        super().__init__(compiled)
         self.faults: dict[str, Fault] = {}
-        self._compiled = compiled
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
-        return BreakableStage(self._compiled.stage(operators, device), device.name, self.faults)
+        return BreakableStage(super().stage(operators, device), device.name, self.faults)
 
 
-class BreakableStage:
+class BreakableStage(StageRunner):
     def __init__(self, runner: StageRunner, device: str, faults: dict[str, Fault]) -> None:
         self.inputs, self.outputs = runner.inputs, runner.outputs
         self._runner, self._device, self._faults = runner, device, faults

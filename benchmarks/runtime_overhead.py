@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -47,22 +47,16 @@ PLAN = Plan(
 )
 
 
-class CopyRunner:
+class CopyRunner(StageRunner):
     """The least that a stage can do."""
 
     def __init__(self, index: int) -> None:
         source, target = TENSORS[index], TENSORS[index + 1]
-        self.inputs = (Port(source.name, source.shape, source.dtype),)
-        self.outputs = (Port(target.name, target.shape, target.dtype),)
-
-    def bind(self) -> None:
-        pass
+        self.inputs = (Port.of(source),)
+        self.outputs = (Port.of(target),)
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = inputs[0]
-
-    def close(self) -> None:
-        pass
 
 
 class CopyModel:

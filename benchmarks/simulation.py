@@ -33,6 +33,7 @@ from edgetpu_plans import coral
 from planner import PUBLISHED, keras, show, unequal
 
 from tvm_pipeline import planning
+from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Plan, Stage, describe
 from tvm_pipeline.core.platform import Device, Platform
@@ -139,11 +140,9 @@ class Figures:
 
 def run_once(compiled: Any, platform: Any, plan: Plan, rate_fps: float, seconds: float) -> Figures:
     """Run the plan as it is: saturated for so many seconds, and then as long at the fixed rate."""
-    from tvm_pipeline.backends.contract import Port
-    from tvm_pipeline.backends.ports import noise
     from tvm_pipeline.runtime import Pipeline
 
-    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
+    frame = frame_of_noise(compiled.graph)
 
     def paced(rate: float | None) -> Iterator[dict[str, Any]]:
         began, count = time.perf_counter(), 0

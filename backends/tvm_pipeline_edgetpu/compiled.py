@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.backends.contract import Order, Progress, Seconds, StageRunner
+from tvm_pipeline.backends.contract import CompiledModel, Order, Progress, Seconds, StageArena, StageRunner
 from tvm_pipeline.backends.operator_timing import OperatorTimer
-from tvm_pipeline.backends.optional import StageArena
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -32,8 +31,11 @@ _log = logging.getLogger(__name__)
 MEMORY_ORDERED = "memory_ordered"  # an empty file of this name marks a saved model with order "memory"
 
 
-class EdgeTpuModel:
+class EdgeTpuModel(CompiledModel):
     """The CompiledModel of the Edge TPU backend.
+
+    It times no transfers: a stand-in computes in host memory, and the driver does not tell those of an Edge TPU apart,
+    whose model prices them (`DeviceModel.transfer_s`).
 
     Args:
         model: a .tflite; `EdgeTpuBackend.compile` checks that an Edge TPU takes it, where it is to run on one.
@@ -94,12 +96,6 @@ class EdgeTpuModel:
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), each as a stage of its own."""
         return self._timer.seconds(device, repeats)
-
-    def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> None:
-        """Return None: a stand-in computes in host memory, and the driver does not tell an Edge TPU's transfers apart.
-
-        The model of an Edge TPU prices them (`DeviceModel.transfer_s`).
-        """
 
     def slicer(self) -> TfliteSlicer:
         return self._slicer

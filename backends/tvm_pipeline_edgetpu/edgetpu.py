@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Order, Progress
 from tvm_pipeline.backends.cores import check_cores
 from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
@@ -47,13 +47,12 @@ MODELS: Mapping[str, DeviceModel] = MappingProxyType(
 )
 
 
-class EdgeTpuBackend:
+class EdgeTpuBackend(Backend):
     """The backend of Edge TPUs and of their stand-ins."""
 
     name = "edgetpu"
     engine = "TFLite"
     cuts = ("tflite",)
-    serves: tuple[str, ...] = ()
 
     def refuses(self, model: Model) -> str:
         if model.format != "tflite":
@@ -127,18 +126,6 @@ class EdgeTpuBackend:
             )
         return device
 
-    def compile_elsewhere(
-        self,
-        model: Model,
-        devices: Sequence[Device],
-        progress: Progress,
-        order: Order = "listed",
-        *,
-        tuned: bool = True,
-        processor: str = "",
-    ) -> EdgeTpuModel:
-        return self.compile(model, devices, progress, order)  # a .tflite runs on every machine
-
     def rewriting(self, model: Model, progress: Progress) -> TfliteRewriting:
         from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
 
@@ -161,13 +148,6 @@ class EdgeTpuBackend:
         from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
 
         return EdgeTpuModel.load(folder)
-
-    def versions(self) -> Mapping[str, str]:
-        # A .tflite runs on every version.
-        return {}
-
-    def close(self) -> None:
-        """Do nothing: the last stage on a device releases it."""
 
 
 def _model(address: str) -> DeviceModel:

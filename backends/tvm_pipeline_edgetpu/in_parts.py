@@ -46,7 +46,7 @@ _Parts = list[tuple[int, int]]
 
 
 class TfliteRewriting:
-    """A .tflite and its concatenations; see `backends.memory_rewriter.Rewriting`.
+    """A .tflite and its concatenations; see `backends.contract.Rewriting`.
 
     Raises:
         ModelError: the file is damaged.

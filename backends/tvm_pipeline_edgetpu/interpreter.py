@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError, RunError
 
@@ -70,7 +70,7 @@ def every_tensor(content: bytes, inputs: Mapping[str, Array]) -> dict[str, Array
     return found
 
 
-class InterpreterStage:
+class InterpreterStage(StageRunner):
     """A slice on a device.
 
     Args:
@@ -84,8 +84,8 @@ class InterpreterStage:
     def __init__(
         self, content: bytes, inputs: Sequence[Tensor], outputs: Sequence[Tensor], address: str, cores: Sequence[int]
     ) -> None:
-        self.inputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in inputs)
-        self.outputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in outputs)
+        self.inputs = tuple(Port.of(tensor) for tensor in inputs)
+        self.outputs = tuple(Port.of(tensor) for tensor in outputs)
         self._cores = frozenset(cores)
 
         def bound() -> Any:

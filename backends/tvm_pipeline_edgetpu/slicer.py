@@ -16,8 +16,8 @@ from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
 
+from tvm_pipeline.backends.contract import ModelSlice
 from tvm_pipeline.backends.ports import Array, Port, noise
-from tvm_pipeline.backends.sliced import ModelSlice
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_partition, check_stage, slice_ends
@@ -113,7 +113,7 @@ class TfliteSlicer:
     def values(self) -> dict[str, Array]:
         """Return every tensor of one frame of noise, as TFLite's CPU kernels compute it."""
         inputs = self._parsed.graph.inputs
-        frame = {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in inputs}
+        frame = {tensor.name: noise(Port.of(tensor)) for tensor in inputs}
         return every_tensor(self._model.content, frame)
 
 

@@ -22,14 +22,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
+from tvm_pipeline.backends.contract import Backend, Guide, Order, Progress, Rewriting, TuningReport
 from tvm_pipeline.backends.cores import check_cores
-from tvm_pipeline.backends.memory_rewriter import Rewriting
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform, core_ranges
+from tvm_pipeline.core.platform import Device, core_ranges
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices.targets import ALIGNMENT, compiler_target, kind_of
 from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
@@ -54,15 +51,12 @@ _POCL_THREADS = "POCL_MAX_PTHREAD_COUNT"
 _log = logging.getLogger(__name__)
 
 
-class GpuBackend:
+class GpuBackend(Backend):
     """GPUs of this machine, by CUDA and OpenCL."""
 
     name = "gpu"
-    cuts: tuple[str, ...] = ()  # TVM cuts compiled code and no files
     serves = (HOST,)
-
-    def refuses(self, model: Model) -> str:
-        return ""
+    can_tune = True
 
     def detect(self) -> Sequence[Device]:
         """Return the GPUs; none without TVM, and none that is software, which is slower than the CPU itself."""
@@ -229,7 +223,7 @@ class GpuBackend:
     def tune(
         self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
     ) -> TuningReport:
-        """Search for faster kernels on a GPU; see `backends.tuning.Tuner`.
+        """Search for faster kernels on a GPU; see `Backend.tune`.
 
         The search is another process's, so a guide is asked once, before it: for what it is to search.
 
@@ -248,9 +242,6 @@ class GpuBackend:
         with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
             return tune_in_child(model, device, _host_target([]), seconds, _meant(device).name, progress, only)
 
-    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Do nothing: stages of several models take turns in a GPU's one queue."""
-
     def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
         _keep_software_on_its_cores(devices, lambda _: None)
         if installed_ir() == "relay":
@@ -264,9 +255,6 @@ class GpuBackend:
     def versions(self) -> Mapping[str, str]:
         # A driver is not among them: it compiles what a library holds, PTX or OpenCL C, for itself.
         return {"tvm": described_version()}
-
-    def close(self) -> None:
-        """Do nothing: TVM keeps the contexts of devices until the process ends."""
 
 
 def bind(device: Device) -> None:

@@ -15,13 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
+from tvm_pipeline.backends.contract import Backend, Guide, Order, Progress, Rewriting, TuningReport
 from tvm_pipeline.backends.cores import check_cores
-from tvm_pipeline.backends.memory_rewriter import Rewriting
-from tvm_pipeline.backends.tuning import Guide, TuningReport
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
 from tvm_pipeline.tvm.installed_ir import described_version, installed_ir, require_relay
 from tvm_pipeline.tvm.target_text import other_processor
@@ -42,15 +39,11 @@ if TYPE_CHECKING:
 _IR = installed_ir()
 
 
-class HostBackend:
+class HostBackend(Backend):
     """CPU clusters of this machine."""
 
     name = "host"
-    cuts: tuple[str, ...] = ()  # TVM cuts compiled code and no files
-    serves: tuple[str, ...] = ()
-
-    def refuses(self, model: Model) -> str:
-        return ""
+    can_tune = True
 
     def refuses_slice(self, model: Model) -> str:
         try:
@@ -134,7 +127,7 @@ class HostBackend:
     def tune(
         self, model: Model, device: Device, seconds: float, progress: Progress, guide: Guide | None = None
     ) -> TuningReport:
-        """Search for faster kernels on the first core of a device; see `backends.tuning.Tuner`.
+        """Search for faster kernels on the first core of a device; see `Backend.tune`.
 
         Raises:
             PlatformError: Relax is installed, whose kernels have fixed schedules.
@@ -177,17 +170,11 @@ class HostBackend:
         """Bind the calling thread to the device's cores: for a backend that serves this one's devices."""
         bind(device)
 
-    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Do nothing: kernels of several models share a core without preparation."""
-
     def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
         return _kind().load(folder, bind, not_run_here)
 
     def versions(self) -> Mapping[str, str]:
         return {"tvm": described_version()}
-
-    def close(self) -> None:
-        """Do nothing: TVM keeps its resources until the process ends."""
 
 
 def _compiled(

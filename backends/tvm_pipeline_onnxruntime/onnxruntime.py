@@ -6,17 +6,16 @@ It finds no devices by itself, because the host's cores are TVM's unless somebod
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.backends.contract import CompiledModel, Order, Progress
+from tvm_pipeline.backends.contract import Backend, Order, Progress
 from tvm_pipeline.backends.cores import check_cores, processor
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ModelError, PlatformError
 
 if TYPE_CHECKING:
@@ -25,12 +24,11 @@ if TYPE_CHECKING:
 TARGET = "cpu"
 
 
-class OnnxruntimeBackend:
+class OnnxruntimeBackend(Backend):
     """onnxruntime on CPU cores of this machine."""
 
     name = engine = "onnxruntime"
     cuts = ("onnx",)
-    serves: tuple[str, ...] = ()
 
     def refuses(self, model: Model) -> str:
         from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
@@ -73,32 +71,11 @@ class OnnxruntimeBackend:
         _check_installed()
         return device
 
-    def compile_elsewhere(
-        self,
-        model: Model,
-        devices: Sequence[Device],
-        progress: Progress,
-        order: Order = "listed",
-        *,
-        tuned: bool = True,
-        processor: str = "",
-    ) -> OnnxruntimeModel:
-        return self.compile(model, devices, progress, order)  # an .onnx runs on every machine
-
-    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Do nothing: every stage has a session of its own."""
-
     def load(self, folder: Path, devices: Sequence[Device]) -> OnnxruntimeModel:
         _check_installed()
         from tvm_pipeline_onnxruntime.onnxruntime_model import OnnxruntimeModel
 
         return OnnxruntimeModel.load(folder)
-
-    def versions(self) -> Mapping[str, str]:
-        return {}  # an .onnx runs on every version
-
-    def close(self) -> None:
-        """Do nothing: the last stage releases what it has."""
 
 
 def _check_installed() -> None:

@@ -6,49 +6,28 @@ Read next: `frontends/onnx_graph.py` (what is cut), `sessions.py` (what runs it)
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Order, Port, Seconds
-from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.backends.sliced import ModelSlice
+from tvm_pipeline.backends.contract import Array, Order, Port, Seconds, StageRunner
+from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_stage, slice_ends
-from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, RunError
-from tvm_pipeline.frontends.onnx_graph import OnnxGraph
-from tvm_pipeline.memory import memory_graph, peak_bytes
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.errors import ModelError, RunError
+from tvm_pipeline.frontends.onnx_model import OnnxModel
 from tvm_pipeline_onnxruntime.sessions import bind, optimised, session, told
 
-MODEL_FILE, SETTINGS_FILE = "model.onnx", "settings.json"
 _LEAST_S = 1e-7  # the profiler counts microseconds; this is what it shows as 0
 
 
-class _Settings(msgspec.Struct):
-    """What is saved of a model beside its file."""
-
-    name: str
-    inputs: tuple[Tensor, ...]
-    order: Order
-
-
-class OnnxruntimeModel:
-    """The CompiledModel of this backend. onnxruntime orders operators itself, so `order` changes nothing.
-
-    Args:
-        model: a file that `optimised` made.
-    """
-
-    def __init__(self, model: Model, order: Order = "listed") -> None:
-        self.order: Order = order
-        self._file = OnnxGraph(model)
-        self.graph = self._file.graph
+class OnnxruntimeModel(OnnxModel):
+    """The CompiledModel of this backend, of a file that `optimised` made."""
 
     @classmethod
     def compile(cls, model: Model, order: Order) -> OnnxruntimeModel:
@@ -59,23 +38,17 @@ class OnnxruntimeModel:
 
     def stage(self, operators: Sequence[str], device: Device) -> OnnxruntimeStage:
         check_stage(self.graph, operators)
-        content = self._file.part(operators).SerializeToString()
+        content = self.file.part(operators).SerializeToString()
         taken, given = slice_ends(self.graph, operators)
         return OnnxruntimeStage(self.graph.name, content, taken, given, device.cores)
 
-    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
-        """Return the peak of the tensors that are alive; onnxruntime does not report what it allocates."""
-        memory = memory_graph(self.graph, operators, pin_inputs=True)
-        peak = peak_bytes(memory, range(len(memory.operators)))
-        return peak, peak
-
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators), as onnxruntime's profiler has them."""
-        part = self._file.part([operator.name for operator in self.graph.operators])
-        order = [node for operator in self.graph.operators for node in self._file.nodes(operator.name)]
+        part = self.file.part([operator.name for operator in self.graph.operators])
+        order = [node for operator in self.graph.operators for node in self.file.nodes(operator.name)]
         for index, node in enumerate(part.graph.node):
             node.name = str(index)
-        frame = self._frame()
+        frame = frame_of_noise(self.graph)
         with tempfile.TemporaryDirectory() as folder:
             made = session(self.graph.name, part.SerializeToString(), device.cores, Path(folder) / "profile")
             for _ in range(repeats + 1):
@@ -89,67 +62,34 @@ class OnnxruntimeModel:
         seconds = np.empty((repeats, len(self.graph)))
         node = 0
         for index, operator in enumerate(self.graph.operators):
-            count = len(self._file.nodes(operator.name))
+            count = len(self.file.nodes(operator.name))
             # The first run allocates, and does not count.
             rows = np.array([found[-repeats:] for found in microseconds[node : node + count]])
             seconds[:, index] = np.maximum(rows.sum(axis=0) * 1e-6, _LEAST_S)
             node += count
         return seconds
 
-    def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> None:
-        """Return None: stages compute in the host's memory."""
-
-    def slicer(self) -> OnnxruntimeModel:
-        return self
-
-    def cut(self, operators: Collection[str]) -> ModelSlice:
-        return self._file.cut(operators)
-
     def values(self) -> Mapping[str, Array]:
         """Return every tensor of one frame of noise, by name."""
         from onnx import helper
 
         names = [operator.name for operator in self.graph.operators]
-        part, frame = self._file.part(names), self._frame()
+        part, frame = self.file.part(names), frame_of_noise(self.graph)
         given = {value.name for value in part.graph.output}
         inner = [tensor.name for operator in self.graph.operators for tensor in operator.outputs]
         part.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in inner if name not in given)
         made = session(self.graph.name, part.SerializeToString(), ())
         return {**frame, **dict(zip(inner, _computed(made, inner, frame, self.graph.name), strict=True))}
 
-    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        (folder / MODEL_FILE).write_bytes(self._file.source.content)
-        settings = _Settings(self.graph.name, self._file.source.inputs, self.order)
-        (folder / SETTINGS_FILE).write_bytes(msgspec.json.encode(settings))
 
-    @classmethod
-    def load(cls, folder: Path) -> OnnxruntimeModel:
-        """Read what `save` wrote; raise BundleError where it is damaged."""
-        try:
-            found = msgspec.json.decode((folder / SETTINGS_FILE).read_bytes(), type=_Settings)
-            model = Model(found.name, "onnx", (folder / MODEL_FILE).read_bytes(), found.inputs)
-            return cls(model, found.order)
-        except (OSError, msgspec.DecodeError, ModelError, ValueError) as error:
-            raise BundleError(f"{folder}: damaged compiled model ({error}); compile it again") from error
-
-    def forget_source(self) -> None:
-        del self._file  # the file, and the same parsed
-
-    def close(self) -> None:
-        """Do nothing: sessions belong to stages."""
-
-    def _frame(self) -> dict[str, Array]:
-        return {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in self.graph.inputs}
-
-
-class OnnxruntimeStage:
+class OnnxruntimeStage(StageRunner):
     """The StageRunner: a session that reads and writes the runtime's buffers in place."""
 
     def __init__(
         self, name: str, content: bytes, taken: Sequence[Tensor], given: Sequence[Tensor], cores: Sequence[int]
     ) -> None:
-        self.inputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in taken)
-        self.outputs = tuple(Port(tensor.name, tensor.shape, tensor.dtype) for tensor in given)
+        self.inputs = tuple(Port.of(tensor) for tensor in taken)
+        self.outputs = tuple(Port.of(tensor) for tensor in given)
         self._name, self._cores = name, tuple(cores)
         self._session: Any = session(name, content, cores)
 

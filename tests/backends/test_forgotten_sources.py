@@ -24,7 +24,6 @@ from tests.edgetpu.networks import random_network
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import load
 from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, StageRunner
-from tvm_pipeline.backends.optional import forget_source
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.backends.sliced import SlicedModel
 from tvm_pipeline.core.model import Model
@@ -38,7 +37,7 @@ Made = tuple[CompiledModel, Device, Callable[[], object]]
 def of_onnxruntime(folder: Path) -> Made:
     device = Device("cpu0", "onnxruntime", (CORE,))
     compiled = saved_and_loaded(onnxruntime, load(write_picture_net(folder / "net.onnx")), device, folder)
-    return compiled, device, weakref.ref(compiled._file)  # type: ignore[attr-defined]
+    return compiled, device, weakref.ref(compiled.file)  # type: ignore[attr-defined]
 
 
 def of_several_backends(folder: Path) -> Made:
@@ -71,7 +70,7 @@ def test_stages_outlive_the_file(make: Callable[[Path], Made], tmp_path: Path) -
     gc.disable()  # what goes must go at once: the process of a stage has nothing else to collect
     try:
         assert file() is not None
-        forget_source(compiled)
+        compiled.forget_source()
         assert file() is None
     finally:
         gc.enable()
@@ -83,5 +82,5 @@ def test_stages_outlive_the_file(make: Callable[[Path], Made], tmp_path: Path) -
 
 def test_a_model_without_a_file_of_its_own_stays_as_it_is() -> None:
     model = example_model()
-    forget_source(model)
+    model.forget_source()
     model.stage(["double"], Device("d0", "fake")).close()

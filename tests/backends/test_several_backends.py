@@ -18,7 +18,6 @@ from tests.support.installed import install
 from tvm_pipeline import Bundle, Pipeline, open_bundle, write_bundle
 from tvm_pipeline.backends import bundle as bundles
 from tvm_pipeline.backends import registry
-from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.backends.registry import compose, detect_platform, find_backend, settle_platform
 from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.model import Model
@@ -180,7 +179,7 @@ def test_the_composition_keeps_the_contract_itself(two):
     compiled = backend.compile(Model("random", "onnx", b""), platform.devices, lambda _: None, "memory")
     assert compiled.order == "memory"
     assert backend.versions() == {"host": "1", "other": "1"}
-    only = FakeBackend(platform.devices[1:], [compiled._whole], name="other", cuts=("onnx",))
+    only = FakeBackend(platform.devices[1:], [compiled.inner], name="other", cuts=("onnx",))
     check_backend(only, Model("random", "onnx", b""))
 
 
@@ -261,7 +260,7 @@ def test_what_a_device_of_the_cutting_backend_does_not_compute_is_known(monkeypa
     install(monkeypatch, lead, cpu("other"))
     devices = [*lead.detect(), replace(cpu("other").detect()[0], name="other0")]
     compiled = compose(["lead", "other"]).compile(MODEL, devices, lambda _: None)
-    assert [computed_by(compiled, device) for device in devices] == [
+    assert [compiled.computes(device) for device in devices] == [
         ["op0", "op1", "op2", "op3"],
         ["op0", "op1", "op3"],
         ["op0", "op1", "op2", "op3"],
@@ -281,8 +280,8 @@ def test_operators_that_another_backend_refuses_stay_with_the_one_that_cuts(monk
     install(monkeypatch, lead, other)
     backend, platform = settle_platform(mixed("lead", "other"))
     with closing(backend.compile(MODEL, platform.devices, lambda _: None)) as compiled:
-        assert computed_by(compiled, platform.device("other0")) == ["op0", "op1", "op3"]
-        assert computed_by(compiled, platform.device("lead0")) == ["op0", "op1", "op2", "op3"]
+        assert compiled.computes(platform.device("other0")) == ["op0", "op1", "op3"]
+        assert compiled.computes(platform.device("lead0")) == ["op0", "op1", "op2", "op3"]
         seconds = compiled.time_operators(platform.device("other0"), 2)
         assert np.isnan(seconds).tolist() == [[False, False, True, False]] * 2
         with pytest.raises(PlanError, match="device other0 cannot compute operator op2 of chain: it has no op2"):

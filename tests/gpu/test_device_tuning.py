@@ -27,8 +27,8 @@ from tvm_pipeline_gpu.gpu import bind
 from tests.support.networks import as_model
 from tests.support.software_cuda import SoftwareCuda
 from tests.support.stages import model_outputs, random_frame, run_stages
+from tvm_pipeline.backends.contract import TunedKernels
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.backends.tuning import TunedKernels, Tuner, tuned_kernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.files import cache_folder
@@ -295,7 +295,7 @@ def test_a_model_is_compiled_with_what_is_recorded_for_it_and_has_the_same_bits(
         return model_outputs(compiled_, run_stages(compiled_, stages, random_frame(compiled_.graph.inputs)))
 
     plain = compiled()
-    assert tuned_kernels(plain) == []
+    assert plain.tuned() == []
     [workload] = plain.libraries[TARGET].tuning.workloads.values()
     choice = some_choice(str(workload))
     append_device_record(TARGET, DeviceRecord(str(workload), choice, 1e-6))
@@ -304,7 +304,7 @@ def test_a_model_is_compiled_with_what_is_recorded_for_it_and_has_the_same_bits(
     said.clear()
     tuned = compiled()
     assert [line for line in said if re.match("compiling [^%]*$", line)] == [f"compiling whole for {TARGET}"]
-    assert tuned_kernels(tuned) == [TunedKernels(TARGET, 1, 1)]
+    assert tuned.tuned() == [TunedKernels(TARGET, 1, 1)]
     assert tuned.libraries[TARGET].folder != plain.libraries[TARGET].folder
     sources = [
         library.module.imported_modules[0].get_source()
@@ -344,7 +344,7 @@ def test_a_candidate_that_ends_its_process_costs_only_itself(
     (tmp_path / "sitecustomize.py").write_text(FAULT.format(folder=str(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     backend = find_backend("gpu")
-    assert isinstance(backend, Tuner)
+    assert backend.can_tune
     device = backend.settle(Device("gpu", "gpu", (), TARGET))
     report = backend.tune(network(), device, 100.0, lambda _: None)
     ran = (tmp_path / "ran").read_text().splitlines()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from tests.support.fake_backend import LAYOUTS
-from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import PlanError
@@ -25,11 +26,14 @@ GRAPH = OperatorGraph(
 
 
 @dataclass
-class Ports:
+class Ports(StageRunner):
     """A runner that is asked for nothing but its ports."""
 
     inputs: tuple[Port, ...] = ()
     outputs: tuple[Port, ...] = ()
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        raise NotImplementedError
 
 
 def port(name: str, layout: str = "") -> Port:
@@ -115,9 +119,9 @@ def test_tensors_that_cannot_be_handed_over_are_refused(wanted: Port, message: s
 class Keeping(Ports):
     """A runner whose device keeps tensors: what it was told, by tensor, `copied` or not."""
 
-    told: dict[str, tuple[list[Array], bool]] = field(default_factory=dict, init=False)
+    told: dict[str, tuple[Sequence[Array], bool]] = field(default_factory=dict, init=False)
 
-    def keep(self, tensor: str, arrays: list[Array], *, copied: bool) -> bool:
+    def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
         self.told[tensor] = arrays, copied
         return True
 

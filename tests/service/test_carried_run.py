@@ -26,7 +26,7 @@ def plain_loop(bundle: Path) -> list[dict[str, tuple[int, float]]]:
     found = []
     with open_bundle(bundle) as opened, open_source(FILM) as film:
         assert isinstance(opened.compiled, CarriedModel)
-        model, settings = opened.compiled.compiled, preprocessing_for(opened.graph)
+        model, settings = opened.compiled.inner, preprocessing_for(opened.graph)
         names = [operator.name for operator in model.graph.operators]
         with closing(model.stage(names, opened.platform.devices[0])) as whole:
             arrays = {port.name: port.buffer() for port in (*whole.inputs, *whole.outputs)}

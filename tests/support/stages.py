@@ -43,7 +43,7 @@ def run_stages(
 
 def as_written(inputs: Iterable[Tensor], frame: Mapping[str, Array]) -> Written:
     """Return a frame as tensors that stages read."""
-    return {tensor.name: (Port(tensor.name, tensor.shape, tensor.dtype), frame[tensor.name]) for tensor in inputs}
+    return {tensor.name: (Port.of(tensor), frame[tensor.name]) for tensor in inputs}
 
 
 def run_from(

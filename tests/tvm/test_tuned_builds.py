@@ -19,7 +19,7 @@ from tests.support.networks import as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tests.tvm.test_schedules import layer
-from tvm_pipeline.backends.tuning import TunedKernels, tuned_kernels
+from tvm_pipeline.backends.contract import TunedKernels
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
@@ -168,17 +168,17 @@ def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) 
     model, device = as_model("mobile", *relay_module("mobile")), Device("cpu0", "host", (0,), TARGET)
     compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None, print)
     plain = compile_()
-    assert tuned_kernels(plain) == []
+    assert plain.tuned() == []
     choose(plain.libraries[TARGET], 9)
     tuned = compile_()
-    assert tuned_kernels(tuned) == [TunedKernels(TARGET, 5, 5)]
+    assert tuned.tuned() == [TunedKernels(TARGET, 5, 5)]
     frame = random_frame(plain.graph.inputs)
     stages = [([operator.name for operator in plain.graph.operators], device)]
     expected = model_outputs(plain, run_stages(plain, stages, frame))
     (tmp_path / "saved").mkdir()
     tuned.save(tmp_path / "saved")
     loaded = RelayModel.load(tmp_path / "saved", lambda _: None)
-    assert tuned_kernels(loaded) == tuned_kernels(tuned)
+    assert loaded.tuned() == tuned.tuned()
     for one in (tuned, loaded):
         for found, output in zip(model_outputs(one, run_stages(one, stages, frame)), expected, strict=True):
             np.testing.assert_array_equal(found, output)

@@ -14,7 +14,6 @@ from tvm_pipeline_host.detection import host_target
 
 from tests.cli.test_tune_command import _tune_by_hand
 from tests.support.onnx_models import write_picture_net
-from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.frontends import load
 from tvm_pipeline.tvm.relay.tuning.tuning_records import records_file
@@ -26,7 +25,7 @@ def test_records_of_a_board(own_cache, tmp_path):
 
     def tuned(processor: str, *, is_tuned: bool = True) -> list[int]:
         made = backend.compile_elsewhere(load(path), [device], print, tuned=is_tuned, processor=processor)
-        return [kernels.tuned for kernels in tuned_kernels(made)]
+        return [kernels.tuned for kernels in made.tuned()]
 
     assert backend.tuning_records(device) == []
     _tune_by_hand(path)

@@ -17,8 +17,8 @@ from tests.support.networks import as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, run_stages
 from tests.tvm.targets import runs_here
 from tests.tvm.test_build import text_model
+from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.backends.tuning import Guide, Tuner, TuningReport, kernels_to_tune
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm import tiles
@@ -51,7 +51,7 @@ def network(name: str = "branching") -> Model:
 
 def tuned(model: Model, seconds: float = SECONDS, guide: Guide | None = None) -> TuningReport:
     backend = find_backend("host")
-    assert isinstance(backend, Tuner)
+    assert backend.can_tune
     device = Device("cpu0", "host", (min(os.sched_getaffinity(0)),), TARGET)
     return backend.tune(model, device, seconds, lambda _: None, guide)
 
@@ -104,7 +104,7 @@ def test_a_guide_hears_what_was_gained_and_says_what_is_searched_next(monkeypatc
     monkeypatch.setattr(tuner, "WORTHWHILE", 0.0)
     model = network()
     compiled = RelayModel.compile(model, [TARGET], lambda _: None, lambda _: None)
-    kernels = kernels_to_tune(compiled, Device("cpu0", "host", (0,), TARGET))
+    kernels = compiled.kernels_to_tune(Device("cpu0", "host", (0,), TARGET))
     assert kernels.keys() < {operator.name for operator in compiled.graph.operators}
     assert {kernel for own in kernels.values() for kernel in own} == set(
         compiled.libraries[TARGET].tuning.workloads.values()

@@ -22,8 +22,7 @@ from tests.support.networks import Weights, as_model
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tests.tvm.targets import LEVELS, run, runs_here
 from tests.tvm.test_tuner import tuned
-from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.backends.tuning import TunedKernels, tuned_kernels
+from tvm_pipeline.backends.contract import Array, TunedKernels
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -218,8 +217,8 @@ def test_only_a_model_that_allows_it_is_built_so_and_its_slices_have_the_bits_of
     assert build_library(network(winograd=False), TARGET).folder == plain.libraries[TARGET].folder
 
     fast = compile_(network(winograd=True))
-    assert tuned_kernels(fast) == [TunedKernels(TARGET, 2, 2, winograd=2)]
-    assert str(*tuned_kernels(fast)).endswith("2 of 2 distinct kernels, 2 of them by Winograd's algorithm")
+    assert fast.tuned() == [TunedKernels(TARGET, 2, 2, winograd=2)]
+    assert str(*fast.tuned()).endswith("2 of 2 distinct kernels, 2 of them by Winograd's algorithm")
     assert [(o.name, o.macs) for o in fast.graph.operators] == [(o.name, o.macs) for o in plain.graph.operators]
 
     frame, device = random_frame(plain.graph.inputs), Device("cpu0", "host", (0,), TARGET)
@@ -243,7 +242,7 @@ def test_libraries_of_two_targets_align_where_one_has_it() -> None:
     targets = [TARGET, "llvm -mcpu=x86-64-v2"]
     choose(build_library(network(winograd=False), TARGET))
     model = RelayModel.compile(network(winograd=True), targets, lambda _: None, lambda _: None)
-    assert [kernels.target for kernels in tuned_kernels(model)] == [TARGET]
+    assert [kernels.target for kernels in model.tuned()] == [TARGET]
     first, second = (Device(f"cpu{i}", "host", (i,), target) for i, target in enumerate(targets))
     frame = random_frame(model.graph.inputs)
     cut = random_stages(model.graph, Random(1), 2)

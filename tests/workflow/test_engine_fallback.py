@@ -27,7 +27,6 @@ from tests.support.fake_backend import make_plan
 from tests.support.installed import install
 from tests.support.onnx_unknown import UNKNOWN, write_determinants
 from tvm_pipeline import Pipeline
-from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError, PlanError, PlatformError
 from tvm_pipeline.tvm.installed_ir import installed_ir
@@ -76,7 +75,7 @@ def test_operators_that_tvm_refuses_run_on_onnxruntime_beside_tvm(tmp_path: Path
         assert names == ["conv_0", "tanh_1", "det_2", "gemm_3", "relu_4"]
         for device in made.platform.devices:
             left_out = [] if device.backend == "onnxruntime" else ["det_2"]
-            assert computed_by(made.compiled, device) == [name for name in names if name not in left_out]
+            assert made.compiled.computes(device) == [name for name in names if name not in left_out]
         with pytest.raises(PlanError, match=r"device cpu0 cannot compute operator det_2 of net: .*Det"):
             made.compiled.stage(["det_2"], made.platform.device("cpu0"))
         plan = make_plan(
@@ -104,7 +103,7 @@ def test_where_tvm_beside_it_does_not_pay_the_engine_runs_all(
         assert {device.backend for device in made.platform.devices} == {"onnxruntime"}
         assert made.platform.devices[0].name == "cpu0"
         assert "onnxruntime runs all of it, on cpu0" in told
-        assert computed_by(made.compiled, made.platform.devices[0]) == [o.name for o in made.compiled.graph.operators]
+        assert made.compiled.computes(made.platform.devices[0]) == [o.name for o in made.compiled.graph.operators]
 
 
 @pytest.mark.usefixtures("machine")

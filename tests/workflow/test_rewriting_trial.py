@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from tvm_pipeline.backends.contract import Array, Order, Progress
-from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
+from tvm_pipeline.backends.contract import Array, MemoryRewriting, Order, Progress
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tvm_pipeline import planning
-from tvm_pipeline.backends.contract import Progress
-from tvm_pipeline.backends.tuning import Guide, TuningReport
+from tvm_pipeline.backends.contract import Guide, Progress, TuningReport
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
@@ -69,10 +68,11 @@ class TunableModel(FakeModel):
 class TuningBackend(FakeBackend):
     """Its search asks the guide, and each kernel that it searches gains what the machine says."""
 
+    can_tune = True
+
     def __init__(self, machine: Machine) -> None:
         model = TunableModel(GRAPH, {operator.name: lambda x: [x + 1] for operator in GRAPH.operators})
         super().__init__([CPU, GPU], [model])
-        self.compile_untuned = self.compile
         self.machine = machine
         self.batches: list[set[Hashable]] = []
 

@@ -30,8 +30,7 @@ import msgspec
 
 from tvm_pipeline.backends.archive import Archive, open_archive
 from tvm_pipeline.backends.carried import with_carry
-from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
+from tvm_pipeline.backends.contract import CompiledModel, MemoryRewriting
 from tvm_pipeline.backends.registry import platform_backend, settle_platform, versions_of
 from tvm_pipeline.backends.sliced import SlicedBackend
 from tvm_pipeline.core.graph import OperatorGraph

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline.core.graph import OperatorGraph, Tensor
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 64  # bytes; compiled kernels load whole vectors
@@ -28,6 +28,11 @@ class Port:
     shape: tuple[int, ...]
     dtype: str
     layout: str = ""
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Port:
+        """Return the port of a tensor that lies in its logical order."""
+        return cls(tensor.name, tensor.shape, tensor.dtype)
 
     def buffer(self) -> Array:
         """Return a new array for this port, aligned as compiled kernels and devices require."""
@@ -67,6 +72,11 @@ def noise(port: Port) -> Array:
     else:
         array[...] = draw.integers(0, 100, array.shape)
     return array
+
+
+def frame_of_noise(graph: OperatorGraph) -> dict[str, Array]:
+    """Return input of a whole model for measuring, by the names of its inputs; see `noise`."""
+    return {tensor.name: noise(Port.of(tensor)) for tensor in graph.inputs}
 
 
 def input_for_timing(graph: OperatorGraph, port: Port) -> Array:

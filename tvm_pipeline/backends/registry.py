@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
 
 from tvm_pipeline.backends.contract import Backend
-from tvm_pipeline.backends.optional import Elsewhere, served_by
 from tvm_pipeline.backends.sliced import SlicedBackend, cutting_backends
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
@@ -27,6 +27,11 @@ from tvm_pipeline.errors import PlatformError
 
 GROUP = "tvm_pipeline.backends"
 OWN_PACKAGE = "tvm-pipeline"
+
+# Engines run, on CPU cores, models that the backend of these cores refuses. `detect` of an engine finds no cores: a
+# platform file names it, or `compile` turns to it if TVM refuses a model and nobody said what is to run it
+# (`workflow/engine_fallback.py`). It cuts files of its format, so that it and TVM share a model. By format:
+ENGINES = MappingProxyType({"onnx": "onnxruntime", "tflite": "edgetpu"})
 
 _log = logging.getLogger(__name__)
 _closed_at_exit: set[int] = set()
@@ -59,13 +64,27 @@ def find_backend(name: str) -> Backend:
     return backend
 
 
+def engine_for(model: Model, cores: Sequence[Device]) -> tuple[Backend, tuple[Device, ...]]:
+    """Return the engine for a model's format, with its devices on the cores of others.
+
+    Raises:
+        PlatformError: there is no engine for the format, or it is not installed; the message says what to install.
+    """
+    if model.format not in ENGINES:
+        raise PlatformError(f"there is no other engine for {model.format} models")
+    engine = find_backend(ENGINES[model.format])
+    if not engine.engine:
+        raise PlatformError(f"the backend {engine.name} that is installed is no engine; upgrade it")
+    return engine, tuple(engine.engine_devices(cores))
+
+
 def compose(names: Iterable[str]) -> Backend:
     """Return the backend that compiles for devices of all these backends.
 
     It is the only one, or the one that serves all others, or a SlicedBackend.
     """
     backends = {name: find_backend(name) for name in sorted(set(names))}
-    alone = [name for name, backend in backends.items() if backends.keys() <= {name, *served_by(backend)}]
+    alone = [name for name, backend in backends.items() if backends.keys() <= {name, *backend.serves}]
     return backends[_preferred(alone)] if alone else SlicedBackend(list(backends.values()))
 
 
@@ -76,14 +95,14 @@ def platform_backend(platform: Platform) -> Backend:
 
 def served_devices(backend: Backend, platform: Platform) -> tuple[Device, ...]:
     """Return the devices of a platform for which `backend` compiles although they are of other backends."""
-    return tuple(device for device in platform.devices if device.backend in served_by(backend))
+    return tuple(device for device in platform.devices if device.backend in backend.serves)
 
 
 def settle_platform(platform: Platform, *, elsewhere: bool = False) -> tuple[Backend, Platform]:
     """Return the backend that compiles for a platform, and the platform with each device settled on this machine.
 
     Args:
-        elsewhere: the devices are another machine's, and were settled there; the backend is an `Elsewhere`.
+        elsewhere: the devices are another machine's, and were settled there (`Backend.settle_elsewhere`).
 
     Raises:
         PlatformError: a device cannot be used here, or not beside another one; or it cannot be compiled for here.
@@ -100,24 +119,14 @@ def settle_platform(platform: Platform, *, elsewhere: bool = False) -> tuple[Bac
         return backend, replace(platform, devices=_settled_elsewhere(backend, platform.devices))
     devices = tuple(find_backend(device.backend).settle(device) for device in platform.devices)
     for name in dict.fromkeys(device.backend for device in devices):
-        check = getattr(find_backend(name), "check_together", None)
-        if check:
-            check([device for device in devices if device.backend == name])
+        find_backend(name).check_together([device for device in devices if device.backend == name])
     return backend, replace(platform, devices=devices)
 
 
 def _settled_elsewhere(backend: Backend, devices: Iterable[Device]) -> tuple[Device, ...]:
     """Return devices of another machine; raise PlatformError where a backend does not compile for them here."""
-    settled = []
-    for device in devices:
-        own = find_backend(device.backend)
-        if not isinstance(own, Elsewhere):
-            raise PlatformError(
-                f"device {device.name}: the backend {own.name} compiles on the machine that has the device alone. Run "
-                "the command there, or give `platform` with a file of the board's other devices"
-            )
-        settled.append(own.settle_elsewhere(device))
-    if not isinstance(backend, Elsewhere):
+    settled = [find_backend(device.backend).settle_elsewhere(device) for device in devices]
+    if isinstance(backend, SlicedBackend):
         raise PlatformError(
             f"devices {_listed(settled)} share a model by slices of its file, which {backend.name} compile where the "
             "devices are. Run the command there, or give `platform` with a file of the devices of one backend"
@@ -132,9 +141,8 @@ def versions_of(platform: Platform) -> dict[str, str]:
 
 
 def description(device: Device) -> str:
-    """Return what a settled device is, as a user knows it; empty where its backend has no `describe` to tell."""
-    describe = getattr(find_backend(device.backend), "describe", None)
-    return str(describe(device)) if describe else ""
+    """Return what a settled device is, as a user knows it; empty where its backend does not tell."""
+    return find_backend(device.backend).describe(device)
 
 
 def left_out() -> list[str]:
@@ -142,8 +150,7 @@ def left_out() -> list[str]:
     lines: list[str] = []
     for name in _installed():
         with suppress(PlatformError):  # a backend that cannot be used, of which `detect_platform` warns
-            tell = getattr(find_backend(name), "left_out", None)
-            lines += tell() if tell else ()
+            lines += find_backend(name).left_out()
     return lines
 
 
@@ -200,14 +207,14 @@ def _working_together(backends: Mapping[str, Backend], model: Model) -> list[str
     cutting = [backend.name for backend in cutting_backends(backends.values(), model.format)]
     if not cutting:
         lead = _lead(backends)
-        return [name for name in backends if name == lead or name in served_by(backends[lead])]
+        return [name for name in backends if name == lead or name in backends[lead].serves]
     return [name for name in backends if name not in cutting or name == _preferred(cutting)]
 
 
 def _lead(backends: Mapping[str, Backend]) -> str:
     """Return the backend that compiles where none cuts the file: the preferred one, or one that serves it."""
     chosen = _preferred(backends)
-    serving = [name for name, backend in backends.items() if chosen in served_by(backend)]
+    serving = [name for name, backend in backends.items() if chosen in backend.serves]
     return _preferred(serving) if serving else chosen
 
 

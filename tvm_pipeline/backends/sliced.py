@@ -10,56 +10,36 @@ Read `SlicedModel.stage` first. `registry.py` says which backends come together 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, Progress, Seconds, StageRunner
-from tvm_pipeline.backends.memory_rewriter import MemoryRewriter, Rewriting
+from tvm_pipeline.backends.contract import (
+    Array,
+    Backend,
+    CompiledModel,
+    Delegating,
+    ModelSlice,
+    Order,
+    Port,
+    Progress,
+    Refused,
+    Rewriting,
+    Seconds,
+    StageArena,
+    StageRunner,
+)
 from tvm_pipeline.backends.operator_timing import OperatorTimer
-from tvm_pipeline.backends.optional import computed_by, forget_source, refusal_of_slice
-from tvm_pipeline.backends.tuning import TunedKernels, kernels_to_tune, tuned_kernels
-from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, ModelError, OptionError, PlanError, PlatformError
+from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError
 
 # The key of a compiled slice: backend, target, digest of the slice.
 Key = tuple[str, str, str]
 _INDEX, _WHOLE = "sliced.json", "whole"
-_DIGEST_LENGTH = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSlice:
-    """Some operators of a model as a model of their own.
-
-    `model.inputs` are the tensors that the slice reads, and `outputs` those that it writes, in the order of the slice's
-    file; both have the names of the whole model.
-    """
-
-    model: Model
-    outputs: tuple[Tensor, ...]
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(self.model.content + self.model.params).hexdigest()[:_DIGEST_LENGTH]
-
-
-class Slicer(Protocol):
-    """Cuts one model's file; `slice_ends` and `check_stage` of core/partition.py serve every format."""
-
-    def cut(self, operators: Collection[str]) -> ModelSlice:
-        """Return the operators as a model of their own; raise PlanError where they are no legal stage."""
-
-    def values(self) -> Mapping[str, Array]:
-        """Return every tensor of one frame of noise, by name; single operators are timed on these."""
 
 
 def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Backend]:
@@ -67,11 +47,8 @@ def cutting_backends(backends: Iterable[Backend], model_format: str) -> list[Bac
     return [backend for backend in backends if model_format in backend.cuts]
 
 
-class SlicedBackend:
+class SlicedBackend(Backend):
     """Several backends as one; it compiles for a platform that has devices of each."""
-
-    cuts: tuple[str, ...] = ()  # its slices are cut already
-    serves: tuple[str, ...] = ()
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self.backends = {backend.name: backend for backend in backends}
@@ -101,14 +78,7 @@ class SlicedBackend:
 
     def rewriting(self, model: Model, progress: Progress) -> Rewriting:
         """Read a model for the backend that cuts its file; slices for the others are those of the rewritten file."""
-        lead = self._cutting(model)
-        if not isinstance(lead, MemoryRewriter):
-            raise OptionError(
-                f"`memory_rewrite`: the backend {lead.name}, which cuts {model.name}, cannot rewrite it; compile "
-                "without it",
-                option="memory_rewrite",
-            )
-        return lead.rewriting(model, progress)
+        return self._cutting(model).rewriting(model, progress)
 
     def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
         for name, backend in self.backends.items():
@@ -172,7 +142,7 @@ class SlicedBackend:
         return cutting[0]
 
 
-class SlicedModel:
+class SlicedModel(Delegating):
     """A model whose stages are compiled by the backends of their devices: the CompiledModel of a SlicedBackend.
 
     Args:
@@ -196,39 +166,39 @@ class SlicedModel:
             raise ModelError(
                 f"the backend {lead} says that it cuts files like that of {whole.graph.name}, and does not"
             )
-        self.graph = whole.graph
-        self._backends, self._lead, self._whole, self._tell = backends, lead, whole, tell
+        super().__init__(whole)
+        self._backends, self._lead, self._tell = backends, lead, tell
         self._slicer = slicer
         self._compiled = dict(compiled or {})
         self._timer = OperatorTimer(self.graph, self.stage, lambda: self._slicer.values(), self.time_transfers)
         self._refused: dict[str, dict[str, str]] = {}  # by backend: operators, with the reason
 
-    @property
-    def order(self) -> Order:
-        return self._whole.order
-
     def computes(self, device: Device) -> list[str]:
         if device.backend == self._lead:
-            return computed_by(self._whole, device)
-        refused = self.refused(device)
+            return super().computes(device)
+        refused = self.refusals(device)
         return [name for name in _operators(self) if name not in refused]
 
-    def refused(self, device: Device) -> Mapping[str, str]:
+    def refusals(self, device: Device) -> Mapping[str, str]:
         """Return the operators that the device's backend cannot compile, each with the reason."""
         if device.backend == self._lead:
             return {}
         if device.backend not in self._refused:
             backend = self._backends[device.backend]
             parts = {name: self._slicer.cut([name]) for name in _operators(self)}
-            reasons = {name: refusal_of_slice(backend, part.model) for name, part in parts.items()}
+            reasons = {name: backend.refuses_slice(part.model) for name, part in parts.items()}
             self._refused[device.backend] = {name: reason for name, reason in reasons.items() if reason}
         return self._refused[device.backend]
 
-    def tuned(self) -> list[TunedKernels]:
-        return tuned_kernels(self._whole)
+    def slow_operators(self, device: Device) -> list[str]:
+        return super().slow_operators(device) if device.backend == self._lead else []
 
     def kernels_to_tune(self, device: Device) -> Mapping[str, Sequence[Hashable]]:
-        return kernels_to_tune(self._whole, device) if device.backend == self._lead else {}
+        return super().kernels_to_tune(device) if device.backend == self._lead else {}
+
+    def compare(self, devices: Sequence[Device], progress: Progress) -> Refused:
+        """Compare the devices of the backend that cuts; others have no libraries of the whole model."""
+        return super().compare([device for device in devices if device.backend == self._lead], progress)
 
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         """Make one stage of the operators on `device`.
@@ -239,7 +209,7 @@ class SlicedModel:
             PlatformError: the device or its compiler cannot be used.
         """
         if device.backend == self._lead:
-            return self._whole.stage(operators, device)
+            return super().stage(operators, device)
         part = self._slicer.cut(operators)
         for name, reason in self._refused.get(device.backend, {}).items():
             if name in operators:
@@ -259,9 +229,15 @@ class SlicedModel:
     def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
         """Return the bytes that the contract describes; raise as `stage` does."""
         if device.backend == self._lead:
-            return self._whole.activation_bytes(operators, device)
+            return super().activation_bytes(operators, device)
         compiled = self._compile_slice(self._slicer.cut(operators), device)
         return compiled.activation_bytes(_operators(compiled), device)
+
+    def stage_arena(self, operators: Sequence[str], device: Device) -> StageArena | None:
+        if device.backend == self._lead:
+            return super().stage_arena(operators, device)
+        compiled = self._compile_slice(self._slicer.cut(operators), device)
+        return compiled.stage_arena(_operators(compiled), device)
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         """Return seconds of every operator (repeats x operators).
@@ -270,16 +246,16 @@ class SlicedModel:
         `computes` lacks are NaN.
         """
         if device.backend == self._lead:
-            return self._whole.time_operators(device, repeats)
+            return super().time_operators(device, repeats)
         seconds = self._timer.seconds(device, repeats)
-        seconds[:, [self.graph.edges.index[name] for name in self.refused(device)]] = np.nan
+        seconds[:, [self.graph.edges.index[name] for name in self.refusals(device)]] = np.nan
         return seconds
 
     def time_transfers(
         self, device: Device, sizes_bytes: Sequence[int], repeats: int
     ) -> tuple[Seconds, Seconds] | None:
         if device.backend == self._lead:
-            return self._whole.time_transfers(device, sizes_bytes, repeats)
+            return super().time_transfers(device, sizes_bytes, repeats)
         # A device moves the tensors of every model in the same way, so any slice serves.
         known = (compiled for key, compiled in self._compiled.items() if key[:2] == (device.backend, device.target))
         compiled = next(known, None) or self._compile_slice(self._slicer.cut(_operators(self)[:1]), device)
@@ -294,7 +270,7 @@ class SlicedModel:
         """Return the compiled models of one backend that these stages need, each with its stages."""
         own = list(_stages_of(backend, stages, platform))
         if backend == self._lead:
-            return [(self._whole, own)]
+            return [(self.inner, own)]
         parts: list[tuple[CompiledModel, Sequence[Stage]]] = []
         for stage in own:
             for device in stage.devices:
@@ -305,7 +281,7 @@ class SlicedModel:
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
         """Write the whole model as its backend does, and the slices of `stages` that other backends compiled."""
         (folder / _WHOLE).mkdir()
-        self._whole.save(folder / _WHOLE, list(_stages_of(self._lead, stages, platform)), platform)
+        self.inner.save(folder / _WHOLE, list(_stages_of(self._lead, stages, platform)), platform)
         keys: list[Key] = []
         for stage in stages:
             for device in map(platform.device, stage.devices):
@@ -322,8 +298,8 @@ class SlicedModel:
         (folder / _INDEX).write_bytes(msgspec.json.encode((self._lead, keys)))
 
     def forget_source(self) -> None:
-        for compiled in (self._whole, *self._compiled.values()):
-            forget_source(compiled)
+        for compiled in (self.inner, *self._compiled.values()):
+            compiled.forget_source()
         del self._slicer
 
     def close(self) -> None:
@@ -331,7 +307,7 @@ class SlicedModel:
         for compiled in self._compiled.values():
             compiled.close()
         self._compiled.clear()
-        self._whole.close()
+        super().close()
 
     def _compile_slice(self, part: ModelSlice, device: Device) -> CompiledModel:
         key = _key(part, device)
@@ -350,7 +326,7 @@ class SlicedModel:
         return self._compiled[key]
 
 
-class RenamedStage:
+class RenamedStage(StageRunner):
     """A stage whose outputs have other names.
 
     Several names may be one output, since compilers compute what two operators have in common only once.

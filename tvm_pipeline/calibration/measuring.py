@@ -133,7 +133,7 @@ def _computable(device: Device, models: Sequence[CompiledModel]) -> list[Candida
     """Return stages to choose from, of what the device computes of each model."""
     computed: dict[str, set[str]] = {}
     for compiled in models:
-        names = set(computed_by(compiled, device))
+        names = set(compiled.computes(device))
         if not names:
             raise ModelError(
                 f"device {device.name} computes no operator of {compiled.graph.name}; give other models for it"

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from tvm_pipeline.backends.bundle import Bundle
-from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.cli.options import (
     JsonOption,
     ObjectiveOption,
@@ -139,7 +138,7 @@ def command(
         else:
             decision, _ = decide(problem, "best", None, tell, verify_s=0.0)
             runs, notes = [(candidate, run) for candidate in decision.candidates], [""] * len(decision.candidates)
-            if tuned_kernels(compiled) and not model.endswith(".tar"):
+            if compiled.tuned() and not model.endswith(".tar"):
                 untuned = compile_source(
                     model, shapes, platform, tell, silent, tuned=False, values=values, machine=machine
                 )

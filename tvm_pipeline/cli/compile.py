@@ -10,7 +10,6 @@ import typer
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Order
-from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.cli.options import (
     CLASSES_HELP,
     DECODER_HELP,
@@ -219,14 +218,14 @@ def command(
         )
         write_bundle(output, bundle)
     if json:
-        listed: dict[str, Any] = {"tuned": [asdict(found) for found in tuned_kernels(made.compiled)]}
+        listed: dict[str, Any] = {"tuned": [asdict(found) for found in made.compiled.tuned()]}
         listed |= {"activations": activations} if memory_order else {}
         listed |= {"rewriting": asdict(made.rewriting)} if made.rewriting else {}
         listed |= {"board": machine.name, "compared": compared} if remote else {}
         print_json({"output": str(output), **decision_json(decision, problem.platform), **listed})
     else:
         show(candidates_table(decision), json)
-        for found in tuned_kernels(made.compiled):
+        for found in made.compiled.tuned():
             show(str(found), json)
         if memory_order:
             show(_activations_table(activations), json)

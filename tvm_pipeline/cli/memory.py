@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.optional import ArenaTeller, StageArena, computed_by
+from tvm_pipeline.backends.contract import CompiledModel, StageArena
 from tvm_pipeline.cli.options import JsonOption, ShapesOption, ValuesOption, shapes_of, values_of
 from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.graph import OperatorGraph
@@ -128,19 +127,15 @@ def _read(
 
 def _stage_arenas(compiled: CompiledModel, platform: Platform, plan: Plan | None) -> list[tuple[str, StageArena]]:
     """Return what compiled stages have; without a plan the whole model on the first device that computes all of it."""
-    if not isinstance(compiled, ArenaTeller):
-        return []
     names = [operator.name for operator in compiled.graph.operators]
-    able = [device.name for device in platform.devices if computed_by(compiled, device) == names]
+    able = [device.name for device in platform.devices if compiled.computes(device) == names]
     stages = [(stage.operators, stage.devices[0]) for stage in plan.stages] if plan else [(names, able[0])] * bool(able)
     own = set(names)  # a plan may have work around the model, too
     return [
-        (
-            f"stage {index} on {device}",
-            compiled.stage_arena([n for n in operators if n in own], platform.device(device)),
-        )
+        (f"stage {index} on {device}", arena)
         for index, (operators, device) in enumerate(stages)
-        if own.intersection(operators)
+        if (inside := [name for name in operators if name in own])
+        and (arena := compiled.stage_arena(inside, platform.device(device)))
     ]
 
 

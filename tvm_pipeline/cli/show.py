@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.backends.tuning import tuned_kernels
 from tvm_pipeline.cli.options import JsonOption, check_outputs
 from tvm_pipeline.cli.output import choice_json, print_json, warn, with_options
 from tvm_pipeline.cli.output import show as show_table
@@ -47,7 +46,7 @@ def command(
     with opened_bundle(bundle, warn) as opened:
         problem, chosen = chosen_plan(opened, plan)
         evaluation = evaluate(problem, chosen.stages)
-        tuned = tuned_kernels(opened.compiled)
+        tuned = opened.compiled.tuned()
     memories = stage_memories(problem.graph, problem.platform, chosen)
     output.mkdir(parents=True, exist_ok=True)
     pictures = [output / f"gantt.{format}", output / f"graph.{format}"]

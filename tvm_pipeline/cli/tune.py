@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.backends.contract import TuningReport
 from tvm_pipeline.cli.options import (
     JsonOption,
     PlatformOption,

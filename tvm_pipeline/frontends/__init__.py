@@ -6,6 +6,7 @@ onnx_control_flow.py  If, Loop and Scan taken out of them
 onnx_known.py         what is known of their tensors before they run
 onnx_inlining.py      nodes of a subgraph become nodes of the graph around it
 onnx_graph.py         an ONNX file as an operator graph, and cut into files
+onnx_model.py         an ONNX file as a compiled model, for backends that run it as it is
 onnx_walk.py          what TVM cannot take of them, with the operator's name
 onnx_shapes.py        what to write for shapes that they leave open
 tflite.py             TFLite files, read by the package tflite

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.sliced import ModelSlice
+from tvm_pipeline.backends.contract import ModelSlice
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_stage, slice_ends

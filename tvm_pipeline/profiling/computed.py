@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
 from tvm_pipeline.backends.contract import Array, CompiledModel, StageRunner
-from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import ProfileError
@@ -22,7 +21,7 @@ def computed_stages(compiled: CompiledModel, device: Device) -> list[list[str]]:
     Raises:
         ProfileError: there are none.
     """
-    stages = longest_stages(compiled.graph, computed_by(compiled, device))
+    stages = longest_stages(compiled.graph, compiled.computes(device))
     if not stages:
         raise ProfileError(
             f"device {device.name} computes no operator of {compiled.graph.name}; leave it out of the platform"
@@ -43,7 +42,7 @@ def computed_runner(compiled: CompiledModel, device: Device) -> StageRunner:
     return runners[0] if len(runners) == 1 else _InTurn(runners)
 
 
-class _InTurn:
+class _InTurn(StageRunner):
     """Stages of one device that run one after another, each on inputs of its own."""
 
     def __init__(self, runners: Sequence[StageRunner]) -> None:

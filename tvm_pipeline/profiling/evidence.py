@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.optional import slow_operators
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.profile import DeviceProfile
 from tvm_pipeline.profiling.disturbance import MOST_SLOWER, MOST_WAITED, observable
@@ -57,7 +56,7 @@ def without_schedule(compiled: CompiledModel, devices: Mapping[Device, DevicePro
     """Return a line for each device on which operators run that no fast schedule serves, with their share of time."""
     lines = []
     for device, figures in devices.items():
-        slow = [name for name in slow_operators(compiled, device) if figures.seconds.get(name)]
+        slow = [name for name in compiled.slow_operators(device) if figures.seconds.get(name)]
         share = sum(figures.seconds[name] or 0.0 for name in slow) / figures.whole_s if slow else 0.0
         if slow:
             more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""

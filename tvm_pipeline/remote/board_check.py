@@ -14,7 +14,6 @@ import numpy as np
 
 from tvm_pipeline.backends.closeness import Apart, difference, roundings_of
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port
-from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.platform import Device, Platform
@@ -31,7 +30,7 @@ def frame_of_noise(graph: OperatorGraph) -> dict[str, Array]:
 def whole_devices(compiled: CompiledModel, platform: Platform) -> list[Device]:
     """Return a device of each target of a platform that computes the whole model."""
     found = {device.target: device for device in reversed(platform.devices)}
-    return [device for device in found.values() if len(computed_by(compiled, device)) == len(compiled.graph)]
+    return [device for device in found.values() if len(compiled.computes(device)) == len(compiled.graph)]
 
 
 def outputs_on(compiled: CompiledModel, device: Device, frame: Mapping[str, Array]) -> list[Array]:

@@ -16,11 +16,9 @@ from typing import Any
 import msgspec
 
 from tvm_pipeline.backends.bundle import Bundle
-from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.backends.contract import Array, TuningReport
 from tvm_pipeline.backends.cores import processor
-from tvm_pipeline.backends.optional import Comparing
 from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform, versions_of
-from tvm_pipeline.backends.tuning import TuningRecords, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Platform
@@ -139,12 +137,9 @@ def stage_time(
 def compare(
     session: Session, arguments: dict[str, Any], _: list[Array], tell: Say
 ) -> tuple[Mapping[str, Mapping[str, str]], list[Array]]:
-    """Run every operator on each kind of device of this board; return what some must not compute, see `Comparing`."""
+    """Run every operator on each kind of device of this board; return what some must not compute."""
     bundle = _opened(session, arguments)
-    if not isinstance(bundle.compiled, Comparing):
-        return {}, []
-    bundle.compiled.compare(bundle.platform.devices, tell)
-    return bundle.compiled.refused, []
+    return bundle.compiled.compare(bundle.platform.devices, tell), []
 
 
 def compute(session: Session, arguments: dict[str, Any], arrays: list[Array], _: Say) -> tuple[None, list[Array]]:
@@ -163,8 +158,7 @@ def tune(_: Session, arguments: dict[str, Any], arrays: list[Array], tell: Say) 
     found = []
     for device, report in tune_model(model, asked.platform, asked.seconds, tell, warned.append):
         backend = find_backend(device.backend)
-        records = backend.tuning_records(device) if isinstance(backend, TuningRecords) else []
-        found.append(Tuned(device.name, report, records))
+        found.append(Tuned(device.name, report, backend.tuning_records(device)))
     return found, []
 
 

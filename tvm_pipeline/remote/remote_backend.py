@@ -22,16 +22,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, Order, Port, Progress, Seconds, StageRunner
-from tvm_pipeline.backends.optional import Elsewhere, computed_by
+from tvm_pipeline.backends.contract import (
+    Array,
+    Backend,
+    CompiledModel,
+    Delegating,
+    Order,
+    Port,
+    Progress,
+    Seconds,
+    StageRunner,
+)
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError, PlatformError, RunError
 from tvm_pipeline.remote.address import parse_address
@@ -46,11 +52,10 @@ HOST = "host"
 STAGE_SILENT_S, STAGE_KEEP_S = 3.0, 0.5
 
 
-class RemoteBackend:
+class RemoteBackend(Backend):
     """Devices of hosts that `serve-rpc` serves, beside the CPU cores of this one."""
 
     name = "remote"
-    cuts: tuple[str, ...] = ()  # TVM cuts compiled code and no files
     serves = (HOST,)
 
     def __init__(self) -> None:
@@ -92,7 +97,7 @@ class RemoteBackend:
                     f"{name} of {address} is of the backend {found.backend}; only CPU cores of other hosts can take "
                     "part in a pipeline"
                 )
-            return _compiler().settle_elsewhere(with_triple(found, board.software["machine"]))
+            return find_backend(HOST).settle_elsewhere(with_triple(found, board.software["machine"]))
         except (RunError, OptionError, PlatformError) as error:
             raise PlatformError(f"device {device.name} cannot be used: {error}") from error
 
@@ -107,12 +112,9 @@ class RemoteBackend:
         self, model: Model, devices: Sequence[Device], progress: Progress, order: Order = "listed"
     ) -> CompiledModel:
         there = [self.there(device) if device.backend == self.name else device for device in devices]
-        compiled = RemoteModel(_compiler().compile_elsewhere(model, there, progress, order), self)
+        compiled = RemoteModel(find_backend(HOST).compile_elsewhere(model, there, progress, order), self)
         compiled.check(devices, progress)
         return compiled
-
-    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        """Do nothing: kernels of several models share a core without preparation."""
 
     def load(self, folder: Path, devices: Sequence[Device]) -> CompiledModel:
         return RemoteModel(find_backend(HOST).load(folder, devices), self)
@@ -128,24 +130,21 @@ class RemoteBackend:
                 self._boards.popitem()[1].close()
 
 
-class RemoteModel:
+class RemoteModel(Delegating):
     """A model compiled for CPU cores of several hosts: the CompiledModel of the backend `remote`.
 
     What is asked of a device that is not here is asked of its host, which gets the whole model once.
     """
 
     def __init__(self, inner: CompiledModel, backend: RemoteBackend) -> None:
-        self._inner, self._backend = inner, backend
+        super().__init__(inner)
+        self._backend = backend
         self._sent: dict[tuple[str, str], str] = {}  # (address, target) -> the id of the model over there
         self._sending = threading.Lock()
 
-    @property
-    def graph(self) -> OperatorGraph:
-        return self._inner.graph
-
-    @property
-    def order(self) -> Order:
-        return self._inner.order
+    def inner_device(self, device: Device) -> Device:
+        """Return a device as its own host knows it."""
+        return self._backend.there(device) if device.backend == self._backend.name else device
 
     def check(self, devices: Sequence[Device], tell: Progress) -> None:
         """Compare what other hosts compute with what this one does; nothing, where none of its devices takes part.
@@ -157,30 +156,24 @@ class RemoteModel:
         here = [device for device in whole if device.backend != self._backend.name]
         if not here:
             return
-        others = {(_address(d), self._there(d).target): d for d in whole if d.backend == self._backend.name}
-        expected = outputs_on(self._inner, here[0], frame_of_noise(self.graph))
+        others = {(_address(d), self.inner_device(d).target): d for d in whole if d.backend == self._backend.name}
+        expected = outputs_on(self.inner, here[0], frame_of_noise(self.graph))
         for device in others.values():
             tell(f"comparing {device.label} with {here[0].label}")
-            board, name = self._board(device), self._there(device).name
+            board, name = self._board(device), self.inner_device(device).name
             check_board(
                 board.name, self.graph, name, expected, outputs_there(board, self._send(device), self.graph, name)
             )
 
-    def computes(self, device: Device) -> list[str]:
-        return computed_by(self._inner, self._there(device))
-
     def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
         if device.backend != self._backend.name:
-            return self._inner.stage(operators, device)
-        return RemoteStage(_address(device), self._send(device), operators, self._there(device), device.label)
-
-    def activation_bytes(self, operators: Sequence[str], device: Device) -> tuple[int, int]:
-        return self._inner.activation_bytes(operators, self._there(device))
+            return super().stage(operators, device)
+        return RemoteStage(_address(device), self._send(device), operators, self.inner_device(device), device.label)
 
     def time_operators(self, device: Device, repeats: int) -> Seconds:
         if device.backend != self._backend.name:
-            return self._inner.time_operators(device, repeats)
-        asked = {"bundle": self._send(device), "device": self._there(device).name, "repeats": repeats}
+            return super().time_operators(device, repeats)
+        asked = {"bundle": self._send(device), "device": self.inner_device(device).name, "repeats": repeats}
         _, (seconds,) = self._board(device).call("time_operators", asked)
         return np.asarray(seconds, np.float64)
 
@@ -192,7 +185,7 @@ class RemoteModel:
         A call without tensors takes its time, too: half of it is the way there, and half the way back.
         """
         if device.backend != self._backend.name:
-            return self._inner.time_transfers(device, sizes_bytes, repeats)
+            return super().time_transfers(device, sizes_bytes, repeats)
         board = self._board(device)
         there = [partial(board.call, "swallow", {}, [np.zeros(size, np.uint8)]) for size in sizes_bytes]
         back = [partial(board.call, "give", {"size_bytes": size}) for size in sizes_bytes]
@@ -203,47 +196,24 @@ class RemoteModel:
     def slicer(self) -> None:
         """Return None: compiled code is cut, not the model's file."""
 
-    def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
-        self._inner.save(folder, stages, replace(platform, devices=tuple(map(self._there, platform.devices))))
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the model of this host has beside the contract, such as what was tuned.
-
-        A device that such a method is asked of is given as its own host knows it.
-        """
-        found = getattr(self._inner, name)
-        if not callable(found):
-            return found
-
-        def asked(*arguments: Any, **named: Any) -> Any:
-            return found(*(self._there(one) if isinstance(one, Device) else one for one in arguments), **named)
-
-        return asked
-
-    def _there(self, device: Device) -> Device:
-        return self._backend.there(device) if device.backend == self._backend.name else device
-
     def _board(self, device: Device) -> Board:
         return self._backend.board(_address(device))
 
     def _send(self, device: Device) -> str:
         """Return the id of the model on the host of a device, which gets what it lacks of it."""
-        board, there = self._board(device), self._there(device)
+        board, there = self._board(device), self.inner_device(device)
         key = str(board.address), there.target
         with self._sending:
             if key not in self._sent:
                 own = (with_triple(d, board.software["machine"]) for d in board.platform.devices if d.backend == HOST)
                 alike = tuple(device for device in own if device.target == there.target)
                 self._sent[key] = send_model(
-                    board, self._inner, replace(board.platform, devices=alike, links=()), silent
+                    board, self.inner, replace(board.platform, devices=alike, links=()), silent
                 )
             return self._sent[key]
 
 
-class RemoteStage:
+class RemoteStage(StageRunner):
     """A stage on another host, in a session of its own there: the StageRunner."""
 
     def __init__(self, address: str, bundle: str, operators: Sequence[str], device: Device, label: str) -> None:
@@ -258,9 +228,6 @@ class RemoteStage:
         self._board.expect_within(STAGE_SILENT_S)
         self.inputs, self.outputs = ports
 
-    def bind(self) -> None:
-        """Do nothing: the thread over there is bound, and the one here only waits for it."""
-
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _, made = self._board.call("run_stage", {}, inputs)
         for port, array, target in zip(self.outputs, made, outputs, strict=True):
@@ -270,13 +237,6 @@ class RemoteStage:
 
     def close(self) -> None:
         self._board.close()
-
-
-def _compiler() -> Elsewhere:
-    """Return the backend that compiles for CPU cores, of this host and of others."""
-    found = find_backend(HOST)
-    assert isinstance(found, Elsewhere)
-    return found
 
 
 def _address(device: Device) -> str:

@@ -20,10 +20,8 @@ import msgspec
 import numpy as np
 
 from tvm_pipeline.backends.bundle import Bundle, read_documents
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Order, StageRunner
-from tvm_pipeline.backends.optional import Comparing, Elsewhere, computed_by
+from tvm_pipeline.backends.contract import Backend, CompiledModel, Order, StageRunner, TuningReport
 from tvm_pipeline.backends.registry import find_backend, versions_of
-from tvm_pipeline.backends.tuning import TuningRecords, TuningReport
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.plan import Plan, Stage
@@ -89,16 +87,17 @@ class RemoteMachine:
 
     def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
         """Have the board compare devices of several targets; what some must not compute is that of `compiled`, too."""
-        if not isinstance(compiled, Comparing) or len({device.target for device in platform.devices}) < 2:
+        if len({device.target for device in platform.devices}) < 2:
             return
         asked = {"bundle": self._sent(compiled, platform)}
-        compiled.refused = self.board.call("compare", asked, tell=tell, kind=dict[str, dict[str, str]])[0]
-        if not compiled.refused:
+        found = self.board.call("compare", asked, tell=tell, kind=dict[str, dict[str, str]])[0]
+        if not found:
             return
+        compiled.refuse(found)
         del self._bundles[id(compiled)]  # the next one has what was found
-        reasons = {name: why for refused in compiled.refused.values() for name, why in refused.items()}
+        reasons = {name: why for refused in found.values() for name, why in refused.items()}
         for device in platform.devices:
-            computes = set(computed_by(compiled, device))
+            computes = set(compiled.computes(device))
             if left := [o.name for o in compiled.graph.operators if o.name not in computes]:
                 warn(
                     f"{device.name} of board {self.name}: {len(left)} of {len(compiled.graph)} operators stay on other "
@@ -196,8 +195,7 @@ class RemoteMachine:
             platform = self._settle(given).platform if given else self._settled.platform
             device = with_triple(platform.device(each.device), self._settled.machine)
             backend = find_backend(device.backend)
-            if isinstance(backend, TuningRecords):
-                backend.take_tuning_records(device, self.processor, each.records)
+            backend.take_tuning_records(device, self.processor, each.records)
         return [each.report for each in found]
 
     def _settle(self, given: Platform | None) -> Settled:
@@ -209,12 +207,9 @@ class RemoteMachine:
         for device in platform.devices:
             try:
                 backend = find_backend(device.backend)
-                if not isinstance(backend, Elsewhere):
-                    reasons[device.name] = f"the backend {backend.name} compiles where the device is"
-                elif refused := backend.refuses(model):
+                backend.settle_elsewhere(device)
+                if refused := backend.refuses(model):
                     reasons[device.name] = refused
-                else:
-                    backend.settle_elsewhere(device)
             except PlatformError as error:
                 reasons[device.name] = str(error)
         kept = tuple(device for device in platform.devices if device.name not in reasons)
@@ -251,7 +246,7 @@ class RemoteMachine:
         return known[1]
 
 
-class _ModelElsewhere:
+class _ModelElsewhere(CompiledModel):
     """The model of a bundle that a board has, as far as it is known here: a CompiledModel that computes nothing."""
 
     order: Order = "listed"
@@ -271,14 +266,8 @@ class _ModelElsewhere:
     def time_transfers(self, device: Device, sizes_bytes: Sequence[int], repeats: int) -> NoReturn:
         self._refuse()
 
-    def slicer(self) -> None:
-        """Return None: nothing is cut here."""
-
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
         self._refuse()
-
-    def close(self) -> None:
-        """Do nothing: the board closes it."""
 
     def _refuse(self) -> NoReturn:
         raise PlatformError(f"{self.graph.name} is on board {self._board}, and nothing of it runs here")

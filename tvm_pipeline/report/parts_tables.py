@@ -1,13 +1,13 @@
 """What doing concatenations and sums in parts saves: of a compiled model, and of an operator graph.
 
-Read next: `backends/memory_rewriter.py`, `memory/savings.py`.
+Read next: `backends/contract.py`, `memory/savings.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
+from tvm_pipeline.backends.contract import MemoryRewriting
 from tvm_pipeline.memory.rewriting import Rewriting
 from tvm_pipeline.memory.savings import Savings
 from tvm_pipeline.report.tables import TextTable, percent

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import CompiledModel, Port
-from tvm_pipeline.backends.ports import noise
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.frame_energy import FrameEnergy
 from tvm_pipeline.core.plan import Measured, Plan
 from tvm_pipeline.core.platform import Platform
@@ -63,7 +63,7 @@ Run = Callable[[Plan, float], Turn]
 
 def runner(compiled: CompiledModel, platform: Platform) -> Run:
     """Return the function that runs a plan of a model on seeded noise, on a platform settled on this machine."""
-    frame = {t.name: noise(Port(t.name, t.shape, t.dtype)) for t in compiled.graph.inputs}
+    frame = frame_of_noise(compiled.graph)
 
     def run(plan: Plan, seconds: float) -> Turn:
         with Pipeline(compiled, plan, platform) as pipeline:

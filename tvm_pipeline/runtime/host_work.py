@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.contract import Array, Port, StageRunner
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device
@@ -110,8 +110,8 @@ def model_stages(stages: Sequence[Stage], host: HostWork | None) -> tuple[Stage,
     return tuple(stage for stage in parts if stage.operators)
 
 
-class HostStage:
-    """A stage of host operators alone, as a StageRunner: it binds a thread to the cores of its device.
+class HostStage(StageRunner):
+    """A stage of host operators alone: it binds a thread to the cores of its device.
 
     Raises:
         PlanError: the device has no cores of this machine.
@@ -133,6 +133,3 @@ class HostStage:
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Do nothing: the host operators are run by the worker."""
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""

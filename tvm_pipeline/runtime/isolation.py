@@ -20,12 +20,11 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, cast
 
 import numpy as np
 
 from tvm_pipeline.backends.carried import with_carry, without_carry
-from tvm_pipeline.backends.contract import Array, CompiledModel, Port, StageRunner
+from tvm_pipeline.backends.contract import Array, CompiledModel, Delegating, Port, StageRunner
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -61,7 +60,7 @@ def isolated(
         limit_s = making_limit_s(compiled.graph) if making_s is None else making_s
         model = IsolatedModel(own, backends, str(folder), limit_s)
         try:
-            yield with_carry(cast(CompiledModel, model), carry)
+            yield with_carry(model, carry)
         finally:
             model.end()
 
@@ -76,23 +75,21 @@ def making_limit_s(graph: OperatorGraph, watchdog_s: float = 0.0) -> float:
     return max(MAKING_S + weights_bytes / READ_BYTES_PER_S, watchdog_s)
 
 
-class IsolatedModel:
+class IsolatedModel(Delegating):
     """The model that it was given, but for its stages."""
 
     def __init__(self, compiled: CompiledModel, backends: tuple[str, ...], folder: str, making_s: float) -> None:
-        self._compiled, self._backends, self._folder, self._making_s = compiled, backends, folder, making_s
+        super().__init__(compiled)
+        self._backends, self._folder, self._making_s = backends, folder, making_s
         self._stages: weakref.WeakSet[IsolatedStage] = weakref.WeakSet()
         self._over = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiled, name)
-
-    def stage(self, operators: Sequence[str], device: Device) -> StageRunner:
+    def stage(self, operators: Sequence[str], device: Device) -> IsolatedStage:
         stage = IsolatedStage(Order(self._backends, self._folder, tuple(operators), device), self._making_s)
         self._stages.add(stage)
         if self._over:  # `end` came meanwhile, and may not have seen it
             stage.close()
-        return cast(StageRunner, stage)  # whose ports are properties: nobody sets them
+        return stage
 
     def end(self) -> None:
         """End the processes of all stages, also of those that another thread still makes."""
@@ -102,19 +99,19 @@ class IsolatedModel:
             list(pool.map(IsolatedStage.close, stages))
 
 
-class IsolatedStage:
+class IsolatedStage(StageRunner):
     """A stage in a child: the StageRunner. The child begins to load at once, so several do so at the same time."""
 
     def __init__(self, order: Order, making_s: float) -> None:
         self._process = StageProcess(order, making_s)
 
     @property
-    def inputs(self) -> tuple[Port, ...]:
+    def inputs(self) -> tuple[Port, ...]:  # type: ignore[override]  # nobody sets it
         """Raises what the child met while it made the stage; a StageError where it died of it."""
         return self._process.ports[0]
 
     @property
-    def outputs(self) -> tuple[Port, ...]:
+    def outputs(self) -> tuple[Port, ...]:  # type: ignore[override]
         return self._process.ports[1]
 
     def bind(self) -> None:

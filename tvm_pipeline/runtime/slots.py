@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from tvm_pipeline.backends.contract import Array, Port, StageRunner
-from tvm_pipeline.backends.optional import Keeper
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.tensor_layout import logical_shape, primal, relayout, to_logical
@@ -86,7 +85,7 @@ def slot_ports(graph: OperatorGraph, runners: Sequence[Sequence[StageRunner]]) -
         StageError: a stage in a process of its own could not be made there.
     """
     states = (state for operator in graph.operators for state, _ in operator.carried)
-    ports = {tensor.name: Port(tensor.name, tensor.shape, tensor.dtype) for tensor in (*graph.inputs, *states)}
+    ports = {tensor.name: Port.of(tensor) for tensor in (*graph.inputs, *states)}
     for index, stage in enumerate(runners):
         for runner in stage:
             try:
@@ -147,7 +146,7 @@ def keep_on_devices(
     outputs: Collection[str],
     room: Mapping[str, float],
 ) -> None:
-    """Have tensors stay on a device between two of its stages, where the backend can (`Keeper`).
+    """Have tensors stay on a device between two of its stages, where the backend can (`StageRunner.keep`).
 
     A tensor that only stages on one device read is not copied into the slots at all. A stage with replicas keeps
     nothing, because the next stage may meet a frame of another replica.
@@ -161,7 +160,7 @@ def keep_on_devices(
     alone = [
         (stage.devices[0], runner, bound)
         for stage, (runner, *others), (bound, *_) in zip(stages, runners, bindings, strict=True)
-        if not others and isinstance(runner, Keeper)
+        if not others
     ]
     readers = Counter(port.name for stage in runners for runner in stage for port in runner.inputs)
     for device, writer, bound in alone:

@@ -41,7 +41,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tvm_pipeline.backends.contract import Array, Port
-from tvm_pipeline.backends.optional import forget_source
 from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.platform import Device
@@ -295,7 +294,7 @@ def _serve() -> None:
             backend = opened.enter_context(closing(compose(order.backends)))
             compiled = opened.enter_context(closing(backend.load(Path(order.folder), [order.device])))
             runner = opened.enter_context(closing(compiled.stage(order.operators, order.device)))
-            forget_source(compiled)  # no other stage is made here
+            compiled.forget_source()  # no other stage is made here
             _return_freed_memory()
             memory = os.memfd_create("tvm-pipeline")
             kept = os.dup(memory)

@@ -16,9 +16,8 @@ from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, Port, StageRunner
-from tvm_pipeline.backends.optional import computed_by, served_by
-from tvm_pipeline.backends.ports import input_for_timing, noise
+from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Order, StageRunner
+from tvm_pipeline.backends.ports import frame_of_noise, input_for_timing
 from tvm_pipeline.backends.sliced import SlicedModel
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.model import Model
@@ -101,7 +100,7 @@ class _Check:
             f"versions() gives {dict(versions)}; software and versions are strings",
         )
         self._expect(not isinstance(self._backend.cuts, str), "cuts is a string; it is a sequence of formats")
-        self._expect(not isinstance(served_by(self._backend), str), "serves is a string; it is a sequence of names")
+        self._expect(not isinstance(self._backend.serves, str), "serves is a string; it is a sequence of names")
 
     def settles(self, devices: list[Device]) -> list[Device]:
         self._expect(bool(devices), "detect() finds no device here; give `devices` to check_backend")
@@ -142,7 +141,7 @@ class _Check:
         return compiled
 
     def frame(self, graph: OperatorGraph) -> dict[str, Array]:
-        return {tensor.name: noise(Port(tensor.name, tensor.shape, tensor.dtype)) for tensor in graph.inputs}
+        return frame_of_noise(graph)
 
     def computes(self, compiled: CompiledModel, device: Device, frame: Mapping[str, Array]) -> dict[str, Array]:
         """Run the whole model as one stage: twice on its first buffers, then on others, as a pipeline's slots are."""
@@ -181,12 +180,14 @@ class _Check:
     def computes_all(self, compiled: CompiledModel, devices: Sequence[Device]) -> list[Device]:
         """Return the devices that compute every operator: those on which the model runs whole."""
         names = operator_names(compiled.graph)
-        computes = getattr(compiled, "computes", lambda _: names)
         for device in devices:
-            unknown = sorted(set(computes(device)).difference(names))
+            computed = compiled.computes(device)
+            unknown = sorted(set(computed).difference(names))
             self._expect(not unknown, f"device {device.name}: computes() names {unknown}, which are no operators")
-            self._expect(bool(computes(device)), f"device {device.name}: computes() names no operator")
-        able = [device for device in devices if computed_by(compiled, device) == names]
+            self._expect(bool(computed), f"device {device.name}: computes() names no operator")
+            ordered = [name for name in names if name in computed]
+            self._expect(computed == ordered, f"device {device.name}: computes() gives {computed}, not {ordered}")
+        able = [device for device in devices if compiled.computes(device) == names]
         self._expect(bool(able), "no device computes every operator; check with a model that one of them computes")
         return able
 
@@ -196,7 +197,7 @@ class _Check:
             "no operators": [],
             "an operator that is not in the graph": ["no such operator"],
         }
-        for name in sorted(set(operator_names(graph)).difference(computed_by(compiled, device))):
+        for name in sorted(set(operator_names(graph)).difference(compiled.computes(device))):
             illegal[f"{name}, which computes() lacks,"] = [name]
         if left_and_reentered := around(graph):
             illegal["operators that a path leaves and comes back to"] = left_and_reentered
@@ -216,7 +217,7 @@ class _Check:
             self._bound(runner, lambda: runner.run(inputs, outputs))
             seconds = self._bound(runner, lambda: compiled.time_operators(device, 3))
             moved = self._bound(runner, lambda: compiled.time_transfers(device, SIZES, 3))
-        timed = np.isin(operator_names(graph), computed_by(compiled, device))
+        timed = np.isin(operator_names(graph), compiled.computes(device))
         self._check_seconds(seconds, (3, len(graph)), f"{where}: time_operators()", timed)
         for index, figures in enumerate(() if moved is None else moved):
             self._check_seconds(figures, (3, len(SIZES)), f"{where}: time_transfers()[{index}]")
@@ -318,7 +319,7 @@ class _Check:
                     f"a model of order {compiled.order!r} that was saved and loaded has order {loaded.order!r}",
                 )
                 for device in devices:
-                    same = computed_by(loaded, device) == computed_by(compiled, device)
+                    same = loaded.computes(device) == compiled.computes(device)
                     self._expect(same, f"device {device.name} computes other operators of a model that was loaded")
                 result = self.computes(loaded, able, frame)
             self.is_equal(result, expected[able.name], "a model that was saved and loaded gives other results")

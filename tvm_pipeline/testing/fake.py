@@ -15,9 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, CompiledModel, Order, Port, Progress, Seconds
-from tvm_pipeline.backends.ports import ALIGNMENT, noise
-from tvm_pipeline.backends.sliced import ModelSlice
+from tvm_pipeline.backends.contract import (
+    Array,
+    Backend,
+    CompiledModel,
+    ModelSlice,
+    Order,
+    Port,
+    Progress,
+    Seconds,
+    StageRunner,
+)
+from tvm_pipeline.backends.ports import ALIGNMENT, frame_of_noise
 from tvm_pipeline.core.graph import Operator, OperatorGraph
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import check_stage, longest_stages, slice_ends
@@ -45,7 +54,7 @@ LAYOUTS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = 
 }
 
 
-class FakeRunner:
+class FakeRunner(StageRunner):
     """Some operators on one device."""
 
     def __init__(self, model: FakeModel, operators: Sequence[Operator], device: Device) -> None:
@@ -104,7 +113,7 @@ class FakeRunner:
             raise RuntimeError(f"{call} was called after close")
 
 
-class FakeModel:
+class FakeModel(CompiledModel):
     """A graph with a function for each operator: the CompiledModel, and a Slicer whose slices are pickled models.
 
     Args:
@@ -166,11 +175,6 @@ class FakeModel:
             runner.close()
         return seconds
 
-    def time_transfers(
-        self, device: Device, sizes_bytes: Sequence[int], repeats: int
-    ) -> tuple[Seconds, Seconds] | None:
-        return None  # numpy computes in host memory; a test may override this
-
     def slicer(self) -> FakeModel:
         return self
 
@@ -185,7 +189,7 @@ class FakeModel:
         return ModelSlice(Model(name, "onnx", pickle.dumps((graph, functions)), inputs), outputs)
 
     def values(self) -> dict[str, Array]:
-        return self._computed({t.name: noise(Port(t.name, t.shape, t.dtype)) for t in self.graph.inputs})
+        return self._computed(frame_of_noise(self.graph))
 
     def save(self, folder: Path, stages: Sequence[Stage], platform: Platform) -> None:
         saved = self.graph, self.functions, self.layouts, self.refused, self.order
@@ -208,7 +212,7 @@ class FakeModel:
         return tensors
 
 
-class FakeBackend:
+class FakeBackend(Backend):
     """Finds the devices it is given, and compiles the models it is given, by name, and slices of any FakeModel.
 
     Args:
@@ -265,9 +269,6 @@ class FakeBackend:
             order=order,
         )
 
-    def share(self, residents: Sequence[tuple[CompiledModel, Sequence[Stage]]], platform: Platform) -> None:
-        pass
-
     def load(self, folder: Path, devices: Sequence[Device]) -> FakeModel:
         try:
             graph, functions, layouts, refused, order = pickle.loads((folder / "model.pickle").read_bytes())
@@ -277,9 +278,6 @@ class FakeBackend:
 
     def versions(self) -> Mapping[str, str]:
         return {self.name: "1"}
-
-    def close(self) -> None:
-        pass
 
 
 def raise_at(call: int, error: BaseException) -> Hook:

@@ -213,7 +213,7 @@ def _unsplit(graph: OperatorGraph, first: _Bound, left_out: Collection[str], fra
 
 def _frame(graph: OperatorGraph) -> Tensors:
     """Return noise for each input of the model; two of one shape differ."""
-    ports = [Port(tensor.name, tensor.shape, tensor.dtype) for tensor in graph.inputs]
+    ports = [Port.of(tensor) for tensor in graph.inputs]
     return {port.name: (port, np.roll(noise(port), index)) for index, port in enumerate(ports)}
 
 

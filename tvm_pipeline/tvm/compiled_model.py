@@ -7,7 +7,7 @@ read and how a slice runs. No IR and no TVM is imported here.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,16 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Order, Port, Progress, Seconds
-from tvm_pipeline.backends.optional import Keeper, StageArena
+from tvm_pipeline.backends.contract import (
+    Array,
+    CompiledModel,
+    Order,
+    Progress,
+    Refused,
+    Seconds,
+    StageArena,
+    StageRunner,
+)
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.core.platform import Device, Platform
@@ -53,26 +61,21 @@ class SavedLibrary(KernelLibrary, Protocol):
         """Write the library into an existing folder."""
 
 
-class RunnableSlice(Protocol):
-    """A slice that runs; it may have `keep` as well (`backends.optional.Keeper`)."""
+class RunnableSlice(StageRunner):
+    """A slice that runs; one thread at a time calls `run`."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
     activation_bytes: int
-
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute `outputs` from `inputs`; one thread at a time calls it."""
 
 
 L = TypeVar("L", bound=SavedLibrary)
 M = TypeVar("M", bound="TvmModel[Any]")
 
 
-class TvmModel(ABC, Generic[L]):
+class TvmModel(CompiledModel, Generic[L]):
     """One library for each target, under one operator graph.
 
     A model of an IR names it (`ir`) and gives `read_library`, `runnable_plan` and `time_stage`. It may override
-    `prepare`, `time_transfers` and `close`, which do nothing here: CPU cores need none of them.
+    `prepare`, which does nothing here: CPU cores need none of it.
 
     Args:
         name: the name of the model.
@@ -81,7 +84,7 @@ class TvmModel(ABC, Generic[L]):
         order: how stages order their kernels.
 
     Attributes:
-        refused: by target, the operators that its devices must not compute, with the reason; `agreement.py` finds them.
+        refused: what its devices must not compute; `agreement.py` finds it.
         elsewhere: by target of the compiler, why its code, which runs on another machine, does not run on this one.
     """
 
@@ -89,7 +92,7 @@ class TvmModel(ABC, Generic[L]):
 
     def __init__(self, name: str, libraries: Sequence[L], bind: Bind, order: Order = "listed") -> None:
         self.order: Order = order
-        self.refused: Mapping[str, Mapping[str, str]] = {}
+        self.refused: Refused = {}
         self.elsewhere: Mapping[str, str] = {}
         self.libraries = {library.target: library for library in libraries}
         first = libraries[0]
@@ -142,10 +145,14 @@ class TvmModel(ABC, Generic[L]):
         refused = self.refused.get(compiler_target(device.target), {})
         return [operator.name for operator in self.graph.operators if operator.name not in refused]
 
-    def compare(self, devices: Sequence[Device], progress: Progress) -> None:
+    def compare(self, devices: Sequence[Device], progress: Progress) -> Refused:
         from tvm_pipeline.tvm.agreement import check_agreement  # which knows this class
 
         check_agreement(self, devices, progress, remember=False)
+        return self.refused
+
+    def refuse(self, refused: Refused) -> None:
+        self.refused = refused
 
     def stage(self, operators: Sequence[str], device: Device) -> SliceStage:
         return SliceStage(self.runnable_plan(self.plan_slice(operators, device), device), device, self._bind)
@@ -172,15 +179,6 @@ class TvmModel(ABC, Generic[L]):
         for names in longest_stages(self.graph, self.computes(device)):
             seconds[:, [column[name] for name in names]] = self.time_stage(names, device, repeats)
         return seconds
-
-    def time_transfers(
-        self, device: Device, sizes_bytes: Sequence[int], repeats: int
-    ) -> tuple[Seconds, Seconds] | None:
-        """Return None: CPU cores compute in the host's memory."""
-        return None
-
-    def slicer(self) -> None:
-        """Return None: compiled code is cut here, not the model's file."""
 
     def save(self, folder: Path, stages: Sequence[Stage] = (), platform: Platform | None = None) -> None:
         """Write the library of each device of the platform, or every one without a platform.
@@ -235,9 +233,6 @@ class TvmModel(ABC, Generic[L]):
         model.elsewhere = {target: why for target in model.libraries if (why := why_not(target))}
         return model
 
-    def close(self) -> None:
-        """Do nothing: a library is freed with the last stage that uses it."""
-
     def library_here(self, device: Device) -> L:
         """Return the library for a device, to run; raise PlatformError where there is none, or none that runs here."""
         library, _ = self._library(device)
@@ -260,7 +255,7 @@ class TvmModel(ABC, Generic[L]):
         return library, self._alignments[target]
 
 
-class SliceStage:
+class SliceStage(StageRunner):
     """A slice on a device: the StageRunner of TVM backends."""
 
     def __init__(self, part: RunnableSlice, device: Device, bind: Bind) -> None:
@@ -279,8 +274,7 @@ class SliceStage:
         part.run(inputs, outputs)
 
     def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
-        part: object = self._part
-        return isinstance(part, Keeper) and part.keep(tensor, arrays, copied=copied)
+        return self._part is not None and self._part.keep(tensor, arrays, copied=copied)
 
     def close(self) -> None:
         self._part = None  # frees the executor and its arena; a run that still goes on keeps them until it ends

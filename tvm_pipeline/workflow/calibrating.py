@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.backends.registry import description, find_backend, settle_platform
 from tvm_pipeline.calibration.constants import with_constants
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, Constant
@@ -228,7 +227,7 @@ def _links(platform: Platform, devices: Sequence[Device], model: Model, tell: Sa
         runners = {}
         for device in timed if len(timed) > 1 else ():
             compiled = models.enter_context(closing(_compiled(model, device, tell)))
-            [first, *_] = computed_by(compiled, device)
+            [first, *_] = compiled.computes(device)
             runners[device] = stages.enter_context(closing(compiled.stage([first], device)))
         return [link for link in fit_links(runners) if (link.source, link.destination) not in stated]
 

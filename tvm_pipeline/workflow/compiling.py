@@ -10,11 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
-from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
-from tvm_pipeline.backends.optional import Elsewhere
+from tvm_pipeline.backends.contract import Backend, CompiledModel, MemoryRewriting, Order
 from tvm_pipeline.backends.registry import served_devices, settle_platform
-from tvm_pipeline.backends.tuning import Tuner, tuned_kernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import ModelError, PlatformError
@@ -88,9 +85,9 @@ def _order_of(platform: Platform) -> Order:
 
 def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tell: Say, warn: Say) -> Made:
     compile_: Callable[..., CompiledModel] = backend.compile
-    if wish.elsewhere and isinstance(backend, Elsewhere):
+    if wish.elsewhere:
         compile_ = partial(backend.compile_elsewhere, tuned=wish.tuned, processor=wish.processor)
-    elif isinstance(backend, Tuner) and not wish.tuned:
+    elif not wish.tuned:
         compile_ = backend.compile_untuned
 
     def compiled_as(one: Model) -> CompiledModel:
@@ -105,7 +102,7 @@ def _compiled(model: Model, backend: Backend, settled: Platform, wish: Wish, tel
             warn(f"{model.name}: {line}")
     else:
         compiled = compiled_as(model)
-    if model.winograd and wish.tuned and not any(kernels.winograd for kernels in tuned_kernels(compiled)):
+    if model.winograd and wish.tuned and not any(kernels.winograd for kernels in compiled.tuned()):
         warn(
             f"{model.name}: no convolution is computed by Winograd's algorithm, because tuning has found none on this "
             "machine; run `tvm-pipeline tune` with `winograd` first"

@@ -2,7 +2,7 @@
 
 The engine runs the operators that TVM refuses; the planner decides which of them runs the others, by their measured
 times. The engine runs all where TVM takes no operator, where it would have to compile so many that it takes too long,
-or where no two devices could work at the same time. Read next: `backends/engines.py`.
+or where no two devices could work at the same time. Read next: `backends/registry.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import replace
 from itertools import product
 
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
-from tvm_pipeline.backends.engines import Engine, engine_for
-from tvm_pipeline.backends.registry import settle_platform
+from tvm_pipeline.backends.registry import engine_for, settle_platform
 from tvm_pipeline.backends.sliced import SlicedModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
@@ -52,7 +51,7 @@ def compiled_by_engine(
         beside = _beside(model, engine, devices, own, order, tell)
         if beside:
             backend, compiled, mixed = beside
-            refused = compiled.refused(own[0])
+            refused = compiled.refusals(own[0])
             rest = len(compiled.graph) - len(refused)
             shown = ", ".join(list(refused)[:_SHOWN]) + (
                 f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
@@ -72,7 +71,7 @@ def compiled_by_engine(
 
 
 def _beside(
-    model: Model, engine: Engine, devices: Sequence[Device], own: Sequence[Device], order: Order, tell: Say
+    model: Model, engine: Backend, devices: Sequence[Device], own: Sequence[Device], order: Order, tell: Say
 ) -> tuple[Backend, SlicedModel, Platform] | None:
     """Return the model compiled for the engine and for TVM; None where that does not pay."""
     named = [replace(device, name=f"{engine.engine.lower()}-{device.name}") for device in devices]

@@ -52,7 +52,7 @@ class Machine(Protocol):
         """Return the platform that is given, or the devices that are found for a model."""
 
     def compared(self, compiled: CompiledModel, platform: Platform, tell: Say, warn: Say) -> None:
-        """Have devices compared where that was not done when a model was compiled; see `backends.optional.Comparing`.
+        """Have devices compared where that was not done when a model was compiled; see `CompiledModel.compare`.
 
         Raises:
             ModelError: a device computes nothing as the others do.

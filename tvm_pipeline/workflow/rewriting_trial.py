@@ -1,6 +1,6 @@
 """A model with concatenations done in parts, accepted only if it needs less memory and computes the same.
 
-The backend says what can be done in parts (`backends/memory_rewriter.py`). Here the operators that the least peak
+The backend says what can be done in parts (`Backend.rewriting`). Here the operators that the least peak
 requires are chosen, the model is compiled with and without them, and both compute the same frames of noise. A model
 that computes in integers must give equal bits. Sums of floats have their terms in another order, so other models may
 differ by TOLERANCE of their largest output.
@@ -14,9 +14,7 @@ from contextlib import closing
 
 import numpy as np
 
-from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, Progress
-from tvm_pipeline.backends.memory_rewriter import MemoryRewriter, MemoryRewriting, Rewriting
-from tvm_pipeline.backends.optional import computed_by
+from tvm_pipeline.backends.contract import Array, Backend, CompiledModel, MemoryRewriting, Progress, Rewriting
 from tvm_pipeline.backends.ports import Port, noise
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
@@ -45,12 +43,6 @@ def compiled_in_parts(
         OptionError: the backend cannot rewrite models, or no device computes all of the model.
         ModelError: the model cannot be read or compiled.
     """
-    if not isinstance(backend, MemoryRewriter):
-        raise OptionError(
-            f"`memory_rewrite`: the backend {backend.name} cannot rewrite {model.name}, which is {model.format}; "
-            "compile without it, or for devices of TVM with Relay or of TFLite",
-            option="memory_rewrite",
-        )
     rewriting = backend.rewriting(model, tell)
     plain = compile_(model)
     trial = _Trial(model, rewriting, plain, devices, compile_, tell)
@@ -78,7 +70,7 @@ class _Trial:
     ) -> None:
         self._model, self._rewriting, self._plain, self._tell = model, rewriting, plain, tell
         self._compile = compile_
-        self._device = next((device for device in devices if len(computed_by(plain, device)) == len(plain.graph)), None)
+        self._device = next((device for device in devices if len(plain.computes(device)) == len(plain.graph)), None)
         self._tolerance = 0.0 if rewriting.is_quantized else TOLERANCE
         self._left_out = dict(rewriting.refused)
 

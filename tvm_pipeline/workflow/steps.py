@@ -22,8 +22,7 @@ from typing import Any
 from tvm_pipeline import planning
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.backends.carried import with_carry
-from tvm_pipeline.backends.contract import Backend, CompiledModel, Order
-from tvm_pipeline.backends.memory_rewriter import MemoryRewriting
+from tvm_pipeline.backends.contract import Backend, CompiledModel, MemoryRewriting, Order
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import for_mode, in_mode

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tvm_pipeline import planning
-from tvm_pipeline.backends.tuning import Guide, TuningReport, kernels_to_tune
+from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline.core.plan import Measured, Plan, cost_key
 from tvm_pipeline.core.problem import Objective, Problem, is_lexicographic
 from tvm_pipeline.cost.evaluate import evaluate
@@ -120,7 +120,7 @@ class _Bounds:
     def __init__(self, problem: Problem, made: Compiled) -> None:
         self.stopped = ""
         self._problem = problem
-        self._kernels = {device.name: kernels_to_tune(made.compiled, device) for device in problem.platform.devices}
+        self._kernels = {device.name: made.compiled.kernels_to_tune(device) for device in problem.platform.devices}
         self._gains: dict[str, Mapping[Hashable, float]] = {}  # by target
         self.figures = [self._bound("")[0]]
 

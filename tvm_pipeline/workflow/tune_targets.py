@@ -6,7 +6,7 @@
         print(report.target, report.ratio)
 
 What is found is kept on this machine, and every later compilation of the model uses it. Next: `tune_plan.py`, which
-plans beside it; `backends/tuning.py`.
+plans beside it; `backends/contract.py`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from tvm_pipeline.backends.contract import Backend, TuningReport
 from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
-from tvm_pipeline.backends.tuning import Tuner, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.errors import OptionError, PlatformError
@@ -73,17 +73,17 @@ def check_seconds(seconds: float) -> None:
         )
 
 
-def tuners_of(platform: Platform, warn: Say) -> list[tuple[Device, Tuner]]:
+def tuners_of(platform: Platform, warn: Say) -> list[tuple[Device, Backend]]:
     """Return a device of each target that can be tuned for, with its backend; warn of the others.
 
     Raises:
         PlatformError: there is none.
     """
-    tuners: dict[str, tuple[Device, Tuner]] = {}
+    tuners: dict[str, tuple[Device, Backend]] = {}
     others: list[Device] = []
     for device in platform.devices:
         backend = find_backend(device.backend)
-        if isinstance(backend, Tuner):
+        if backend.can_tune:
             tuners.setdefault(device.target, (device, backend))
         else:
             others.append(device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tvm_pipeline.backends.contract import Array, Port
+from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.tvm.compiled_model import RunnableSlice
 from tvm_pipeline.tvm.devices.device_arrays import part
 from tvm_pipeline.tvm.devices.mirrors import Mirror, Mirrors
 from tvm_pipeline.tvm.devices.tvm_arrays import empty
@@ -69,17 +70,15 @@ class Crossing:
         return self._mirrors.copied(array, self._own)
 
 
-class SliceOnDevice:
+class SliceOnDevice(RunnableSlice):
     """What slices on a device share, whatever runs them: their tensors cross the cut in the same way."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
     _device: Any
     _received: list[Crossing]
     _sent: list[Crossing]
 
     def keep(self, tensor: str, arrays: Sequence[Array], *, copied: bool) -> bool:
-        """Have a tensor that crosses the cut stay on the device, as `Keeper.keep` describes."""
+        """Have a tensor that crosses the cut stay on the device, as `StageRunner.keep` describes."""
         names = [port.name for port in (*self.inputs, *self.outputs)]
         return (*self._received, *self._sent)[names.index(tensor)].keep(arrays, copied)
 

@@ -20,6 +20,7 @@ import tvm_ffi
 
 from tvm_pipeline.backends.contract import Array, Seconds
 from tvm_pipeline.backends.ports import aligned_empty, bytes_as
+from tvm_pipeline.tvm.compiled_model import RunnableSlice
 from tvm_pipeline.tvm.kernels import Entry, entry_dtype, entry_shape
 from tvm_pipeline.tvm.relax.build import BoundCalls, Library
 from tvm_pipeline.tvm.slice_plan import SlicePlan
@@ -27,7 +28,7 @@ from tvm_pipeline.tvm.slice_plan import SlicePlan
 _MOST_KEPT = 64  # sets of buffers whose calls are kept: a stage has a few slots, which come round again
 
 
-class Slice:
+class Slice(RunnableSlice):
     """A runnable slice. Not thread-safe: one thread runs it."""
 
     def __init__(self, library: Library, plan: SlicePlan) -> None:

@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_pipeline.backends.contract import Order, Seconds
+from tvm_pipeline.backends.contract import Order, Seconds, TunedKernels
 from tvm_pipeline.backends.ports import input_for_timing
-from tvm_pipeline.backends.tuning import TunedKernels
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.partition import longest_stages
 from tvm_pipeline.core.platform import Device

@@ -17,6 +17,7 @@ import tvm
 
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.ports import aligned_empty, bytes_as
+from tvm_pipeline.tvm.compiled_model import RunnableSlice
 from tvm_pipeline.tvm.kernels import tensor_bytes
 from tvm_pipeline.tvm.relay.library import Library
 from tvm_pipeline.tvm.relay.slicing import SliceGraph
@@ -39,7 +40,7 @@ class HostArrays:
         return known[1]
 
 
-class Slice:
+class Slice(RunnableSlice):
     """A runnable slice. Not thread-safe: one thread runs it."""
 
     def __init__(self, library: Library, part: SliceGraph, *, debug: bool = False) -> None:

@@ -19,7 +19,7 @@ from tvm_pipeline.tvm.relay.rewrite_concat import Concatenations
 
 
 class RelayRewriting:
-    """A Model that Relay imports, and its concatenations; see `backends.memory_rewriter.Rewriting`.
+    """A Model that Relay imports, and its concatenations; see `backends.contract.Rewriting`.
 
     Raises:
         ModelError: TVM cannot import the model.

@@ -24,7 +24,7 @@ import tvm
 from tvm import autotvm
 from tvm.autotvm.task.space import SplitEntity
 
-from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.backends.contract import TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError
@@ -73,7 +73,7 @@ def tune_device(
     trying: Trying,
     only: Collection[DeviceWorkload] | None = None,
 ) -> TuningReport:
-    """Tune a model on a GPU; see `TuningReport` and `backends.tuning.Tuner`.
+    """Tune a model on a GPU; see `TuningReport` and `Backend.tune`.
 
     Args:
         host: the target of the code that launches kernels.

@@ -20,7 +20,7 @@ import tvm
 from tvm import relay
 from tvm.target.x86 import get_simd_32bit_lanes
 
-from tvm_pipeline.backends.tuning import Guide, TuningReport
+from tvm_pipeline.backends.contract import Guide, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.tvm.relay.build import as_compiled, build_library
 from tvm_pipeline.tvm.relay.importer import import_model
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 def tune(model: Model, target: str, seconds: float, tell: Tell, guide: Guide | None = None) -> TuningReport:
-    """Tune a model on the core that the thread is bound to; see `TuningReport` and `backends.tuning.Tuner`.
+    """Tune a model on the core that the thread is bound to; see `TuningReport` and `Backend.tune`.
 
     Raises:
         ModelError: TVM cannot import or compile the model.
