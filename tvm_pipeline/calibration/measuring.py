@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.calibration.fit import LEAST_STAGES, Calibration, calibrated
 from tvm_pipeline.calibration.stage_choice import Candidate, candidates, next_stages
 from tvm_pipeline.calibration.stage_time import StageTime
