@@ -218,7 +218,8 @@ def test_a_board_tells_what_it_would_tune(cli, net, address):
 @pytest.mark.thorough
 def test_outputs_of_a_board_that_are_wrong_are_an_error(net, machine, desk):
     made = compile_source(net, platform=desk, machine=machine)
-    [lines] = machine.check(made, compile_source(net, platform=desk))
+    own = compile_source(net, platform=desk)
+    [lines] = machine.check(made.compiled, made.platform, own.compiled, own.platform)
     assert "off by" in lines
     graph = made.compiled.graph
     right = np.linspace(1, 2, 10, dtype="float32").reshape(1, 10)

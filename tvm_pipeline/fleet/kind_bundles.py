@@ -188,7 +188,7 @@ class KindBundles:
         except PipelineError as error:
             self._warn(f"what {machine.name} computes of {model.name} is not compared with this machine: {error}")
             return
-        lines = machine.check(made, own)
+        lines = machine.check(made.compiled, made.platform, own.compiled, own.platform)
         for line in lines:
             self._tell(f"{model.name} on {machine.name}: {line}")
         if not lines:

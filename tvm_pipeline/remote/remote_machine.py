@@ -1,6 +1,6 @@
 """A board as the machine that a model is compiled for: compiled here, measured and run over there.
 
-    with opened_machine("localhost:9190") as machine:
+    with opened_board("localhost:9190", print) as machine:
         made = compile_source("model.onnx", machine=machine)
         profile = measured_profile(made, machine=machine)
 
@@ -37,23 +37,16 @@ from tvm_pipeline.remote.board_check import check_board, frame_of_noise, outputs
 from tvm_pipeline.remote.board_measuring import Asked, Settled, Tuned, Warned
 from tvm_pipeline.remote.board_models import Reached, outputs_there, send_model, with_triple
 from tvm_pipeline.runtime.comparison import Run, Turn
-from tvm_pipeline.workflow.machine import HERE, Machine, Metering
-from tvm_pipeline.workflow.steps import Compiled
+from tvm_pipeline.workflow.machine import Machine, Metering
 
 Say = Callable[[str], None]
 
 
 @contextmanager
-def opened_machine(remote: str | None, tell: Say) -> Iterator[Machine]:
-    """Give the board at an address (`Board.connect`) while the block lasts; this machine without an address.
-
-    Raises what `Board.connect` raises.
-    """
-    if remote is None:
-        yield HERE
-        return
-    tell(f"connecting to {remote}")
-    with Board.connect(remote, tell) as board:
+def opened_board(address: str, tell: Say) -> Iterator[Machine]:
+    """Give the board at an address while the block lasts; raise what `Board.connect` raises."""
+    tell(f"connecting to {address}")
+    with Board.connect(address, tell) as board:
         yield RemoteMachine(board, tell)
 
 
@@ -162,39 +155,32 @@ class RemoteMachine:
 
         yield measuring
 
-    def check(self, made: Compiled, own: Compiled) -> list[str]:
-        """Compare a model on each kind of the board's devices with the same model compiled for this machine.
-
-        Returns:
-            A line for each kind of device, which says how far its outputs are off; none where no device computes all.
-
-        Raises:
-            ModelError: a device computes something else.
-        """
-        here = whole_devices(own.compiled, own.platform)
+    def check(
+        self, compiled: CompiledModel, platform: Platform, own: CompiledModel, own_platform: Platform
+    ) -> list[str]:
+        here = whole_devices(own, own_platform)
         lines: list[str] = []
         if not here:
             return lines
-        expected = outputs_on(own.compiled, here[0], frame_of_noise(own.compiled.graph))
-        for device in whole_devices(made.compiled, made.platform):
+        expected = outputs_on(own, here[0], frame_of_noise(own.graph))
+        for device in whole_devices(compiled, platform):
             self._tell(f"comparing {device.name} of board {self.name} with this machine")
-            sent = self._sent(made.compiled, made.platform)
-            found = outputs_there(self.board, sent, made.compiled.graph, device.name)
-            apart = check_board(self.name, made.compiled.graph, device.name, expected, found)
+            found = outputs_there(self.board, self._sent(compiled, platform), compiled.graph, device.name)
+            apart = check_board(self.name, compiled.graph, device.name, expected, found)
             lines.append(f"{device.name} of board {self.name} against {here[0].name} of this machine: {apart}")
         return lines
 
-    def tune(self, model: Model, given: Platform | None, seconds: float, tell: Say) -> list[TuningReport]:
+    def tune(self, model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say) -> list[TuningReport]:
         """Tune a model on the board, with its compiler; models that are compiled here for the board use what is found.
 
-        Raises what `tune_targets.tune_source` raises, and ModelError where the board has no C compiler.
+        Raises what `tune_targets.tune_model` raises, and ModelError where the board has no C compiler.
         """
-        asked = Asked(replace(model, content=b"", params=b""), seconds, given)
+        asked = Asked(replace(model, content=b"", params=b""), seconds, platform)
         files = [np.frombuffer(content, np.uint8) for content in (model.content, model.params)]
         found, _ = self.board.call("tune", msgspec.to_builtins(asked), files, tell, list[Tuned])
         for each in found:
-            platform = self._settle(given).platform if given else self._settled.platform
-            device = with_triple(platform.device(each.device), self._settled.machine)
+            settled = self._settle(platform) if platform else self._settled
+            device = with_triple(settled.platform.device(each.device), settled.machine)
             backend = find_backend(device.backend)
             if isinstance(backend, TuningRecords):
                 backend.take_tuning_records(device, self.processor, each.records)
