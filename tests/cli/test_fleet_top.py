@@ -1,4 +1,4 @@
-"""`top` of a fleet: what it shows, and what it says where there is none."""
+"""`fleet top`: what it shows, and what it says where there is none."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fleet(tmp_path) -> Fleet:
 def test_top_shows_a_fleet(cli, fleet, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with FleetSite(fleet.coordinator.status, token=TOKEN) as site:
-        outcome = cli("top", site.url, "--fleet", "--once", "--token", TOKEN)
+        outcome = cli("fleet", "top", site.url, "--once", "--token", TOKEN)
         other = cli("top", site.url, "--once", "--token", TOKEN)
     assert outcome.code == 0
     said = ("2 of 3 hosts alive, 3 of 4 cameras with a host", "late", "it is [hot]", "none of attic is alive")
@@ -39,6 +39,6 @@ def test_top_shows_a_fleet(cli, fleet, monkeypatch):
         assert text in outcome.out
     assert other.code == 1
     assert "is no `tvm-pipeline run --watch`" in other.err
-    gone = cli("top", site.url, "--fleet", "--once", "--token", TOKEN)
+    gone = cli("fleet", "top", site.url, "--once", "--token", TOKEN)
     assert gone.code == 1
     assert "start `tvm-pipeline fleet run ... --watch" in gone.err

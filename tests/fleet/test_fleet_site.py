@@ -128,10 +128,10 @@ def test_it_wants_a_token_where_others_can_come(fleet):
 def test_a_fleet_that_goes_away_is_still_shown(fleet, monkeypatch):
     monkeypatch.setattr(top, "LOOK_EVERY_S", 0.01)
     with FleetSite(fleet.coordinator.status) as site:
-        server = top._server(site.url, None, "fleet run")
-        views = top._fleet_views(server, server.state(FleetStatus))
-        assert "no answer" not in text_of(next(views))
-    shown = text_of(next(views))
+        server = top.server_at(site.url, None, "fleet run")
+        states = top.states(server, server.state(FleetStatus))
+        assert "no answer" not in text_of(fleet_view(*next(states)))
+    shown = text_of(fleet_view(*next(states)))
     assert f"no answer from {site.url} for 0 s" in shown
     assert "2 of 3 hosts alive" in shown
 

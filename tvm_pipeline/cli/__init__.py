@@ -30,6 +30,7 @@ from tvm_pipeline.cli import (
     fleet_plan,
     fleet_run,
     fleet_status,
+    fleet_top,
     fleet_up,
     layer_times,
     memory,
@@ -82,7 +83,7 @@ fleet = typer.Typer(
     "Example: tvm-pipeline fleet plan fleet.toml",
     no_args_is_help=True,
 )
-for command in (fleet_plan, fleet_up, fleet_join, fleet_run, fleet_status):
+for command in (fleet_plan, fleet_up, fleet_join, fleet_run, fleet_status, fleet_top):
     fleet.command(command.__name__.rpartition("_")[2])(command.command)
 app.add_typer(fleet, name="fleet")
 for plugged in entry_points(group="tvm_pipeline.commands"):  # a function is a command, a Typer a group of commands

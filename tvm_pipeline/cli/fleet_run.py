@@ -34,7 +34,7 @@ def command(
     detach: Annotated[bool, typer.Option("--detach", help="End as soon as the fleet has the plan.")] = False,
     watch: Annotated[
         str | None,
-        typer.Option(help="PORT or ADDRESS:PORT: metrics, health and a page of the fleet; see `top --fleet`."),
+        typer.Option(help="PORT or ADDRESS:PORT: metrics, health and a page of the fleet; see `fleet top`."),
     ] = None,
     token: Annotated[
         str | None, typer.Option(help="With --watch: the token that a client must send.", envvar="TVM_PIPELINE_TOKEN")
@@ -147,7 +147,7 @@ def _site(at: tuple[str, int] | None, rolled: _Rolling, token: str | None) -> It
         raise OptionError(f"--watch needs {error.name}; pip install 'tvm-pipeline[watch]'") from error
 
     with FleetSite(lambda: rolled.status, *at, token=token) as site:
-        say(f"watch the fleet at {site.url}, or with `tvm-pipeline top {site.url} --fleet`")
+        say(f"watch the fleet at {site.url}, or with `tvm-pipeline fleet top {site.url}`")
         yield
 
 

@@ -1,4 +1,4 @@
-"""The state of a fleet as tables for the terminal: `fleet status` and `top` print them."""
+"""The state of a fleet as tables for the terminal: `fleet status` and `fleet top` print them."""
 
 from __future__ import annotations
 
