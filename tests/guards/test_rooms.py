@@ -88,7 +88,7 @@ MOST_LINES = {
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
-UNPUBLISHED = {"tvm_pipeline_hosts": 48, "tvm_pipeline_papers": 7}
+UNPUBLISHED = {"tvm_pipeline_hosts": 41, "tvm_pipeline_papers": 7}
 
 
 def room(dotted: str) -> str:

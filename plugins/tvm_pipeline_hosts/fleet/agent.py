@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.documents import DAMAGED
-from tvm_pipeline.errors import PipelineError
 from tvm_pipeline_hosts.fleet.beats import Beats, locked_for_agent
 from tvm_pipeline_hosts.fleet.duty_steps import next_duties
 from tvm_pipeline_hosts.fleet.host_figures import HostFigures

@@ -29,8 +29,9 @@ from typing import IO
 
 import msgspec
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.documents import DAMAGED
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import to_disk, write_bytes
 from tvm_pipeline.service.log_files import appending
 from tvm_pipeline_hosts.fleet.messages import Line

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.documents import DAMAGED
-from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import replacing
 from tvm_pipeline_hosts.fleet.messages import FleetPlan
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline import PipelineError, __version__
 from tvm_pipeline.documents import DAMAGED
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes, replacing
-from tvm_pipeline.version import __version__
 
 MOST_KEY_BYTES = 1 << 20
 VALID_DAYS = 3650

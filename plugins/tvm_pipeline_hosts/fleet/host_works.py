@@ -15,14 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline import planning
+from tvm_pipeline import OperatorGraph, Problem, planning, read_graph, read_platform, read_profile
 from tvm_pipeline.backends.bundle import read_documents
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.core.in_mode import in_mode
-from tvm_pipeline.core.platform import read_platform
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
 from tvm_pipeline.frontends import is_relay

@@ -19,13 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.backends.bundle import Bundle, read_documents, write_bundle
-from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.errors import BundleError, PipelineError, RunError
+from tvm_pipeline import Bundle, PipelineError, Platform, Problem, __version__, load, write_bundle
+from tvm_pipeline.backends.bundle import read_documents
+from tvm_pipeline.errors import BundleError, RunError
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.frontends import Shapes, load, parse_shapes
-from tvm_pipeline.version import __version__
+from tvm_pipeline.frontends import Shapes, parse_shapes
 from tvm_pipeline.workflow.steps import Compiled, compile_source, decide, measured_profile, silent
 from tvm_pipeline_hosts.fleet.fleet_file import FleetFile, FleetModel
 from tvm_pipeline_hosts.remote.board_measuring import Settled

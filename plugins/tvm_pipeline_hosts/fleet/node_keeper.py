@@ -23,7 +23,8 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.errors import OptionError, PipelineError, RunError
+from tvm_pipeline import PipelineError
+from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline_hosts.fleet.host_processes import processes_of
 from tvm_pipeline_hosts.fleet.ray_actors import About, lives_in, opened

@@ -21,10 +21,10 @@ from typing import Any
 
 import msgspec
 
+from tvm_pipeline import __version__
 from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import RunError
 from tvm_pipeline.files import replacing, write_bytes
-from tvm_pipeline.version import __version__
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess
 from tvm_pipeline_hosts.fleet.messages import FleetPlan, HostReport, Order
 from tvm_pipeline_hosts.remote.told_errors import Told, telling, told_error

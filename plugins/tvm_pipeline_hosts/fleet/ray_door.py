@@ -23,8 +23,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from tvm_pipeline.errors import OptionError, PipelineError, RunError
-from tvm_pipeline.version import __version__
+from tvm_pipeline import PipelineError, __version__
+from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline_hosts.fleet.credentials import FleetKey, check_reach, own_address, ray_version, unpack
 from tvm_pipeline_hosts.fleet.ray_actors import (
     COORDINATOR,

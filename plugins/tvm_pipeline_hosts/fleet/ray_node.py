@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline import PipelineError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess
 

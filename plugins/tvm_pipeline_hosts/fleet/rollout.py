@@ -19,7 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline import PipelineError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline_hosts.fleet.description import Camera, Placement
 from tvm_pipeline_hosts.fleet.fleet_file import FleetFile
 from tvm_pipeline_hosts.fleet.host_works import host_works

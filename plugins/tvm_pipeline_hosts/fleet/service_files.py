@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline import PipelineError
 from tvm_pipeline_hosts.fleet.host_results import RESULTS
 from tvm_pipeline_hosts.fleet.messages import Duty, ModelSettings
 from tvm_pipeline_hosts.fleet.model_settings import TEXTS

@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from tvm_pipeline import PipelineError, Platform
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.errors import BoardLostError, PipelineError, RunError
+from tvm_pipeline.errors import BoardLostError, RunError
 from tvm_pipeline_hosts.remote.address import Address, parse_address
 from tvm_pipeline_hosts.remote.channel import KEEP_S, SILENT_S, Channel, ClosedError
 from tvm_pipeline_hosts.remote.dialing import NoBoardError, RefusedError, dial, unreachable

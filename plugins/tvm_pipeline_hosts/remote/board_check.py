@@ -12,12 +12,11 @@ from contextlib import closing
 
 import numpy as np
 
+from tvm_pipeline import Device, OperatorGraph, Platform
 from tvm_pipeline.backends.closeness import Apart, difference, roundings_of
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port
 from tvm_pipeline.backends.optional import computed_by
 from tvm_pipeline.backends.ports import noise
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.tensor_layout import relayout, to_logical
 from tvm_pipeline.errors import ModelError
 

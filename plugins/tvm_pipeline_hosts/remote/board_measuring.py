@@ -15,21 +15,16 @@ from typing import Any
 
 import msgspec
 
-from tvm_pipeline.backends.bundle import Bundle
+from tvm_pipeline import Bundle, Model, Plan, Platform, Problem, Profile, settle_platform
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.cores import processor
 from tvm_pipeline.backends.optional import Comparing
-from tvm_pipeline.backends.registry import find_backend, platform_backend, settle_platform, versions_of
+from tvm_pipeline.backends.registry import find_backend, platform_backend, versions_of
 from tvm_pipeline.backends.tuning import TuningRecords, TuningReport
-from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.profile import Profile, SegmentProfile
+from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.runtime.comparison import Turn
 from tvm_pipeline.workflow.machine import HERE
-from tvm_pipeline.workflow.machine_modes import this_machine
 from tvm_pipeline.workflow.tune_targets import tune_model
 from tvm_pipeline_hosts.remote.board_check import outputs_on
 from tvm_pipeline_hosts.remote.session import Say, Session
@@ -78,7 +73,7 @@ def settle(_: Session, arguments: dict[str, Any], __: list[Array], ___: Say) -> 
     """Settle the platform that is given on this board, or the one that is found."""
     given = msgspec.convert(arguments.get("platform"), Platform | None)
     warned: list[str] = []
-    settled = settle_platform(given or this_machine(None, warned.append))[1]
+    settled = settle_platform(HERE.platform(given, None, warned.append))[1]
     kind = python_platform.machine()
     return Settled(settled, kind, processor(), versions_of(settled), warned), []
 

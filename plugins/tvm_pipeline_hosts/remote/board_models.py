@@ -14,11 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tvm_pipeline.backends.bundle import Bundle, write_bundle
+from tvm_pipeline import Bundle, Device, OperatorGraph, Plan, Platform, Prediction, Stage, write_bundle
 from tvm_pipeline.backends.contract import Array, CompiledModel
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan, Prediction, Stage
-from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline_hosts.remote.board_check import frame_of_noise
 

@@ -13,8 +13,8 @@ from contextlib import suppress
 
 import msgspec
 
+from tvm_pipeline import __version__
 from tvm_pipeline.errors import BoardLostError
-from tvm_pipeline.version import __version__
 from tvm_pipeline_hosts.remote.address import Address
 from tvm_pipeline_hosts.remote.frames import (
     GREETING,

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from tvm_pipeline.version import __version__
+from tvm_pipeline import __version__
 from tvm_pipeline_hosts.remote.dialing import Hello, Refusal
 from tvm_pipeline_hosts.remote.frames import (
     GREETING,

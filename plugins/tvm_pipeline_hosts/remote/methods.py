@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
+from tvm_pipeline import Platform, __version__, settle_platform
 from tvm_pipeline.backends.contract import Array
-from tvm_pipeline.backends.registry import find_backend, settle_platform
-from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.version import __version__
-from tvm_pipeline.workflow.machine_modes import this_machine
+from tvm_pipeline.workflow.machine import HERE
 from tvm_pipeline_hosts.remote.board_measuring import MEASURING
 from tvm_pipeline_hosts.remote.remote_stages import STAGES
 from tvm_pipeline_hosts.remote.session import Say, Session
@@ -47,7 +46,7 @@ class Description(msgspec.Struct, frozen=True):
 def described_board(name: str) -> Description:
     """Return this machine as a board; raise PlatformError where nothing here can run a stage."""
     warnings: list[str] = []
-    _, settled = settle_platform(this_machine(None, warnings.append))
+    _, settled = settle_platform(HERE.platform(None, None, warnings.append))
     software = {"tvm-pipeline": __version__, "python": python_platform.python_version()}
     software["machine"] = python_platform.machine()
     for backend in dict.fromkeys(device.backend for device in settled.devices):

@@ -30,10 +30,10 @@ from typing import BinaryIO
 
 import msgspec
 
-from tvm_pipeline import files
+from tvm_pipeline import PipelineError, files
 from tvm_pipeline.backends.archive import MOST_BYTES, open_archive
 from tvm_pipeline.backends.bundle import Manifest
-from tvm_pipeline.errors import BundleError, PipelineError
+from tvm_pipeline.errors import BundleError
 from tvm_pipeline.files import forget_oldest, replacing
 
 MOST_MANIFEST_BYTES = 8 << 20

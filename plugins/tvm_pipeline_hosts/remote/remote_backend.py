@@ -26,13 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from tvm_pipeline import Device, Model, OperatorGraph, Platform, Stage
 from tvm_pipeline.backends.contract import Array, CompiledModel, Order, Port, Progress, Seconds, StageRunner
 from tvm_pipeline.backends.optional import Elsewhere, computed_by
 from tvm_pipeline.backends.registry import find_backend
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Stage
-from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError, PlatformError, RunError
 from tvm_pipeline_hosts.remote.address import parse_address
 from tvm_pipeline_hosts.remote.board import Board, silent

@@ -19,17 +19,13 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 
-from tvm_pipeline.backends.bundle import Bundle, read_documents
+from tvm_pipeline import Bundle, Device, Model, OperatorGraph, Plan, Platform, Problem, Profile, Stage
+from tvm_pipeline.backends.bundle import read_documents
 from tvm_pipeline.backends.contract import Backend, CompiledModel, Order, StageRunner
 from tvm_pipeline.backends.optional import Comparing, Elsewhere, computed_by
 from tvm_pipeline.backends.registry import find_backend, versions_of
 from tvm_pipeline.backends.tuning import TuningRecords, TuningReport
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.profile import Profile, SegmentProfile
+from tvm_pipeline.core.profile import SegmentProfile
 from tvm_pipeline.errors import BundleError, PlatformError
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.runtime.comparison import Run, Turn

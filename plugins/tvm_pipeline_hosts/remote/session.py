@@ -30,7 +30,7 @@ from typing import Any
 
 import msgspec
 
-from tvm_pipeline.backends.bundle import Bundle, open_bundle
+from tvm_pipeline import Bundle, open_bundle
 from tvm_pipeline.backends.contract import Array, StageRunner
 from tvm_pipeline.errors import RunError
 from tvm_pipeline_hosts.remote.channel import Channel, ClosedError

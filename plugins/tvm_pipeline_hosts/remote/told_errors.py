@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tvm_pipeline.errors import OptionError, PipelineError, RunError, StageError
+from tvm_pipeline import PipelineError
+from tvm_pipeline.errors import OptionError, RunError, StageError
 
 MOST_TEXT = 20_000
 Fact = str | int | float | bool | None
