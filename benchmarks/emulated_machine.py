@@ -71,7 +71,7 @@ class Machine:
             compiler: what is taken for a C compiler, and links, is there; otherwise no program is on the PATH.
         """
         root = Path(__file__).parents[1]
-        places = [root, root / "backends", root / "benchmarks", self._folder / "packages"]
+        places = [root, root / "backends", root / "plugins", root / "benchmarks", self._folder / "packages"]
         settings: dict[str, object] = {
             "PATH": os.environ["PATH"] if compiler else "/nowhere",
             "PYTHONPATH": os.pathsep.join(map(str, places)),

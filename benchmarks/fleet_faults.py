@@ -42,8 +42,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from rich.console import Console
 from rich.table import Table
 
-from tests.support.fleet_host import write_service_bundle
-from tests.support.ray_fleet import HEAD, LocalFleet, local_fleet, wait_for
+from tests.plugins.hosts.fleet_host import write_service_bundle
+from tests.plugins.hosts.ray_fleet import HEAD, LocalFleet, local_fleet, wait_for
 
 RATES = (2, 5, 10)
 WORST_GAP_S = 3.0

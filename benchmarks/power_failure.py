@@ -42,15 +42,15 @@ import av
 import msgspec
 from av.error import FFmpegError
 from rich.console import Console
+from tvm_pipeline_hosts.fleet.collector import Collector
+from tvm_pipeline_hosts.fleet.coordinator import Coordinator
+from tvm_pipeline_hosts.fleet.host_results import CURSOR, RESULTS, HostResults, Position
+from tvm_pipeline_hosts.fleet.messages import HostReport, Order, RunningDuty
+from tvm_pipeline_hosts.fleet.ray_actors import CoordinatorActor
 
-from tests.fleet.plans import plan_of
-from tests.support.fleet_host import install, write_service_bundle
+from tests.plugins.hosts.fleet.plans import plan_of
+from tests.plugins.hosts.fleet_host import install, write_service_bundle
 from tests.support.power_failure import ShutDownDisk, shut_down_disk
-from tvm_pipeline.fleet.collector import Collector
-from tvm_pipeline.fleet.coordinator import Coordinator
-from tvm_pipeline.fleet.host_results import CURSOR, RESULTS, HostResults, Position
-from tvm_pipeline.fleet.messages import HostReport, Order, RunningDuty
-from tvm_pipeline.fleet.ray_actors import CoordinatorActor
 from tvm_pipeline.service.log_files import segment_numbers, segment_path
 
 FPS, SEGMENT_S = 30, 2

@@ -27,10 +27,9 @@ import tvm
 from rich.console import Console
 from rich.table import Table
 from tvm import rpc
-
-from tvm_pipeline.remote.address import Address
-from tvm_pipeline.remote.board import Board
-from tvm_pipeline.remote.serving import BoardServer
+from tvm_pipeline_hosts.remote.address import Address
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.serving import BoardServer
 
 SIZES = 100_000, 600_000, 2_000_000, 8_000_000
 REQUIRED = 50.0

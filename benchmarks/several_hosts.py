@@ -26,11 +26,11 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from tvm_pipeline_hosts.remote.remote_backend import RemoteBackend
 
 from tvm_pipeline import load
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.platform import Device
-from tvm_pipeline.remote.remote_backend import RemoteBackend
 from tvm_pipeline.runtime.comparison import in_turn, runner
 from tvm_pipeline.runtime.verification import VERIFY_S
 from tvm_pipeline.testing import check_backend

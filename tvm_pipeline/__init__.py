@@ -38,8 +38,6 @@ video/       frames in, results out
 testing/     for tests of backends
 watch/       a running pipeline seen from outside, over HTTP
 service/     the application that runs bundles on sources of frames
-remote/      a board from here: what is compiled on a workstation is measured and run on a board
-fleet/       many boards as one: which host takes which camera, and what happens when one is lost
 cli/         the command line
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +17,13 @@ from tvm_pipeline.cli import app
 from tvm_pipeline.runtime import verification
 
 COMMANDS = sorted(typer.main.get_group(app).commands)
-FLEET = sorted(typer.main.get_group(app).commands["fleet"].commands)
 
 
 def test_every_file_of_a_command_is_one():
-    """A command is named by its file, `fleet plan` by fleet_plan.py; the others are what commands share."""
+    """A command of the engine is named by its file; the others are what commands share."""
     files = {path.stem.replace("_", "-") for path in Path(tvm_pipeline.cli.__file__).parent.glob("*.py")}
-    fleet = {f"fleet-{command}" for command in FLEET}
-    assert (set(COMMANDS) - {"fleet"}) | fleet == files - {"--init--", "--main--", "options", "output", "screen"}
-
-
-@pytest.mark.parametrize("command", FLEET)
-def test_every_command_of_a_fleet_has_an_example_in_its_help(cli, command):
-    outcome = cli("fleet", command, "--help")
-    assert outcome.code == 0
-    assert f"Example: tvm-pipeline fleet {command}" in " ".join(outcome.out.split())
+    plugged = {entry.name for entry in entry_points(group="tvm_pipeline.commands")}
+    assert set(COMMANDS) - plugged == files - {"--init--", "--main--", "options", "output", "screen"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -143,7 +143,7 @@ def test_a_run_that_goes_away_and_comes_back(watched, monkeypatch):
     monkeypatch.setattr(top, "LOOK_EVERY_S", 0.01)
     with WatchServer(watched) as first:
         url = first.url
-        server = top._server(url, None)
+        server = top.server_at(url, None)
         views = top._views(server, server.state(State))
         assert "healthy" in text_of(next(views))
         assert "no answer" not in text_of(next(views))

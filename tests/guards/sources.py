@@ -18,6 +18,11 @@ def files(*folders: Path) -> list[Path]:
     return sorted(path for folder in folders or (CORE, BACKENDS, PLUGINS) for path in folder.rglob("*.py"))
 
 
+def is_here(file: str) -> bool:
+    """Whether a file that a table names can be looked at: the engine is tested without plugins/, too."""
+    return PLUGINS.is_dir() or not file.startswith("plugins/")
+
+
 def name(path: Path) -> str:
     """Return the path of a file of the core relative to tvm_pipeline/, of another relative to the repository."""
     return path.relative_to(CORE if path.is_relative_to(CORE) else ROOT).as_posix()

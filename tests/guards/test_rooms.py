@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported, imports_of, module, name
+from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported, imports_of, is_here, module, name
 
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
@@ -22,8 +22,6 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("report", "video", "testing", "workflow"),
     ("watch",),
     ("service",),
-    ("remote",),
-    ("fleet",),
     ("cli",),
 )
 # The package itself is the public surface; it gathers names of these rooms, and only the command line imports it.
@@ -41,8 +39,6 @@ NOT_FOR_BACKENDS = {
     "watch",
     "workflow",
     "service",
-    "remote",
-    "fleet",
     "cli",
 }
 # One room below another inside a room.
@@ -62,16 +58,14 @@ INSIDE = {
 MOST_LINES = {
     "tvm_pipeline/backends": 2150,
     "tvm_pipeline/calibration": 1050,
-    "tvm_pipeline/cli": 3750,
+    "tvm_pipeline/cli": 3150,
     "tvm_pipeline/core": 3150,
     "tvm_pipeline/cost": 1850,
-    "tvm_pipeline/fleet": 7650,
     "tvm_pipeline/frontends": 2350,
     "tvm_pipeline/memory": 2950,
     "tvm_pipeline/planning": 12_100,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
-    "tvm_pipeline/remote": 3050,
     "tvm_pipeline/report": 1500,
     "tvm_pipeline/runtime": 4250,
     "tvm_pipeline/service": 3800,
@@ -86,6 +80,7 @@ MOST_LINES = {
     "backends/tvm_pipeline_host": 500,
     "backends/tvm_pipeline_onnxruntime": 350,
     "plugins/tvm_pipeline_boards": 1600,
+    "plugins/tvm_pipeline_hosts": 11_250,
     "plugins/tvm_pipeline_papers": 2250,
 }
 
@@ -162,7 +157,7 @@ def test_packages_keep_to_their_lines() -> None:
         folder.relative_to(ROOT).as_posix(): sum(path.read_text().count("\n") for path in files(folder))
         for folder in packages
     }
-    assert found.keys() == MOST_LINES.keys()
+    assert found.keys() == {package for package in MOST_LINES if is_here(package)}
     assert {package: lines for package, lines in found.items() if lines > MOST_LINES[package]} == {}
 
 
@@ -173,7 +168,7 @@ def is_public(dotted: str) -> bool:
 
 def test_the_engine_knows_no_plugin() -> None:
     """The engine and the backends find the packages of plugins/ by entry points, and work without them."""
-    plugins = {path.name for path in PLUGINS.iterdir() if path.is_dir()}
+    plugins = {path.name for path in PLUGINS.glob("*") if path.is_dir()}
     wrong = [
         f"{name(path)} imports {dotted}"
         for path in files(CORE, BACKENDS)
@@ -183,6 +178,7 @@ def test_the_engine_knows_no_plugin() -> None:
     assert wrong == []
 
 
+@pytest.mark.skipif(not PLUGINS.is_dir(), reason="plugins/ is left out")
 def test_plugins_import_what_is_published() -> None:
     """A plug-in imports public names of the engine. The table counts the modules beside these, and only shrinks."""
     found: dict[str, set[str]] = {}

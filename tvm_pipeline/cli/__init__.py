@@ -4,8 +4,6 @@ options.py  the options that several commands share
 screen.py   the terminal as a listener of a run
 output.py   tables, JSON and errors; fields of the library as options of the command line
 
-A command `fleet plan` is the file fleet_plan.py.
-
 Exit codes: 0; 2 for wrong usage; 1 for a failure, whose reason is one line (`--traceback` shows the rest); 128 and the
 number of the signal where one ended it at once, so 130 after Ctrl-C and 143 after SIGTERM; 70 tells the supervisor of
 `run --supervise` to start another worker. It begins in the module `tvm_pipeline_command`.
@@ -26,17 +24,11 @@ from tvm_pipeline.cli import (
     compile,
     deploy,
     devices,
-    fleet_join,
-    fleet_plan,
-    fleet_run,
-    fleet_status,
-    fleet_up,
     layer_times,
     memory,
     plan,
     profile,
     run,
-    serve_rpc,
     show,
     simulate,
     slice,
@@ -69,7 +61,6 @@ for command in (
     compile,
     run,
     bench,
-    serve_rpc,
     top,
     show,
     slice,
@@ -77,14 +68,6 @@ for command in (
 ):
     app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.command)
 
-fleet = typer.Typer(
-    help="Many boards as one: which host takes which camera, also after a host is lost.\n\n"
-    "Example: tvm-pipeline fleet plan fleet.toml",
-    no_args_is_help=True,
-)
-for command in (fleet_plan, fleet_up, fleet_join, fleet_run, fleet_status):
-    fleet.command(command.__name__.rpartition("_")[2])(command.command)
-app.add_typer(fleet, name="fleet")
 for plugged in entry_points(group="tvm_pipeline.commands"):  # a function is a command, a Typer a group of commands
     loaded = plugged.load()
     if isinstance(loaded, typer.Typer):

@@ -27,11 +27,11 @@ from tvm_pipeline.core.plan import Prediction, read_plan
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.every_cut import every_cut
-from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import check_picture, comparison_table, cuts_table, draw_cuts
 from tvm_pipeline.report.drawing import new_figure
 from tvm_pipeline.runtime.comparison import Run, side_by_side
 from tvm_pipeline.runtime.measured_cuts import TURN_S, CutComparison, MeasuredCut, expected_s, measured_cuts
+from tvm_pipeline.workflow.machine import opened_machine
 from tvm_pipeline.workflow.steps import (
     checked_objective,
     compile_source,

@@ -42,10 +42,9 @@ from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.core.state_loops import Carry, parse_carry
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.planning import check_scheduler
-from tvm_pipeline.remote.remote_machine import RemoteMachine, opened_machine
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
-from tvm_pipeline.workflow.machine import Machine
+from tvm_pipeline.workflow.machine import HERE, Machine, opened_machine
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.steps import (
     Compiled,
@@ -258,9 +257,9 @@ def _compared(
 ) -> list[str]:
     """Compare a model on a board with the same model compiled for this machine; return a line for each kind of device.
 
-    Raises what `RemoteMachine.check` raises.
+    Raises what `Machine.check` raises.
     """
-    if not isinstance(machine, RemoteMachine):
+    if machine is HERE:
         return []
     tell(f"compiling {model} for this machine, to compare with board {machine.name}")
     shapes, values = shapes_of(input_shapes), values_of(input_values)
@@ -269,7 +268,7 @@ def _compared(
     except PipelineError as error:
         warn(f"what board {machine.name} computes is not compared with this machine: {error}")
         return []
-    lines = machine.check(made, own)
+    lines = machine.check(made.compiled, made.platform, own.compiled, own.platform)
     if not lines:
         warn(f"what board {machine.name} computes is not compared: no device alone computes all of {model}")
     return lines

@@ -35,9 +35,9 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.planning.search.pareto import pareto
-from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import candidates_table, stage_memories, stages_memory_table
 from tvm_pipeline.report.tables import percent
+from tvm_pipeline.workflow.machine import opened_machine
 from tvm_pipeline.workflow.merged import merged
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.modelled import how_good, modelled

@@ -27,8 +27,8 @@ from tvm_pipeline.cli.output import print_json, show, spinner, warn
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import write_bytes
-from tvm_pipeline.remote.remote_machine import opened_machine
 from tvm_pipeline.report import devices_table, joules_table
+from tvm_pipeline.workflow.machine import opened_machine
 from tvm_pipeline.workflow.mode_profiles import mode_file, profile_modes
 from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, measured_profile
 

@@ -1,4 +1,4 @@
-"""`tvm-pipeline top`: show a running pipeline, or a fleet, in the terminal, from /state of its `--watch`."""
+"""`tvm-pipeline top`: show a running pipeline in the terminal, from /state of its `--watch`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from rich.text import Text
 from tvm_pipeline.cli.output import PlainConsole
 from tvm_pipeline.core.state import State
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.fleet.messages import FleetStatus
-from tvm_pipeline.fleet.status_tables import fleet_view
 from tvm_pipeline.report import statistics_table
 from tvm_pipeline.report.tables import UNKNOWN, TextTable, duration, fps, percent
 
@@ -30,7 +28,7 @@ SILENCE_S = 5.0  # after which a server that sends nothing counts as gone
 LARGEST_BYTES = 1 << 25
 SHOWN_EVENTS = 8
 
-_Shown = TypeVar("_Shown", State, FleetStatus)
+_State = TypeVar("_State")  # what a kind of server tells
 
 
 def command(
@@ -39,22 +37,17 @@ def command(
         str | None, typer.Option(help="The token that `run --token` was given.", envvar="TVM_PIPELINE_TOKEN")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the state of now and end.")] = False,
-    fleet: Annotated[bool, typer.Option("--fleet", help="Show a fleet: the address is that of `fleet run`.")] = False,
 ) -> None:
     """Show a running pipeline, once a second, until Ctrl-C: throughput, latency, stages, sources, decisions.
 
-    With --fleet, show a fleet: its hosts, their cameras, what was lost, who would starve, what happened.
-
     Example: tvm-pipeline run model.tar --source camera:0 --watch 9600, and in another terminal: tvm-pipeline top
     """
-    server = _server(url, token, "fleet run" if fleet else "run")
-    if fleet:
-        _show(_fleet_views(server, _first(server, FleetStatus)), once)
-    else:
-        _show(_views(server, _first(server, State)), once)
+    server = server_at(url, token)
+    show_live(_views(server, first_state(server, State)), once)
 
 
-def _first(server: _Server, kind: type[_Shown]) -> _Shown:
+def first_state(server: Server, kind: type[_State]) -> _State:
+    """Return what a server tells; raise PipelineError, which says what to start, where there is none."""
     try:
         return server.state(kind)
     except OSError as error:
@@ -64,7 +57,8 @@ def _first(server: _Server, kind: type[_Shown]) -> _Shown:
         ) from error
 
 
-def _show(views: Iterator[Group], once: bool) -> None:
+def show_live(views: Iterator[Group], once: bool) -> None:
+    """Show one view after the other in the terminal until Ctrl-C, or print the first."""
     if once:
         PlainConsole().print(next(views))
         return
@@ -74,7 +68,7 @@ def _show(views: Iterator[Group], once: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class Server:
     """A server of a run. No proxy and no redirection is used, since either may carry the token elsewhere."""
 
     secure: bool
@@ -89,7 +83,7 @@ class _Server:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'https' if self.secure else 'http'}://{host}:{self.port}/"
 
-    def state(self, kind: type[_Shown]) -> _Shown:
+    def state(self, kind: type[_State]) -> _State:
         """Ask once, for what this kind of server tells.
 
         Raises:
@@ -133,7 +127,7 @@ class _Server:
         )
 
 
-def _server(url: str, token: str | None, command: str = "run") -> _Server:
+def server_at(url: str, token: str | None, command: str = "run") -> Server:
     """Read `http://host:port/`, also without http://, and with the page's ?token=."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -146,41 +140,34 @@ def _server(url: str, token: str | None, command: str = "run") -> _Server:
     token = token or parse_qs(parts.query).get("token", [None])[0]
     if token is not None and not re.fullmatch("[!-~]+", token):
         raise OptionError("--token: a token is plain ASCII without blanks; give the one that `run` was given")
-    return _Server(scheme == "https", host, port or (443 if scheme == "https" else 80), token, command)
+    return Server(scheme == "https", host, port or (443 if scheme == "https" else 80), token, command)
 
 
-def _views(server: _Server, state: State) -> Iterator[Group]:
-    """Yield what to show each time it may have changed; a server that does not answer is asked again."""
+def states(server: Server, state: _State) -> Iterator[tuple[_State, str]]:
+    """Yield a state, and what the server tells once a second after it.
+
+    The text beside a state says why there is no newer one, and is empty where there is; the server is asked again.
+    """
+    seen_s, gone = time.monotonic(), ""
+    while True:
+        yield state, gone
+        time.sleep(LOOK_EVERY_S)
+        try:
+            state, seen_s, gone = server.state(type(state)), time.monotonic(), ""
+        except OSError as error:
+            gone = f"no answer from {server.url} for {time.monotonic() - seen_s:.0f} s ({_why(error)}); still asking"
+
+
+def _views(server: Server, state: State) -> Iterator[Group]:
+    """Yield what to show each time it may have changed."""
     rate = state.statistics.throughput_fps
-    seen_s = time.monotonic()
-    yield view(state, rate)
-    while True:
-        time.sleep(LOOK_EVERY_S)
-        try:
-            new = server.state(State)
-        except OSError as error:
-            gone = f"no answer from {server.url} for {time.monotonic() - seen_s:.0f} s ({_why(error)}); still asking"
-            yield view(state, rate, gone)
-            continue
-        seen_s = time.monotonic()
-        # Another run may have begun there meanwhile.
-        later = new.now_s > state.now_s and new.frames >= state.frames
-        rate = (new.frames - state.frames) / (new.now_s - state.now_s) if later else new.statistics.throughput_fps
-        state = new
-        yield view(state, rate)
-
-
-def _fleet_views(server: _Server, status: FleetStatus) -> Iterator[Group]:
-    """Yield the fleet each time it may have changed; a server that does not answer is asked again."""
-    seen_s = time.monotonic()
-    yield fleet_view(status)
-    while True:
-        time.sleep(LOOK_EVERY_S)
-        try:
-            status, seen_s, gone = server.state(FleetStatus), time.monotonic(), ""
-        except OSError as error:
-            gone = f"no answer from {server.url} for {time.monotonic() - seen_s:.0f} s ({_why(error)}); still asking"
-        yield fleet_view(status, gone)
+    for new, gone in states(server, state):
+        if new is not state:
+            # Another run may have begun there meanwhile.
+            later = new.now_s > state.now_s and new.frames >= state.frames
+            rate = (new.frames - state.frames) / (new.now_s - state.now_s) if later else new.statistics.throughput_fps
+            state = new
+        yield view(state, rate, gone)
 
 
 def view(state: State, rate_fps: float | None, gone: str = "") -> Group:

@@ -22,11 +22,11 @@ from tvm_pipeline.cli.options import (
 from tvm_pipeline.cli.output import measured_json, print_json, show, spinner, warn
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.frontends import load
-from tvm_pipeline.remote.remote_machine import RemoteMachine, opened_machine
 from tvm_pipeline.report import TextTable, comparison_table, in_units_of
+from tvm_pipeline.workflow.machine import opened_machine
 from tvm_pipeline.workflow.steps import checked_objective
 from tvm_pipeline.workflow.tune_plan import PlanTuning, tune_plan
-from tvm_pipeline.workflow.tune_targets import SECONDS, check_seconds, tune_source
+from tvm_pipeline.workflow.tune_targets import SECONDS, check_seconds
 
 
 def command(
@@ -64,11 +64,7 @@ def command(
     shapes, values = shapes_of(input_shapes), values_of(input_values)
     check_remote(remote, {"objective": objective}, "plans are measured meanwhile; run the command on the board")
     with spinner() as tell, opened_machine(remote, tell) as machine:
-        if isinstance(machine, RemoteMachine):
-            check_seconds(seconds)
-            asked = replace(load(model, shapes, values), winograd=winograd)
-            found, reports = None, machine.tune(asked, read_platform(platform) if platform else None, seconds, tell)
-        elif objective:
+        if objective:
             found = tune_plan(
                 model,
                 checked_objective(objective),
@@ -82,8 +78,10 @@ def command(
             )
             reports = list(found.reports)
         else:
-            found = None
-            reports = tune_source(model, seconds, shapes, platform, tell, warn, winograd=winograd, values=values)
+            check_seconds(seconds)
+            asked = replace(load(model, shapes, values), winograd=winograd)
+            given = read_platform(platform) if platform else None
+            found, reports = None, machine.tune(asked, given, seconds, tell, warn)
     if json:
         print_json({"targets": [asdict(report) for report in reports], **({"plan": _json(found)} if found else {})})
         return

@@ -80,7 +80,7 @@ def _compile_first(function: Any, arguments: tuple[Any, ...]) -> None:
     with ExitStack() as held:
         with suppress(PipelineError):  # without a cache each compiles it
             held.enter_context(locked(cache_folder() / "numba" / function.__module__, function.__name__))
-        function.compile(tuple(typeof(argument) for argument in arguments))
+        function.compile(tuple(map(typeof, arguments)))
 
 
 def _drop_unreadable(function: Any) -> None:

@@ -1,7 +1,8 @@
 """The machine whose devices a model is compiled for and measured on: this one, or a board that is reached from here.
 
 The steps of `steps.py` ask a Machine for all that needs its devices, so that they are the same for both. `HERE` is
-this machine; `remote/remote_machine.py` has the other.
+this machine. An installed package that reaches others has an entry point of the group `tvm_pipeline.machines`: a
+function of an address and of `tell` whose block has a Machine.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
 from tvm_pipeline.backends.bundle import Bundle, open_bundle
-from tvm_pipeline.backends.contract import Backend, CompiledModel
+from tvm_pipeline.backends.contract import Backend, CompiledModel, TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.measured import SegmentTimer
 from tvm_pipeline.profiling import profile_model, stage_timer
 from tvm_pipeline.runtime.comparison import Run, runner
@@ -25,6 +28,9 @@ from tvm_pipeline.runtime.metering import metered
 from tvm_pipeline.workflow.doubts import elsewhere_warnings, known_devices
 from tvm_pipeline.workflow.machine_modes import other_mode, this_machine
 from tvm_pipeline.workflow.power_meter import Say, opened_meter, required_sensor, with_joules
+from tvm_pipeline.workflow.tune_targets import tune_model
+
+GROUP = "tvm_pipeline.machines"
 
 
 class Metering(Protocol):
@@ -89,6 +95,21 @@ class Machine(Protocol):
     def metering(self, problem: Problem, sensor: str, warn: Say) -> AbstractContextManager[Metering]:
         """Have a sensor of this name, as `power_meter.opened_meter` takes it, measure runs while the block lasts."""
 
+    def check(
+        self, compiled: CompiledModel, platform: Platform, own: CompiledModel, own_platform: Platform
+    ) -> list[str]:
+        """Compare a model on each kind of the machine's devices with the same model compiled for this machine.
+
+        Returns:
+            A line for each kind of device, which says how far its outputs are off; none where no device computes all.
+
+        Raises:
+            ModelError: a device computes something else.
+        """
+
+    def tune(self, model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say) -> list[TuningReport]:
+        """Search for faster kernels, as `tune_targets.tune_model` does; later compilations for the machine use them."""
+
 
 class _ThisMachine:
     """The machine that this process runs on."""
@@ -140,5 +161,39 @@ class _ThisMachine:
 
             yield measuring
 
+    def check(
+        self, compiled: CompiledModel, platform: Platform, own: CompiledModel, own_platform: Platform
+    ) -> list[str]:
+        """Return no line: the model is the same one."""
+        return []
+
+    def tune(self, model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say) -> list[TuningReport]:
+        return [report for _, report in tune_model(model, platform, seconds, tell, warn)]
+
 
 HERE: Machine = _ThisMachine()
+
+
+@contextmanager
+def opened_machine(address: str | None, tell: Say) -> Iterator[Machine]:
+    """Give the machine at an address while the block lasts; this machine without an address.
+
+    Raises:
+        OptionError: no installed package reaches other machines, or several do.
+        PipelineError: what the package raises where it does not reach the machine.
+    """
+    if address is None:
+        yield HERE
+        return
+    reaching = {entry.value: entry for entry in entry_points(group=GROUP)}
+    if not reaching:
+        raise OptionError(
+            f"`remote` {address}: the part that reaches other machines is missing, the package tvm_pipeline_hosts; "
+            "install tvm-pipeline with it, or run the command on that machine",
+            option="remote",
+        )
+    if len(reaching) > 1:
+        raise OptionError(f"`remote` {address}: several packages reach machines: {', '.join(sorted(reaching))}")
+    [entry] = reaching.values()
+    with entry.load()(address, tell) as machine:
+        yield machine

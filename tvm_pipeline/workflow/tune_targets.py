@@ -1,8 +1,8 @@
 """Tune a model for the targets of a platform: the step behind `tvm-pipeline tune`.
 
-    from tvm_pipeline.workflow.tune_targets import tune_source
+    from tvm_pipeline.workflow.tune_targets import tune_model
 
-    for report in tune_source("model.onnx", seconds=60):
+    for device, report in tune_model(load("model.onnx"), None, 60.0, print, print):
         print(report.target, report.ratio)
 
 What is found is kept on this machine, and every later compilation of the model uses it. Next: `tune_plan.py`, which
@@ -11,56 +11,33 @@ plans beside it; `backends/contract.py`.
 
 from __future__ import annotations
 
-import logging
 import math
-from dataclasses import replace
-from pathlib import Path
 
 from tvm_pipeline.backends.contract import Backend, TuningReport
 from tvm_pipeline.backends.registry import detect_platform, find_backend, settle_platform
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.core.platform import Device, Platform, read_platform
+from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import OptionError, PlatformError
-from tvm_pipeline.frontends import Shapes, Values, load
-from tvm_pipeline.workflow.steps import Say, silent
+from tvm_pipeline.workflow.power_meter import Say
 
 SECONDS = 120.0  # for each target
-
-_log = logging.getLogger(__name__)
-
-
-def tune_source(
-    source: str | Path,
-    seconds: float = SECONDS,
-    shapes: Shapes | None = None,
-    platform: Path | None = None,
-    tell: Say = silent,
-    warn: Say = _log.warning,
-    *,
-    winograd: bool = False,
-    values: Values | None = None,
-) -> list[TuningReport]:
-    """Search for faster kernels of a model for each target of a platform, or of this machine without one.
-
-    Args:
-        source: what `load` takes.
-        seconds: that the search may take for each target, after the model was compiled once.
-        winograd: try Winograd's algorithm as well; only models that are compiled with it use what is found.
-
-    Raises:
-        OptionError: `seconds` is no time.
-        PlatformError: no device of the platform can be tuned for.
-    """
-    check_seconds(seconds)
-    model = replace(load(source, shapes, values), winograd=winograd)
-    found = tune_model(model, read_platform(platform) if platform else None, seconds, tell, warn)
-    return [report for _, report in found]
 
 
 def tune_model(
     model: Model, platform: Platform | None, seconds: float, tell: Say, warn: Say
 ) -> list[tuple[Device, TuningReport]]:
-    """Search for faster kernels of a model that was read, as `tune_source`; return a device of each target, too."""
+    """Search for faster kernels of a model for each target of a platform, or of this machine without one.
+
+    Args:
+        model: one with `winograd` has Winograd's algorithm tried as well; only such models use what is found.
+        seconds: that the search may take for each target, after the model was compiled once.
+
+    Returns:
+        A device of each target, and what was found for it.
+
+    Raises:
+        PlatformError: no device of the platform can be tuned for.
+    """
     _, settled = settle_platform(platform or detect_platform(model))
     return [(device, tuner.tune(model, device, seconds, tell)) for device, tuner in tuners_of(settled, warn)]
 

@@ -1,0 +1,59 @@
+"""Methods of a board that only tests call, and the program of a session that has them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote.methods import METHODS
+
+from tvm_pipeline import errors
+from tvm_pipeline.testing import example_backend, installed
+
+_INSTALL = "from tests.plugins.hosts.remote import extra_methods; extra_methods.install(); from tvm_pipeline"
+SESSION = serving.SESSION.replace("from tvm_pipeline", _INSTALL, 1)
+
+_calls = 0
+
+
+def count(_, __, arrays, ___):
+    """Return how often this was called, and the arrays."""
+    global _calls
+    _calls += 1
+    return _calls, arrays
+
+
+def wait(_, arguments, arrays, tell):
+    """Tell that it began, wait until a file is there, and return the arrays."""
+    tell("waiting")
+    while not Path(arguments["file"]).exists():
+        time.sleep(0.01)
+    tell("waited")
+    return os.getpid(), arrays
+
+
+def fail(_, arguments, __, ___):
+    """Raise an error of `tvm_pipeline.errors`, or one that it does not know."""
+    if arguments["name"] == "StageError":
+        raise errors.StageError(2, "tpu0", 7, ValueError("bad"), "host/decode")
+    if arguments["name"] == "OptionError":
+        raise errors.OptionError("`stages` 9: too many", option="stages", value=9)
+    raise getattr(errors, arguments["name"], KeyError)("it is so")
+
+
+def crash(_, arguments, __, ___):
+    """Read address 0, or raise a signal."""
+    if arguments.get("signal"):
+        os.kill(os.getpid(), arguments["signal"])
+    return ctypes.string_at(0), []
+
+
+def install() -> None:
+    """Let the board have the devices of a fake backend, which need no TVM."""
+    installed(example_backend()).__enter__()
+
+
+METHODS.update(count=count, wait=wait, fail=fail, crash=crash)

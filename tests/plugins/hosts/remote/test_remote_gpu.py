@@ -1,0 +1,136 @@
+"""The GPU of a board: compiled for here, compared there. On loopback it is PoCL, OpenCL on cores of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.parts import needs
+
+needs("tvm")
+needs("onnx")
+
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
+from tvm_pipeline_hosts.remote.serving import BoardServer
+
+from tests.cli.conftest import cli
+from tests.plugins.hosts.remote.conftest import serving_board
+from tests.plugins.hosts.remote.extra_methods import SESSION
+from tests.support.onnx_models import write_picture_net
+from tvm_pipeline import open_bundle
+from tvm_pipeline.backends.registry import find_backend, settle_platform
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.core.profile import read_profile
+from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.workflow.steps import compile_source
+
+__all__ = ["cli"]
+
+BOTH = """
+name = "board"
+[[device]]
+name = "cpu"
+backend = "host"
+cores = [0]
+[[device]]
+name = "gpu"
+backend = "gpu"
+target = "{}"
+"""
+# A session that computes an operator wrongly on the GPU, as one whose driver does.
+WRONG = """
+from tvm_pipeline.tvm import agreement
+compute = agreement._Bound.compute
+def wrong(self, operators, tensors):
+    made = compute(self, operators, tensors)
+    if self.has_own_memory and len(operators) == 1 and "pool" in operators[0]:
+        for _, array in made.values():
+            array += 1
+    return made
+agreement._Bound.compute = wrong
+"""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> str:
+    """The target of the software GPU."""
+    needs("PoCL")
+    found = [gpu for gpu in survey().gpus if gpu.kind == "opencl" and gpu.is_software]
+    return str(found[0].address)
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_picture_net(tmp_path_factory.mktemp("model") / "net.onnx")
+
+
+@pytest.fixture
+def both(gpu: str, tmp_path: Path) -> Path:
+    """A platform file of a core and the GPU."""
+    file = tmp_path / "board.toml"
+    file.write_text(BOTH.format(gpu))
+    return file
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[BoardServer]:
+    with serving_board(tmp_path / "parcels") as server:
+        yield server
+
+
+@pytest.mark.thorough
+def test_a_gpu_of_a_board_is_compiled_for_measured_and_planned(cli, net, both, server, tmp_path):
+    bundle, profile = tmp_path / "net.tar", tmp_path / "profile.json"
+    remote = ("--remote", server.address, "--platform", both)
+    outcome = cli("profile", net, "--repeats", 2, "-o", profile, *remote)
+    assert outcome.code == 0, outcome.err
+    assert read_profile(profile).devices["gpu"].receive is not None
+    planned = ("--profile", profile, "--stages", 2, "--verify", 0)
+    outcome = cli("compile", net, "-o", bundle, *planned, *remote, "--json")
+    assert outcome.code == 0, outcome.err
+    assert sorted(line.split()[0] for line in outcome.json["compared"]) == ["cpu", "gpu"]
+    with open_bundle(bundle) as opened:  # the board is this machine
+        assert {device for stage in opened.plan.stages for device in stage.devices} == {"cpu", "gpu"}
+
+
+@pytest.mark.thorough
+def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, monkeypatch):
+    """The board finds it when a model was compiled for it, and its profile has no times of it."""
+    monkeypatch.setattr(serving, "SESSION", f"{SESSION.removesuffix('serve()')}exec({WRONG!r}); serve()")
+    warned: list[str] = []
+    with Board.connect(str(server.address)) as board:
+        machine = RemoteMachine(board, lambda _: None)
+        made = compile_source(net, platform=both, machine=machine, warn=warned.append)
+        gpu = made.platform.device("gpu")
+        left = [o.name for o in made.compiled.graph.operators if o.name not in made.compiled.computes(gpu)]
+        assert len(left) == 1
+        assert any(f"gpu of board {board.name}: 1 of " in line and left[0] in line for line in warned)
+        profile = machine.profile(made.backend, made.compiled, made.platform, 2, lambda _: None, False)
+    assert profile.devices["gpu"].seconds[left[0]] is None
+
+
+def test_a_gpu_alone_says_what_is_missing(gpu, net, server, tmp_path):
+    """No cores, no processor for the code that launches its kernels."""
+    file = tmp_path / "gpu.toml"
+    file.write_text(f'name = "board"\n[[device]]\nname = "gpu"\nbackend = "gpu"\ntarget = "{gpu}"\n')
+    with Board.connect(str(server.address)) as board:
+        machine = RemoteMachine(board, lambda _: None)
+        with pytest.raises(PlatformError, match="device gpu: kernels of a GPU are launched by code for CPU cores"):
+            compile_source(net, platform=file, machine=machine)
+
+
+def test_a_gpu_of_another_machine_needs_none_here():
+    """Its target is enough; one that TVM does not know is an error here, too."""
+    cpu = Device("cpu", "host", (0,), "llvm -mtriple=aarch64-linux-gnu -mcpu=cortex-a57")
+    jetson = Platform("jetson", (cpu, Device("gpu", "gpu", target="opencl:3 -device=mali")))
+    backend, settled = settle_platform(jetson, elsewhere=True)
+    assert backend is find_backend("gpu")
+    assert settled == jetson
+    unknown = Platform("jetson", (cpu, Device("gpu", "gpu", target="opencl -colour=red")))
+    with pytest.raises(PlatformError, match="device gpu: TVM does not know the target"):
+        settle_platform(unknown, elsewhere=True)
