@@ -34,16 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "face_detector")
 from assets import MODEL, VIDEO, fetch
 from centerface import decode
 from naive import naive_fps
-
-from tvm_pipeline import Pipeline, Problem, detect_platform, load, planning, profile_model, settle_platform
-from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.core.plan import Decision, describe
-from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.cost.frame_time import frame_time
-from tvm_pipeline.profiling.speed import machine_speed
-from tvm_pipeline.runtime.verification import verified
-from tvm_pipeline.service.host_planning import RATE_MARGIN, decided_at_rate
-from tvm_pipeline.video import (
+from tvm_pipeline_video import (
     Application,
     JsonLines,
     LiveSource,
@@ -56,6 +47,15 @@ from tvm_pipeline.video import (
     preprocessing_for,
     profile_host,
 )
+from tvm_pipeline_video.service.host_planning import RATE_MARGIN, decided_at_rate
+
+from tvm_pipeline import Pipeline, Problem, detect_platform, load, planning, profile_model, settle_platform
+from tvm_pipeline.backends.contract import CompiledModel
+from tvm_pipeline.core.plan import Decision, describe
+from tvm_pipeline.core.platform import Platform
+from tvm_pipeline.cost.frame_time import frame_time
+from tvm_pipeline.profiling.speed import machine_speed
+from tvm_pipeline.runtime.verification import verified
 
 CONSOLE = Console(width=150)
 RATE_FPS = 30.0
@@ -236,7 +236,7 @@ def _filmed(count: int, rate_fps: float, spec: str) -> Source:
                     yield Picture(number / rate_fps, frame.image)
                     number += 1
 
-    from tvm_pipeline.video import Picture
+    from tvm_pipeline_video import Picture
 
     return Source(spec, pictures(), fps=rate_fps, frames=count, limit=None)
 

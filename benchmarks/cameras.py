@@ -24,11 +24,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rig import Rig, make_rig
+from tvm_pipeline_video import LiveSource, Source, merge, open_source, parse_policy, preprocessing_for, stream
+from tvm_pipeline_video.decoding import Picture
 
 from tvm_pipeline import planning
 from tvm_pipeline.runtime import Adaptation, LivePipeline
-from tvm_pipeline.video import LiveSource, Source, merge, open_source, parse_policy, preprocessing_for, stream
-from tvm_pipeline.video.decoding import Picture
 from tvm_pipeline.workflow.steps import REPEATS
 
 SIDE = 64

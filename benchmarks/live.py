@@ -35,11 +35,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, make_tiny_rig, random_plan
+from tvm_pipeline_video.watch import LiveWatch, WatchServer
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.runtime import Adaptation, LivePipeline
-from tvm_pipeline.watch import LiveWatch, WatchServer
 
 SMALL_SIDE = 64
 AROUND = 8  # results of the new plan that still count to the switch

@@ -23,13 +23,13 @@ from assets import VIDEO, fetch
 from disturbed_profile import LOADS, loaded
 from networks import MODELS, load
 from rich.console import Console
+from tvm_pipeline_video import preprocessing_for
 
 from tvm_pipeline import Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.report import TextTable, comparison_table
 from tvm_pipeline.runtime.comparison import Run, Turn, compare, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, verified
-from tvm_pipeline.video import preprocessing_for
 
 
 def main() -> None:

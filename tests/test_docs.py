@@ -10,9 +10,9 @@ import pytest
 
 import tvm_pipeline
 from tests.support.parts import needs
+from tvm_pipeline.option_names import OTHER_NAMES
 from tvm_pipeline.planning import SCHEDULERS, Scheduler
 from tvm_pipeline.planning.registry import ALL_LIMITS, BY_CUTS, EVERY, TIMED
-from tvm_pipeline.service.option_names import OTHER_NAMES
 
 ROOT = Path(__file__).parents[1]
 # They make models, graphs or loads, or run in another environment, for other benchmarks; the last is given a network.

@@ -23,9 +23,9 @@ needs("av")
 
 from PIL import Image
 from tvm_pipeline_edgetpu.delegate import edge_tpus
+from tvm_pipeline_video import VideoFile, open_source
 
 from tests.edgetpu.networks import MOBILENET, run
-from tvm_pipeline.video import VideoFile, open_source
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "edge_tpu"
 

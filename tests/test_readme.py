@@ -114,7 +114,7 @@ def test_the_commands_for_a_model_run(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("av")
-    from tests.video.test_sources import encode
+    from tests.plugins.video.test_sources import encode
 
     encode(here / "bikes.mp4")
     commands = [command for command in COMMANDS if command.startswith("tvm-pipeline ")]

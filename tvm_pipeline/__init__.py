@@ -14,6 +14,8 @@ docstring of each has an example that needs no TVM and no hardware;
 version.py   the version of this package
 errors.py    the errors a user can meet, as one tree
 addresses.py  addresses of cameras and brokers, shown without their secrets
+option_names.py  the names of settings on the command line and in files
+signals.py   the requests of signals
 files.py     reading and writing files, with errors that name them
 processes.py  how other processes ended, in words
 documents.py  JSON, TOML and text of others: what is wrong is said with the file
@@ -33,10 +35,7 @@ relax.py     passes on Relax modules, for scripts of TVM
 runtime/     the running pipeline
 workflow/    from a model to a plan that runs, as one call each
 report/      tables and pictures
-video/       frames in, results out
 testing/     for tests of backends
-watch/       a running pipeline seen from outside, over HTTP
-service/     the application that runs bundles on sources of frames
 remote/      a board from here: what is compiled on a workstation is measured and run on a board
 fleet/       many boards as one: which host takes which camera, and what happens when one is lost
 cli/         the command line

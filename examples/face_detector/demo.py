@@ -21,6 +21,17 @@ from assets import MODEL, VIDEO, fetch
 from centerface import decode
 from naive import naive_fps
 from rich.console import Console
+from tvm_pipeline_video import (
+    Analysed,
+    Application,
+    Frame,
+    JsonLines,
+    Rehearsal,
+    VideoFile,
+    open_source,
+    preprocessing_for,
+    profile_host,
+)
 
 from tvm_pipeline import (
     Bundle,
@@ -46,17 +57,6 @@ from tvm_pipeline.report import (
     write_report,
 )
 from tvm_pipeline.runtime.verification import verified
-from tvm_pipeline.video import (
-    Analysed,
-    Application,
-    Frame,
-    JsonLines,
-    Rehearsal,
-    VideoFile,
-    open_source,
-    preprocessing_for,
-    profile_host,
-)
 
 HERE = Path(__file__).parent
 

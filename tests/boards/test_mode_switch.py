@@ -29,7 +29,7 @@ import signal, sys, time
 from pathlib import Path
 from tvm_pipeline.boards.mode_switch import mode_set
 from tvm_pipeline.core.power_mode import PowerMode
-from tvm_pipeline.service.signals import Interrupts, ending, handling
+from tvm_pipeline.signals import Interrupts, ending, handling
 mode = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
 with handling(ending(Interrupts())), mode_set(mode, print, print, Path(sys.argv[1])):
     print("set", flush=True)

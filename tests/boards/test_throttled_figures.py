@@ -63,7 +63,7 @@ def test_a_profile_of_no_jetson_is_not_doubted_for_that(tmp_path: Path) -> None:
 
 
 def test_throttling_is_an_event_that_is_watched() -> None:
-    from tvm_pipeline.watch import LiveWatch
+    from tvm_pipeline_video.watch import LiveWatch
 
     bundle, problem = example_bundle(), example_problem()
     with LivePipeline(bundle.compiled, problem, bundle.plan) as live:

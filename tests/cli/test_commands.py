@@ -23,7 +23,7 @@ def test_every_file_of_a_command_is_one():
     """A command is named by its file, `fleet plan` by fleet_plan.py; the others are what commands share."""
     files = {path.stem.replace("_", "-") for path in Path(tvm_pipeline.cli.__file__).parent.glob("*.py")}
     fleet = {f"fleet-{command}" for command in FLEET}
-    assert (set(COMMANDS) - {"fleet"}) | fleet == files - {"--init--", "--main--", "options", "output", "screen"}
+    assert (set(COMMANDS) - {"fleet"}) | fleet == files - {"--init--", "--main--", "options", "output"}
 
 
 @pytest.mark.parametrize("command", FLEET)
@@ -149,8 +149,9 @@ def test_run_writes_a_video_and_a_line_for_each_frame(cli, bundle, tmp_path):
 
 def test_run_gives_the_model_s_own_outputs(cli, bundle, tmp_path):
     """The highest score of each line is that of the whole model run frame by frame."""
+    from tvm_pipeline_video import open_source, preprocess, preprocessing_for
+
     from tvm_pipeline import open_bundle
-    from tvm_pipeline.video import open_source, preprocess, preprocessing_for
 
     lines = tmp_path / "out.jsonl"
     assert cli("run", bundle, "--source", "synthetic:64x48@30:6", "--results", lines).code == 0
@@ -169,7 +170,7 @@ def test_run_gives_the_model_s_own_outputs(cli, bundle, tmp_path):
 def test_run_with_a_decoder_from_a_file(cli, bundle, tmp_path):
     decoder = tmp_path / "decoder.py"
     decoder.write_text(
-        "from tvm_pipeline.video import Annotation\n"
+        "from tvm_pipeline_video import Annotation\n"
         "def decode(outputs, transform):\n"
         "    return [Annotation('seen', 1.0, (*transform.to_image(0, 0), *transform.to_image(16, 16)))]\n"
     )

@@ -17,10 +17,10 @@ from tests.support.parts import CHROMIUM, needs
 needs("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
+from tvm_pipeline_video.commands import top
 
 from tests.fleet.plans import plan_of
 from tests.fleet.test_coordinator import HOME, Fleet
-from tvm_pipeline.cli import top
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.fleet.fleet_site import FleetSite
 from tvm_pipeline.fleet.messages import FleetStatus

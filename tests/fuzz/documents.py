@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 
 import msgspec
+from tvm_pipeline_video.service.file import read_service
 
 from tests.support.mutations import mutated, packed, unpacked
 from tvm_pipeline import open_bundle, write_bundle
@@ -20,7 +21,6 @@ from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.planning import plan
 from tvm_pipeline.profiling.layer_times import read_layer_times
-from tvm_pipeline.service.file import read_service
 from tvm_pipeline.testing import example_backend, example_bundle, example_problem, installed
 
 SERVICE = b"""bundle = "model.tar"

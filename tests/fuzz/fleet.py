@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+from tvm_pipeline_video.service.file import SettingsReader
+from tvm_pipeline_video.service.log_files import segment_path
 
 from tests.fleet.plans import plan_of
 from tests.support.mutations import mutated
@@ -24,8 +26,6 @@ from tvm_pipeline.fleet.coordinator import Coordinator
 from tvm_pipeline.fleet.fleet_file import read_fleet
 from tvm_pipeline.fleet.host_results import HostResults
 from tvm_pipeline.fleet.messages import HostReport
-from tvm_pipeline.service.file import SettingsReader
-from tvm_pipeline.service.log_files import segment_path
 
 FLEET = b"""
 spare = 1

@@ -16,10 +16,10 @@ from tempfile import TemporaryDirectory
 import av
 import numpy as np
 from PIL import Image
+from tvm_pipeline_video import open_source
 
 from tests.support.mutations import cut, flipped, spliced
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.video import open_source
 
 WIDTH, HEIGHT, FRAMES = 48, 32, 12
 # Suffix, format and codec of each video. A codec that this FFmpeg cannot encode is left out.

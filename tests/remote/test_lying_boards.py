@@ -9,10 +9,10 @@ import pytest
 from tests.remote.conftest import serving_board, until
 from tests.remote.lying_board import WELCOME, answering, lying_board, raw
 from tvm_pipeline.errors import BoardLostError, OptionError, StageError
+from tvm_pipeline.option_names import explained
 from tvm_pipeline.remote import dialing
 from tvm_pipeline.remote.board import Board
 from tvm_pipeline.remote.frames import read_frame
-from tvm_pipeline.service.option_names import explained
 
 TIMES = {"silent_s": 1.0, "keep_s": 3.0}
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from tvm_pipeline_video.decoding import Picture
+from tvm_pipeline_video.kinds import Kind, Opening
+from tvm_pipeline_video.sources import Source
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array
@@ -29,9 +32,6 @@ from tvm_pipeline.planning import plan
 from tvm_pipeline.remote.parcels import Parcels
 from tvm_pipeline.testing import FakeBackend, FakeModel
 from tvm_pipeline.testing import installed as installed_backends
-from tvm_pipeline.video.decoding import Picture
-from tvm_pipeline.video.kinds import Kind, Opening
-from tvm_pipeline.video.sources import Source
 
 ROOT = Path(__file__).parents[2]
 FPS = 20.0

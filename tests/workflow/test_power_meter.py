@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_video.service.running import Service
+from tvm_pipeline_video.service.settings import Settings
 
 from tests.profiling.test_joules import PACE, Counting, profiled, working
 from tvm_pipeline.errors import OptionError, PowerError
-from tvm_pipeline.service.running import Service
-from tvm_pipeline.service.settings import Settings
 from tvm_pipeline.workflow.power_meter import opened_meter, required_sensor, with_joules
 
 

@@ -1,7 +1,6 @@
 """The command line, in tvmc's manner: one thin file for each command.
 
 options.py  the options that several commands share
-screen.py   the terminal as a listener of a run
 output.py   tables, JSON and errors; fields of the library as options of the command line
 
 A command `fleet plan` is the file fleet_plan.py.
@@ -35,16 +34,14 @@ from tvm_pipeline.cli import (
     memory,
     plan,
     profile,
-    run,
     serve_rpc,
     show,
     simulate,
     slice,
-    top,
     tune,
 )
 from tvm_pipeline.cli.output import logged, print_error, say
-from tvm_pipeline.service.signals import Interrupts, ending, handling
+from tvm_pipeline.signals import Interrupts, ending, handling
 from tvm_pipeline.tvm.installed_ir import described
 
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
@@ -67,10 +64,8 @@ for command in (
     simulate,
     deploy,
     compile,
-    run,
     bench,
     serve_rpc,
-    top,
     show,
     slice,
     memory,

@@ -186,7 +186,7 @@ def _cut_json(found: MeasuredCut) -> dict[str, Any]:
 
 def _application_run(bundle: Bundle, source: str) -> Run | None:
     """Return what runs a plan of the bundle's application on a source, or its own."""
-    from tvm_pipeline.service.host_planning import Described  # it needs the libraries of the extra `video`
+    from tvm_pipeline_video.service.host_planning import Described  # it needs the libraries of the extra `video`
 
     described = Described.of(bundle)
     return described.rehearsal(bundle, source).runner(bundle.compiled, bundle.platform) if described else None

@@ -60,7 +60,7 @@ from tvm_pipeline.workflow.steps import (
 )
 
 if TYPE_CHECKING:
-    from tvm_pipeline.service.video_extra import Interpretation, Request
+    from tvm_pipeline_video.service.video_extra import Interpretation, Request
 
 
 def command(
@@ -178,7 +178,7 @@ def command(
             obstacle = obstacle or elsewhere
         graph, application, run = made.compiled.graph, None, None
         if source and reading and request:
-            from tvm_pipeline.service.host_planning import Described, around  # needs the libraries of `video`
+            from tvm_pipeline_video.service.host_planning import Described, around  # needs the libraries of `video`
 
             for line in reading.said:
                 say(line)
@@ -278,14 +278,14 @@ def _compared(
 
 def _request(decoder: str | None, labels: str | None, threshold: float | None, classes: str | None) -> Request:
     """Return what is wanted of the decoder; it needs the libraries of the extra `video`."""
-    from tvm_pipeline.service.settings import decoder_request
+    from tvm_pipeline_video.service.settings import decoder_request
 
     return decoder_request(decoder, labels, threshold, classes)
 
 
 def _interpreted(made: Compiled, settings: str | None, request: Request) -> Interpretation:
     """Return how a picture becomes the model's input, and what becomes of its outputs."""
-    from tvm_pipeline.service.video_extra import interpret
+    from tvm_pipeline_video.service.video_extra import interpret
 
     return interpret(made.compiled.graph, made.metadata, request, settings)
 

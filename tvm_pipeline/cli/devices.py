@@ -86,7 +86,7 @@ def _compiler() -> Iterator[str]:
 def _video_decoding() -> Iterator[str]:
     """Yield a line for each kind of hardware that FFmpeg could decode video with; none without the extra `video`."""
     try:
-        from tvm_pipeline.video.hardware import hardware_decoders
+        from tvm_pipeline_video.hardware import hardware_decoders
     except ImportError:
         return
     for kind, obstacle in hardware_decoders().items():

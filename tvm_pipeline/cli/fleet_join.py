@@ -20,7 +20,7 @@ from tvm_pipeline.cli.fleet_up import (
 )
 from tvm_pipeline.cli.output import say
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.service.signals import Requests, ending, handling
+from tvm_pipeline.signals import Requests, ending, handling
 
 
 def command(

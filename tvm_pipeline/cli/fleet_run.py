@@ -14,7 +14,7 @@ import typer
 from tvm_pipeline.cli.fleet_up import AddressOption
 from tvm_pipeline.cli.output import say, warn
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.service.signals import Requests, ending, handling
+from tvm_pipeline.signals import Requests, ending, handling
 
 if TYPE_CHECKING:
     from tvm_pipeline.fleet.fleet_file import FleetFile

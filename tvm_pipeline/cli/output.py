@@ -3,7 +3,7 @@
 Messages of the library name settings by their fields, such as `min_throughput_fps`; they are printed here with the
 option of the command line, such as --min-throughput. What others wrote, such as the name of a device or the refusal of
 a board, is text on every console here: it has no markup, and its control characters are printed as their escapes.
-Read next: service/option_names.py, the table of names.
+Read next: option_names.py, the table of names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.plan import Decision, Measured
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.service.option_names import explained, translated
+from tvm_pipeline.option_names import explained, translated
 from tvm_pipeline.workflow.steps import plan_json
 
 LINES_S = 5.0  # between two lines of progress where standard error is no terminal
