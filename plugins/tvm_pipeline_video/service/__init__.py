@@ -21,5 +21,6 @@ result_files.py     the files that lines and a video go to, in segments where re
 mqtt_results.py     lines as messages to an MQTT broker
 control.py          a file that says what a running process plans for
 supervisor.py       a parent that starts the run again after a crash
+door.py             the host work around a model, for `compile` and `bench` of the engine
 video_extra.py      the parts of the video room that a service needs
 """

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from tvm_pipeline import planning
-from tvm_pipeline.addresses import HIDDEN, shown
+from tvm_pipeline.addresses import HIDDEN
 from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Decision, Plan, Stage, cost_key, describe
@@ -37,7 +37,6 @@ from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.verification import verified
 from tvm_pipeline.version import __version__
-from tvm_pipeline.workflow.steps import Compiled
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.result_files import ResultFiles
 from tvm_pipeline_video.service.result_lines import result_line
@@ -311,23 +310,6 @@ def rehearsed_application(
     )
 
 
-def around(
-    made: Compiled,
-    profile: Profile,
-    source: str,
-    found: Interpretation,
-    video: str,
-    tell: Callable[[str], None],
-) -> tuple[Rehearsal, Profile]:
-    """Return the application of a model that was compiled, and its profile with the host work, measured on the source.
-
-    A line for each frame is taken to be written, as `run --results` does. Raises what `rehearsed_application` and
-    `profile_host` raise.
-    """
-    rehearsal = rehearsed_application(made.compiled.graph, made.platform, source, found, video=video, lines=True)
-    return rehearsal, profile_host(rehearsal, made.compiled, made.platform, profile, progress=tell)
-
-
 @dataclass(frozen=True, slots=True)
 class Described:
     """The application that a bundle was compiled for.
@@ -345,11 +327,6 @@ class Described:
     labels: tuple[str, ...] = ()
     threshold: float | None = None
     classes: tuple[str, ...] = ()
-
-    @classmethod
-    def asked(cls, source: str, setting: HostSetting, request: Request) -> Described:
-        """Return that of a request for a decoder."""
-        return cls(shown(source), request.name, setting, request.labels, request.threshold, request.classes)
 
     @property
     def request(self) -> Request:
