@@ -2,6 +2,7 @@
 
 The package decodes, resizes and encodes (all by PyAV, that is FFmpeg). Only analysis.py uses pipelines.
 
+errors.py         VideoError: a source or a sink of frames fails
 sources.py        Source: an open source of frames, and Frame
 kinds.py          the table of the kinds of sources: file, camera, address and so on
 decoding.py       compressed video becomes pictures; what happens to damaged video
@@ -36,6 +37,7 @@ from tvm_pipeline_video.application import Application, host_graph
 from tvm_pipeline_video.decoders import FAMILIES, Choice, Request, choose
 from tvm_pipeline_video.decoding import Picture
 from tvm_pipeline_video.detections import detections
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.host_profile import host_devices, profile_host
 from tvm_pipeline_video.interpret import Interpretation, interpret
 from tvm_pipeline_video.kinds import KINDS, Kind, Opening, open_source, source_kind
@@ -77,6 +79,7 @@ __all__ = [
     "Request",
     "Source",
     "Transform",
+    "VideoError",
     "VideoFile",
     "choose",
     "default_for",

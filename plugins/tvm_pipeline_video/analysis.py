@@ -21,10 +21,9 @@ from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
+from tvm_pipeline import OperatorGraph, Result
 from tvm_pipeline.backends.ports import aligned_empty
-from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import OptionError, RunError
-from tvm_pipeline.runtime import Result
 from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.preprocessing import Preprocessing, Transform, default_for, preprocess

@@ -21,11 +21,10 @@ from typing import Generic, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_pipeline import Device, Operator, OperatorGraph, PipelineError, Result, Tensor
 from tvm_pipeline.backends.ports import Array
-from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.core.platform import Device
-from tvm_pipeline.errors import OptionError, PipelineError, PipelineTimeoutError, StageError
-from tvm_pipeline.runtime.frame_stream import FrameStream, Result, Tagged
+from tvm_pipeline.errors import OptionError, PipelineTimeoutError, StageError
+from tvm_pipeline.runtime.frame_stream import FrameStream, Tagged
 from tvm_pipeline.runtime.host_work import EndOfStream, Entry, HostFunction, HostWork
 from tvm_pipeline_video.analysis import Analysed, Decoder, FrameT, decoded, decoder_name
 from tvm_pipeline_video.annotations import Annotation, draw

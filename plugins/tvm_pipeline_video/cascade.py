@@ -19,10 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import Full, Queue
 
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline import Problem, Result
 from tvm_pipeline.errors import OptionError, PipelineClosedError
 from tvm_pipeline.planning.deployment import Demand, Deployment, deploy
-from tvm_pipeline.runtime import Result
 from tvm_pipeline.runtime.frame_stream import FrameStream, Inputs, Tagged
 
 MOST_AHEAD = 64  # frames that the first model may be ahead of who takes the results

@@ -28,7 +28,7 @@ from av.video.reformatter import VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvm_pipeline.errors import VideoError
+from tvm_pipeline_video.errors import VideoError
 
 _log = logging.getLogger(__name__)
 

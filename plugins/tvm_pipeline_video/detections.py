@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline import PipelineError
 from tvm_pipeline_video.annotations import Annotation
 
 if TYPE_CHECKING:

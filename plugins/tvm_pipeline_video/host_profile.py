@@ -26,13 +26,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_pipeline import Device, DeviceProfile, OperatorGraph, Pipeline, Plan, Platform, Prediction, Profile, Stage
 from tvm_pipeline.backends.contract import Array, CompiledModel
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan, Prediction, Stage
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import PipelineTimeoutError, ProfileError
-from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.host_work import Entry, HostFunction, HostWork
 from tvm_pipeline_video.application import READ, Passage, host_errors
 from tvm_pipeline_video.rehearsals import Rehearsal

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline import OperatorGraph
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends.model_metadata import quantization_of
 from tvm_pipeline_video.analysis import Decoder, find_decoder, preprocessing_for

@@ -27,9 +27,10 @@ from av.container import InputContainer
 from av.video.stream import VideoStream
 
 from tvm_pipeline.addresses import shown
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes
 from tvm_pipeline_video.decoding import Picture, decode, open_container
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.hardware import decoded_by, hardware_device
 from tvm_pipeline_video.sources import Source
 

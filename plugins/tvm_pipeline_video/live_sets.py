@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.errors import VideoError
+from tvm_pipeline_video.errors import VideoError
 
 if TYPE_CHECKING:
     from tvm_pipeline_video.live_source import LiveSource

@@ -28,7 +28,8 @@ from av.error import FFmpegError
 
 from tvm_pipeline.addresses import shown
 from tvm_pipeline.core.statistics import WINDOW
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.kinds import open_source
 from tvm_pipeline_video.live_sets import merge
 from tvm_pipeline_video.policies import BLOCK, RECONNECT, Policy, Reconnect

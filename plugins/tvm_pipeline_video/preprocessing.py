@@ -22,8 +22,9 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from tvm_pipeline.documents import MOST_TOML_BYTES, blamed, read_toml
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import read_bytes
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.presets import FOR_INTEGERS, PRESETS
 
 Fit = Literal["stretch", "letterbox", "crop", "pad"]

@@ -14,19 +14,16 @@ from pathlib import Path
 
 import numpy as np
 
+from tvm_pipeline import OperatorGraph, Pipeline, Plan, Platform
 from tvm_pipeline.backends.contract import CompiledModel
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.errors import VideoError
 from tvm_pipeline.files import temporary_folder
-from tvm_pipeline.runtime import Pipeline
 from tvm_pipeline.runtime.comparison import Run, Turn, turn
 from tvm_pipeline.runtime.frame_stream import Tagged
 from tvm_pipeline.runtime.host_work import HostWork
 from tvm_pipeline_video.analysis import Decoder
 from tvm_pipeline_video.application import Application, Passage, Write, host_errors, host_graph
 from tvm_pipeline_video.decoding import USUAL_FPS
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.hardware import hardware_decoders
 from tvm_pipeline_video.kinds import open_source
 from tvm_pipeline_video.preprocessing import Preprocessing

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from av.error import FFmpegError
 
-from tvm_pipeline.errors import VideoError
+from tvm_pipeline_video.errors import VideoError
 
 
 def check_place(path: Path) -> None:

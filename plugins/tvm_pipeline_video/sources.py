@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline.errors import VideoError
 from tvm_pipeline_video.decoding import USUAL_FPS, Picture
+from tvm_pipeline_video.errors import VideoError
 
 UNORDERED_S = 1.0  # by which times may fall and come back: these pictures are out of order, or their clock is coarse
 JUMP_S = 10.0  # by more than this, the clock of a live source does not go ahead of its pictures

@@ -23,7 +23,8 @@ from av.video.reformatter import Colorspace, VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.sinks import check_place, naming
 
 # An index of all pictures follows at the end; until it is written, the fragments before it count.

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from tvm_pipeline_video.decoding import Picture
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.kinds import Kind, Opening
 from tvm_pipeline_video.sources import Source
 
@@ -25,7 +26,6 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.errors import VideoError
 from tvm_pipeline.fleet.agent import Agent
 from tvm_pipeline.fleet.messages import HostReport, Order
 from tvm_pipeline.planning import plan

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.addresses import has_secret, without_secrets
 from tvm_pipeline.cli.options import (
     CLASSES_HELP,
@@ -29,7 +30,6 @@ from tvm_pipeline.cli.options import (
     ShapesOption,
 )
 from tvm_pipeline.cli.output import say, warn
-from tvm_pipeline.errors import PipelineError
 from tvm_pipeline_video.service.progress import WORKER, FrameCounts
 
 if TYPE_CHECKING:

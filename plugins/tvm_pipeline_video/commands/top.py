@@ -17,8 +17,9 @@ from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.cli.output import PlainConsole
-from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.fleet.messages import FleetStatus
 from tvm_pipeline.fleet.status_tables import fleet_view
 from tvm_pipeline.report import statistics_table

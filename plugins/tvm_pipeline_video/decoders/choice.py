@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_pipeline.core.graph import OperatorGraph
+from tvm_pipeline import OperatorGraph
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.frontends.model_metadata import quantization_of
 from tvm_pipeline_video.annotations import Annotation

@@ -13,7 +13,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from tvm_pipeline.core.graph import OperatorGraph, Tensor
+from tvm_pipeline import OperatorGraph, Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.preprocessing import Transform
 

@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders import anchors
 from tvm_pipeline_video.decoders.boxes import annotated, from_centers, groups, probabilities

@@ -11,7 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation
 from tvm_pipeline_video.decoders.boxes import annotated, kept
 from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline import Tensor
 from tvm_pipeline_video.annotations import Annotation, Mask
 from tvm_pipeline_video.decoders.boxes import probabilities
 from tvm_pipeline_video.decoders.interface import Form, Interface, Options, Outputs

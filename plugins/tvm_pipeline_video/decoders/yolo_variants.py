@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from tvm_pipeline.core.graph import Tensor
+from tvm_pipeline import Tensor
 from tvm_pipeline.frontends.model_metadata import literal
 from tvm_pipeline_video.annotations import Annotation, Mask
 from tvm_pipeline_video.decoders.boxes import Floats, annotated, from_centers, kept, probabilities, to_picture

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_pipeline import Device
 from tvm_pipeline.addresses import shown
-from tvm_pipeline.core.platform import Device
 from tvm_pipeline_video.service.inputs import read_ahead, source_policy
 from tvm_pipeline_video.service.progress import Counts, FrameCounts
 from tvm_pipeline_video.service.settings import Settings, for_each

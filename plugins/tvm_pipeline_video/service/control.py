@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tvm_pipeline.core.problem import Problem, is_lexicographic
+from tvm_pipeline import Problem
+from tvm_pipeline.core.problem import is_lexicographic
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime.replanning import timed
 from tvm_pipeline.workflow.steps import checked_objective

@@ -22,21 +22,15 @@ from typing import Any
 
 import msgspec
 
-from tvm_pipeline import planning
+from tvm_pipeline import Bundle, Decision, OperatorGraph, Plan, Platform, Problem, Profile, Stage, __version__, plan
 from tvm_pipeline.addresses import HIDDEN
-from tvm_pipeline.backends.bundle import Bundle
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Decision, Plan, Stage, cost_key, describe
-from tvm_pipeline.core.platform import Platform
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.profile import Profile
+from tvm_pipeline.core.plan import cost_key, describe
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.cost.simulate import fixed_rate, simulate
 from tvm_pipeline.errors import BundleError, NoPlanError, OptionError, PlanError, ProfileError
 from tvm_pipeline.files import cache_folder, keep, kept
 from tvm_pipeline.power import Meter
 from tvm_pipeline.runtime.verification import verified
-from tvm_pipeline.version import __version__
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.result_files import ResultFiles
 from tvm_pipeline_video.service.result_lines import result_line
@@ -226,13 +220,13 @@ def _requested(usual: Problem, graph: OperatorGraph, profile: Profile, rate_fps:
 def _decided(problem: Problem, rate_fps: float | None, listener: Listener) -> tuple[Problem, Decision]:
     """Plan; where no plan keeps up with the rate, tell what is missing, and plan for most frames a second."""
     try:
-        decision = planning.plan(problem, progress=listener.step)
+        decision = plan(problem, progress=listener.step)
         return problem, decision if rate_fps is None else decided_at_rate(problem, decision, rate_fps)
     except NoPlanError:
         if rate_fps is None:
             raise
     problem = replace(problem, objective="throughput", min_throughput_fps=None)
-    decision = planning.plan(problem, progress=listener.step)
+    decision = plan(problem, progress=listener.step)
     best_fps = decision.plan.predicted.throughput_fps or 0.0
     short = rate_fps * (1 + RATE_MARGIN) / max(best_fps, 1e-12)
     listener.warn(

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
+from tvm_pipeline import Device
 from tvm_pipeline.addresses import shown
-from tvm_pipeline.core.platform import Device
 from tvm_pipeline_video.service.progress import Counts
 from tvm_pipeline_video.service.video_extra import (
     Frame,

@@ -13,12 +13,10 @@ from pathlib import Path
 
 import msgspec
 
-from tvm_pipeline.backends.bundle import Bundle, write_bundle
-from tvm_pipeline.core.problem import Problem
+from tvm_pipeline import Bundle, Problem, __version__, load, write_bundle
 from tvm_pipeline.errors import BundleError, OptionError
 from tvm_pipeline.files import cache_folder
-from tvm_pipeline.frontends import Shapes, load, parse_shapes
-from tvm_pipeline.version import __version__
+from tvm_pipeline.frontends import Shapes, parse_shapes
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
 from tvm_pipeline_video.service.listener import Listener
 

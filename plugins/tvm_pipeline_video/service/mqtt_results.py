@@ -19,8 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.addresses import shown
-from tvm_pipeline.errors import OptionError, PipelineError, RunError
+from tvm_pipeline.errors import OptionError, RunError
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client, ConnectFlags, DisconnectFlags

@@ -13,9 +13,8 @@ from typing import Any
 
 import msgspec
 
+from tvm_pipeline import Plan, Platform
 from tvm_pipeline.core.frame_energy import FrameEnergy, energy_json
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.runtime import Event, RunStatistics
 from tvm_pipeline.workflow.steps import plan_json

@@ -17,8 +17,9 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import kept_on_disk
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.log_files import appending, segment_numbers, segment_path
 from tvm_pipeline_video.service.mqtt_results import MqttResults, is_broker, parse_broker
 from tvm_pipeline_video.service.result_lines import ResultLine

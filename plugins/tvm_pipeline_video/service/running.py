@@ -16,12 +16,14 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.boards import ThrottleWatch
 from tvm_pipeline.boards.mode_switch import put_back_left
 from tvm_pipeline.core.state_loops import carry_of
-from tvm_pipeline.errors import OptionError, PipelineError, VideoError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.signals import ENDS, Interrupts, Requests, ending, handling
 from tvm_pipeline.workflow.machine_modes import with_mode_of
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.control import ControlFile, controlled
 from tvm_pipeline_video.service.file import SettingsReader

@@ -16,9 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tvm_pipeline import Bundle, Problem
 from tvm_pipeline.addresses import shown
-from tvm_pipeline.backends.bundle import Bundle
-from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import known_idle_w

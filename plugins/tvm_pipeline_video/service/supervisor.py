@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.boards.mode_switch import put_back_left
-from tvm_pipeline.errors import OptionError, PipelineError, RunError, VideoError
+from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.files import cache_folder, temporary_folder
 from tvm_pipeline.processes import how_ended
 from tvm_pipeline.runtime import Event
 from tvm_pipeline.signals import ending, handling
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.progress import WORKER, FrameCounts
 from tvm_pipeline_video.service.records import event_log

@@ -7,7 +7,7 @@ imports a service only when a command needs it.
 
 from __future__ import annotations
 
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline import PipelineError
 
 try:
     from tvm_pipeline_video import (

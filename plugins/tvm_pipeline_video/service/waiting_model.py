@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tvm_pipeline.backends.bundle import Bundle
+from tvm_pipeline import Bundle, PipelineError, Problem
 from tvm_pipeline.core.plan import shown_stages
-from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import judged
-from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.runtime import LivePipeline
-from tvm_pipeline.runtime.events import Event
+from tvm_pipeline.runtime import Event, LivePipeline
 from tvm_pipeline.runtime.replanning import nearest_plan, quick_plan
 from tvm_pipeline.workflow.steps import given_plan
 from tvm_pipeline_video.service.control import requested_problem

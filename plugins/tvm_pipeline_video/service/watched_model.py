@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tvm_pipeline.errors import PipelineError
+from tvm_pipeline import PipelineError
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.settings import Settings
 from tvm_pipeline_video.service.video_extra import draw

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from tvm_pipeline.core.graph import Operator, OperatorGraph
-from tvm_pipeline.core.plan import Plan, Stage
+from tvm_pipeline import Operator, OperatorGraph, Plan, Stage
 from tvm_pipeline.report.drawing import CUT, INK, MARGIN, PALE, PALETTE
 from tvm_pipeline.report.layered import BOX, Sheet, Vertex, folded_sheet, layered, legend, ways
 

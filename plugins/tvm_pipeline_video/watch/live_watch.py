@@ -10,12 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.frame_energy import FrameEnergy
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.statistics import Bar, RunStatistics
+from tvm_pipeline.core.statistics import Bar
 from tvm_pipeline.cost.busy_energy import energy_by_watts
-from tvm_pipeline.runtime.live_pipeline import LivePipeline
+from tvm_pipeline.runtime import LivePipeline, RunStatistics
 from tvm_pipeline.runtime.metering import RunEnergy
 from tvm_pipeline_video.watch.snapshot import Snapshot
 from tvm_pipeline_video.watch.trace import stage_bars

@@ -23,7 +23,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.runtime import RunStatistics
 from tvm_pipeline_video.watch.snapshot import Snapshot, Watched
 
 # Upper bounds of the latency histogram, in seconds: from the time of one small stage to far more than is usable.

@@ -22,7 +22,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs
 
-from tvm_pipeline.core.plan import Stage
+from tvm_pipeline import Stage
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_video.watch.cut import cut_svg
 from tvm_pipeline_video.watch.metrics import new_registry

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tvm_pipeline import OperatorGraph, Plan
 from tvm_pipeline.core.frame_energy import FrameEnergy
-from tvm_pipeline.core.graph import OperatorGraph
-from tvm_pipeline.core.plan import Plan
-from tvm_pipeline.core.statistics import Bar, RunStatistics
+from tvm_pipeline.core.statistics import Bar
+from tvm_pipeline.runtime import RunStatistics
 from tvm_pipeline_video.watch.state import State
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tvm_pipeline import Prediction, Stage
 from tvm_pipeline.core.frame_energy import FrameEnergy
-from tvm_pipeline.core.plan import Prediction, Stage
-from tvm_pipeline.core.statistics import RunStatistics
+from tvm_pipeline.runtime import RunStatistics
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):

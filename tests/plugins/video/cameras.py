@@ -15,8 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 from tvm_pipeline_video import LiveFrame, LiveSource, Reconnect, Source, parse_policy
 from tvm_pipeline_video.decoding import Picture
-
-from tvm_pipeline.errors import VideoError
+from tvm_pipeline_video.errors import VideoError
 
 QUICK = Reconnect(0.01, 0.05)
 Film = Callable[[], Iterator[Picture]]

@@ -29,6 +29,7 @@ from tvm_pipeline_video import (
     preprocess,
     profile_host,
 )
+from tvm_pipeline_video.errors import VideoError
 
 from tests.support.fake_backend import FakeModel
 from tvm_pipeline import Pipeline, Plan, Problem, planning
@@ -36,7 +37,7 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.plan import Prediction, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.errors import OptionError, ProfileError, RunError, StageError, VideoError
+from tvm_pipeline.errors import OptionError, ProfileError, RunError, StageError
 
 CORE = min(os.sched_getaffinity(0))
 SETTINGS = Preprocessing(size=(8, 8))

@@ -24,6 +24,7 @@ import pytest
 from tvm_pipeline_video import LiveFrame, LiveSource, Reconnect, parse_policy
 from tvm_pipeline_video.analysis import Analysed
 from tvm_pipeline_video.decoding import Picture
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
 from tvm_pipeline_video.service.result_files import ResultFiles
 from tvm_pipeline_video.service.result_lines import ResultLine, result_line
@@ -32,7 +33,6 @@ from tvm_pipeline_video.sources import JUMP_S
 
 from tests.plugins.video.cameras import camera
 from tests.plugins.video.test_sources import serving
-from tvm_pipeline.errors import VideoError
 from tvm_pipeline.runtime import Result
 
 PERIOD_S = 1 / 25

@@ -8,10 +8,11 @@ import pytest
 from av.codec.hwaccel import HWAccel, hwdevices_available
 from tvm_pipeline_video import VideoFile, open_source
 from tvm_pipeline_video.decoding import decode, open_container
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.hardware import check_hardware, decoded_by, hardware_decoders, hardware_device
 from tvm_pipeline_video.service.settings import Settings
 
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 
 WORKING = [kind for kind, obstacle in hardware_decoders().items() if not obstacle]
 ABSENT = [kind for kind, obstacle in hardware_decoders().items() if obstacle]

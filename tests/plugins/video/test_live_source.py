@@ -16,11 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm_pipeline_video import LiveSource, Policy, Reconnect, open_source, parse_policy
 from tvm_pipeline_video.decoding import Picture
+from tvm_pipeline_video.errors import VideoError
 
 from tests.plugins.video.cameras import explained, film, hanging_after, live, numbers, picture
 from tests.plugins.video.test_sources import FRAMES, middle_of_packet
 from tests.support.examples import examples
-from tvm_pipeline.errors import OptionError, RunError, VideoError
+from tvm_pipeline.errors import OptionError, RunError
 
 # Policies
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tvm_pipeline_video import LiveFrame, LiveSource, Preprocessing, Reconnect, merge, open_source, preprocess, stream
+from tvm_pipeline_video.errors import VideoError
 
 from tests.plugins.video.cameras import explained, film, hanging_after, live, numbers
 from tests.plugins.video.test_sources import FRAMES, encode
 from tests.support.fake_backend import FakeModel, fake_platform, make_plan
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.errors import StageError, VideoError
+from tvm_pipeline.errors import StageError
 from tvm_pipeline.runtime import Pipeline
 
 

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tvm_pipeline_video import Preprocessing, default_for, open_source, preprocess
+from tvm_pipeline_video.errors import VideoError
 
 from tests.support.examples import examples
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 
 SIZES = st.integers(1, 90)
 FITS = st.sampled_from(["stretch", "letterbox", "crop", "pad"])

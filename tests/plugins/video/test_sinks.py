@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tvm_pipeline_video import Annotation, JsonLines, VideoFile
+from tvm_pipeline_video.errors import VideoError
 
-from tvm_pipeline.errors import PipelineError, VideoError
+from tvm_pipeline.errors import PipelineError
 
 
 def test_one_object_a_line_with_numpy_values(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 from tvm_pipeline_video import Frame, open_source
+from tvm_pipeline_video.errors import VideoError
 
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 
 FRAMES = 40
 

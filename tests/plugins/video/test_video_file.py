@@ -11,8 +11,9 @@ import av
 import numpy as np
 import pytest
 from tvm_pipeline_video import VideoFile, open_source
+from tvm_pipeline_video.errors import VideoError
 
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 
 NAMES = ["a.mp4", "a.mkv", "a.avi", "a.mov", "a.ts", "a.m4v", "UPPER.MP4"]
 

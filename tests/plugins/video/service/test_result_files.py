@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tvm_pipeline_video import open_source
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.result_files import ResultFiles
@@ -25,7 +26,6 @@ from tvm_pipeline_video.service.settings import Settings
 from tests.plugins.video.service.test_service import count, decoder, meanwhile, rows, service
 from tests.plugins.video.service.test_supervisor import wait_for, workers
 from tests.support.power_failure import emulated_disk
-from tvm_pipeline.errors import VideoError
 
 
 def lines_of(base: Path) -> list[list[dict]]:

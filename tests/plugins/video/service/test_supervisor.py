@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.supervisor import is_worth_a_restart
 
 from tests.plugins.video.service.test_service import count, decoder, rows
-from tvm_pipeline.errors import BundleError, OptionError, StageError, VideoError
+from tvm_pipeline.errors import BundleError, OptionError, StageError
 
 
 def workers() -> list[int]:

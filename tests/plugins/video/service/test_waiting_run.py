@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tvm_pipeline_video import Kind, Opening, Source, host_graph, kinds, open_source
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.file import SettingsReader
 from tvm_pipeline_video.service.progress import FrameCounts
@@ -30,7 +31,7 @@ from tests.support.parts import needs
 from tvm_pipeline import Bundle, Problem, open_bundle, write_bundle
 from tvm_pipeline import plan as planned
 from tvm_pipeline.core.state_loops import parse_carry
-from tvm_pipeline.errors import OptionError, VideoError
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline.workflow.steps import compile_source, measured_profile
 
 HALL, GATE, YARD = "synthetic:64x48@50", "synthetic:32x32@60", "synthetic:48x48@40"
