@@ -78,16 +78,19 @@ def print_json(value: Any) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Print the warnings that the library logs, as a process without a handler does, with names of options."""
+    """Print warnings as without a handler; those of this package and its guests have the names of options."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
+        if record.name.startswith("tvm_pipeline"):
+            say(self.format(record))
+        elif logging.lastResort:
+            logging.lastResort.handle(record)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Print what the library logs meanwhile, from warnings on."""
-    handler, logger = LogHandler(logging.WARNING), logging.getLogger("tvm_pipeline")
+    """Print what is logged meanwhile, from warnings on."""
+    handler, logger = LogHandler(logging.WARNING), logging.getLogger()
     logger.addHandler(handler)
     try:
         yield
