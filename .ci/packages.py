@@ -87,7 +87,8 @@ def plans(env: Environment) -> None:
     env.python(
         "import importlib.resources, tvm_pipeline as t\n"
         "assert all(hasattr(t, name) for name in t.__all__)\n"
-        "assert all(importlib.resources.files(t).joinpath(f).is_file() for f in ('py.typed', 'watch/page.html'))"
+        "assert importlib.resources.files(t).joinpath('py.typed').is_file()\n"
+        "assert importlib.resources.files('tvm_pipeline_video').joinpath('watch/page.html').is_file()"
     )
 
 
@@ -128,7 +129,7 @@ def check_video(env: Environment) -> None:
     env.python(
         "import numpy as np, PIL.Image\n"
         "PIL.Image.fromarray(np.full((32, 48, 3), 200, np.uint8)).save('picture.png')\n"
-        "from tvm_pipeline.video import open_source\n"
+        "from tvm_pipeline_video import open_source\n"
         "with open_source('picture.png') as source:\n"
         "    assert [frame.image.shape for frame in source] == [(32, 48, 3)]"
     )
@@ -141,7 +142,7 @@ def check_plot(env: Environment) -> None:
 
 
 def check_watch(env: Environment) -> None:
-    env.python("import tvm_pipeline.watch.metrics, tvm_pipeline.watch.server")
+    env.python("import tvm_pipeline_video.watch.metrics, tvm_pipeline_video.watch.server")
 
 
 def check_mqtt(env: Environment) -> None:

@@ -42,8 +42,7 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.cost.frame_time import frame_time
 from tvm_pipeline.profiling.speed import machine_speed
 from tvm_pipeline.runtime.verification import verified
-from tvm_pipeline.service.host_planning import RATE_MARGIN, decided_at_rate
-from tvm_pipeline.video import (
+from tvm_pipeline_video import (
     Application,
     JsonLines,
     LiveSource,
@@ -56,6 +55,7 @@ from tvm_pipeline.video import (
     preprocessing_for,
     profile_host,
 )
+from tvm_pipeline_video.service.host_planning import RATE_MARGIN, decided_at_rate
 
 CONSOLE = Console(width=150)
 RATE_FPS = 30.0
@@ -236,7 +236,7 @@ def _filmed(count: int, rate_fps: float, spec: str) -> Source:
                     yield Picture(number / rate_fps, frame.image)
                     number += 1
 
-    from tvm_pipeline.video import Picture
+    from tvm_pipeline_video import Picture
 
     return Source(spec, pictures(), fps=rate_fps, frames=count, limit=None)
 

@@ -27,9 +27,9 @@ from rig import Rig, make_rig
 
 from tvm_pipeline import planning
 from tvm_pipeline.runtime import Adaptation, LivePipeline
-from tvm_pipeline.video import LiveSource, Source, merge, open_source, parse_policy, preprocessing_for, stream
-from tvm_pipeline.video.decoding import Picture
 from tvm_pipeline.workflow.steps import REPEATS
+from tvm_pipeline_video import LiveSource, Source, merge, open_source, parse_policy, preprocessing_for, stream
+from tvm_pipeline_video.decoding import Picture
 
 SIDE = 64
 SOURCES = 8

@@ -30,11 +30,11 @@ import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from int8_models import NAMES, int8_model
 from planner import CONSOLE, show
-from tvm_pipeline_edgetpu.model import TfliteModel, indices, read_model
-from tvm_pipeline_edgetpu.slicer import slice_model
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Stage
+from tvm_pipeline_edgetpu.model import TfliteModel, indices, read_model
+from tvm_pipeline_edgetpu.slicer import slice_model
 
 Row = dict[str, Any]
 Columns = dict[str, Callable[[Row], str]]

@@ -35,7 +35,6 @@ from networks import load_lively
 from peer_engines import apart
 from rich.console import Console
 from slices import exactness
-from tvm_pipeline_host.detection import host_target
 
 from tests.support.networks import whole_outputs
 from tests.support.stages import random_frame
@@ -48,6 +47,7 @@ from tvm_pipeline.tvm.relay.build import element_types
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.library import TUNING, Tuning, load_library
+from tvm_pipeline_host.detection import host_target
 
 LIMIT = 1e-4  # of the largest value of an output
 BY_ARM = "llvm -mtriple=aarch64-linux-gnu -mattr=+neon"

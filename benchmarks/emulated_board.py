@@ -52,7 +52,7 @@ READY_S = 120
 # What both machines make of the outputs: values from all over them, as the scores of annotations.
 DECODER = """
 import numpy as np
-from tvm_pipeline.video.annotations import Annotation
+from tvm_pipeline_video.annotations import Annotation
 
 def values(outputs, transform):
     found = []

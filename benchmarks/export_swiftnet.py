@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
-from tvm_pipeline_edgetpu.model import parse_model
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.files import read_bytes, write_bytes
+from tvm_pipeline_edgetpu.model import parse_model
 
 SHA256 = "716f619d4685182d73163bb781cd362b80804299e91c517dae876eeded58ee82"
 # The first and the last operator of each cell: from behind the pooling that makes its input to the sum at its end.

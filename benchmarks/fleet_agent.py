@@ -31,11 +31,10 @@ from rich.table import Table
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tests.plugins.hosts.fleet_host import agent_command, answering, install, write_service_bundle  # noqa: E402
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess, processes_of  # noqa: E402
 from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, Order  # noqa: E402
 from tvm_pipeline_hosts.remote.parcels import Parcels, manifest_of, parts_of  # noqa: E402
-
-from tests.plugins.hosts.fleet_host import agent_command, answering, install, write_service_bundle  # noqa: E402
 
 CAMERAS, FPS = 20, 10.0
 CONSOLE = Console(width=120)

@@ -28,12 +28,11 @@ import msgspec
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
+from tests.plugins.hosts.simulated_fleet import SimulatedHost
 from tvm_pipeline_hosts.fleet.collector import Collector
 from tvm_pipeline_hosts.fleet.coordinator import Coordinator
 from tvm_pipeline_hosts.fleet.messages import FleetPlan, HostReport, Order
 from tvm_pipeline_hosts.fleet.takeover import take_over
-
-from tests.plugins.hosts.simulated_fleet import SimulatedHost
 
 BEAT_S, FPS = 0.25, 10.0
 CONTENT = ',"time_s":12.34,"latency_s":0.0123,"source":"rtsp://10.0.0.1/stream","annotations":[' + ",".join(

@@ -22,13 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks.planner and tests.support
 
+from benchmarks.planner import FIGURES, figure, s, show
+from tests.plugins.hosts.fleets import FULL, loads, unlike_fleet
 from tvm_pipeline_hosts.fleet.description import Fleet, Placement
 from tvm_pipeline_hosts.fleet.messages import FleetPlan
 from tvm_pipeline_hosts.fleet.placement import place
 from tvm_pipeline_hosts.fleet.takeover import take_over
-
-from benchmarks.planner import FIGURES, figure, s, show
-from tests.plugins.hosts.fleets import FULL, loads, unlike_fleet
 
 LEVELS, SEEDS, LIMIT_S = (0.3, 0.5, 0.65), 3, 20.0
 SMALL = ((12, 3, 0.4), (20, 3, 0.5), (20, 5, 0.5), (30, 6, 0.4))

@@ -22,10 +22,6 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.targets import target_for
-from tvm_pipeline_host.detection import host_target
-
 from tests.support import software_cuda
 from tests.support.networks import NETWORKS, as_model
 from tests.support.software_cuda import SoftwareCuda
@@ -38,6 +34,9 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.targets import target_for
+from tvm_pipeline_host.detection import host_target
 
 CONSOLE = Console(width=150)
 SMALL = tuple(name for name in NETWORKS if name != "int8")  # GPUs and CPUs share no operators of int8 networks

@@ -20,7 +20,6 @@ import numpy as np
 from networks import MODELS, load_lively
 from rich.console import Console
 from slices import exactness
-from tvm_pipeline_host.detection import missing_features
 
 from tests.support.networks import every_tensor
 from tests.support.stages import random_frame
@@ -32,6 +31,7 @@ from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.library import load_library
 from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, possible_choices
+from tvm_pipeline_host.detection import missing_features
 
 import tvm  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip

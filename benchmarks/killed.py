@@ -33,7 +33,7 @@ from rich.console import Console
 
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Bundle, Problem, detect_platform, load, plan, profile_model, settle_platform, write_bundle
-from tvm_pipeline.service.log_files import segment_numbers, segment_path
+from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
 
 FPS = 30
 FRAMES = 600

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from planner import of_bytes
-from tvm_pipeline_papers.learned.respect_embedding import embedding
-from tvm_pipeline_papers.learned.weights import Floats32
 
 from tests.support.generators import random_dag
 from tvm_pipeline.core.graph import OperatorGraph
@@ -25,6 +23,8 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.search.cuts import Integers
 from tvm_pipeline.planning.search.dynamic_programming import ideals
 from tvm_pipeline.solvers.hot import hot
+from tvm_pipeline_papers.learned.respect_embedding import embedding
+from tvm_pipeline_papers.learned.weights import Floats32
 
 OBJECTIVE: Objective = "memory,communication"
 OPERATORS = 30

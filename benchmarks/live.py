@@ -39,7 +39,7 @@ from rig import USUAL_SIDE, Fault, Rig, Run, kept_full, make_rig, make_tiny_rig,
 from tvm_pipeline import planning
 from tvm_pipeline.core.plan import describe
 from tvm_pipeline.runtime import Adaptation, LivePipeline
-from tvm_pipeline.watch import LiveWatch, WatchServer
+from tvm_pipeline_video.watch import LiveWatch, WatchServer
 
 SMALL_SIDE = 64
 AROUND = 8  # results of the new plan that still count to the switch

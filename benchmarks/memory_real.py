@@ -85,6 +85,7 @@ def interpreter(content: bytes, kernels: Any) -> Any:
 def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
     """Return the row, whether outputs are equal, and whether the arena is smaller."""
     from ai_edge_litert.interpreter import OpResolverType
+
     from tvm_pipeline_edgetpu.model import read_model
     from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
 
@@ -115,11 +116,10 @@ def tflite_row(path: Path, rounds: int) -> tuple[list[str], bool, bool]:
 
 def relay_row(graph: OperatorGraph, rounds: int) -> tuple[list[str], bool, bool]:
     """Return the row, whether outputs are equal, and whether the arena is smaller."""
-    from tvm_pipeline_host.detection import host_target
-    from tvm_pipeline_host.host import bind
-
     from tvm_pipeline.core.platform import Device
     from tvm_pipeline.tvm.relay.compiled import RelayModel
+    from tvm_pipeline_host.detection import host_target
+    from tvm_pipeline_host.host import bind
 
     model = relay_network(graph)
     device = Device("cpu0", "host", (0,), host_target())
@@ -170,11 +170,10 @@ SHARED: dict[str, Callable[[], Model]] = {
 
 def shared_row(model: Model, rounds: int) -> tuple[list[str], bool, float]:
     """Return the row, whether outputs are equal, and the gain in the order of least memory."""
-    from tvm_pipeline_host.detection import host_target
-    from tvm_pipeline_host.host import bind
-
     from tvm_pipeline.core.platform import Device
     from tvm_pipeline.tvm.relay.compiled import RelayModel
+    from tvm_pipeline_host.detection import host_target
+    from tvm_pipeline_host.host import bind
 
     device = Device("cpu0", "host", (0,), host_target())
     listed = RelayModel.compile(model, [device.target], bind, lambda _: None)

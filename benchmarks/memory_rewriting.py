@@ -197,11 +197,11 @@ def report_relay(short: bool) -> list[str]:
 def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, int]], float]:
     """Return bytes as written, ordered, rewritten, and both, as three allocators see them; and how outputs differ."""
     from graph_networks import relay_network
-    from tvm_pipeline_host.detection import host_target
 
     from tvm_pipeline.tvm.relay.importer import import_model
     from tvm_pipeline.tvm.relay.memory_order import MemoryOrder, planned_bytes
     from tvm_pipeline.tvm.relay.rewrite_concat import RewriteConcat, optimal_peak_bytes
+    from tvm_pipeline_host.detection import host_target
 
     import tvm  # isort: skip
     from tvm import relay  # isort: skip
@@ -226,9 +226,8 @@ def relay_sizes(graph: OperatorGraph) -> tuple[dict[str, tuple[int, int, int, in
 
 def arena(model: Model, device: Device) -> tuple[tuple[int, int], list[Any]]:
     """Return the arena of the whole network, without and with the least-memory order, and its outputs for noise."""
-    from tvm_pipeline_host.host import bind
-
     from tvm_pipeline.tvm.relay.compiled import RelayModel
+    from tvm_pipeline_host.host import bind
 
     compiled = RelayModel.compile(model, [device.target], bind, lambda _: None, "memory")
     operators = [operator.name for operator in compiled.graph.operators]

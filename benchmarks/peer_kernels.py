@@ -21,8 +21,6 @@ import numpy as np
 from networks import load_lively
 from peer_engines import apart
 from rich.console import Console
-from tvm_pipeline_host.detection import host_target, missing_features
-from tvm_pipeline_host.host import bind
 
 from tvm_pipeline import Device
 from tvm_pipeline.backends.contract import Array
@@ -35,6 +33,8 @@ from tvm_pipeline.tvm.relay import build, fold
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.library import Library, load_library
+from tvm_pipeline_host.detection import host_target, missing_features
+from tvm_pipeline_host.host import bind
 
 from tvm.contrib.cc import get_cc  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip

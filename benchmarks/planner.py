@@ -34,8 +34,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tvm_pipeline_papers.coral import profiling_partition
-from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import OperatorGraph
@@ -49,6 +47,8 @@ from tvm_pipeline.errors import NoPlanError
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.search.cuts import Cuts, ideals
+from tvm_pipeline_papers.coral import profiling_partition
+from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

@@ -42,16 +42,16 @@ import av
 import msgspec
 from av.error import FFmpegError
 from rich.console import Console
+
+from tests.plugins.hosts.fleet.plans import plan_of
+from tests.plugins.hosts.fleet_host import install, write_service_bundle
+from tests.support.power_failure import ShutDownDisk, shut_down_disk
 from tvm_pipeline_hosts.fleet.collector import Collector
 from tvm_pipeline_hosts.fleet.coordinator import Coordinator
 from tvm_pipeline_hosts.fleet.host_results import CURSOR, RESULTS, HostResults, Position
 from tvm_pipeline_hosts.fleet.messages import HostReport, Order, RunningDuty
 from tvm_pipeline_hosts.fleet.ray_actors import CoordinatorActor
-
-from tests.plugins.hosts.fleet.plans import plan_of
-from tests.plugins.hosts.fleet_host import install, write_service_bundle
-from tests.support.power_failure import ShutDownDisk, shut_down_disk
-from tvm_pipeline.service.log_files import segment_numbers, segment_path
+from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
 
 FPS, SEGMENT_S = 30, 2
 CAMERAS = tuple(f"camera{index}" for index in range(8))
@@ -70,7 +70,7 @@ def write_decoder(folder: Path) -> Path:
     """Write a decoder that takes the time of a frame, so that frames come as those of a camera."""
     path = folder / "slow.py"
     path.write_text(
-        "import time\nfrom tvm_pipeline.video import Annotation\n"
+        "import time\nfrom tvm_pipeline_video import Annotation\n"
         f"def decode(outputs, transform):\n    time.sleep({1 / FPS})\n    return [Annotation('thing')]\n"
     )
     return path

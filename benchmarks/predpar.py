@@ -44,9 +44,6 @@ from planner import coral, show
 from predpar_data import TESTED, board, keras_networks, labelled, networks, role, shipped_model
 from profiling_partitioner import Case
 from rich.progress import track
-from tvm_pipeline_papers.learned.partition_search import pred_profpar_partition, predpar_partition
-from tvm_pipeline_papers.learned.predpar import SHIPPED
-from tvm_pipeline_papers.learned.segment_predictor import SegmentPredictor, read_predictor, segment_predictor
 
 from tvm_pipeline.calibration.fit import calibrated
 from tvm_pipeline.calibration.stage_time import StageTime
@@ -61,6 +58,9 @@ from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.corrected import cheapest_segments, corrected_partition, model_seconds
 from tvm_pipeline.planning.local.local_search import local_search
 from tvm_pipeline.planning.search.cuts import Floats
+from tvm_pipeline_papers.learned.partition_search import pred_profpar_partition, predpar_partition
+from tvm_pipeline_papers.learned.predpar import SHIPPED
+from tvm_pipeline_papers.learned.segment_predictor import SegmentPredictor, read_predictor, segment_predictor
 
 PUBLISHED = Path(__file__).parents[1] / "benchmarks/milcom_published.json"
 PAPERS, EXTENDED = Path(__file__).with_name("predpar.npz"), SHIPPED

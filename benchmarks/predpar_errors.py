@@ -15,9 +15,6 @@ from hidden_device import HiddenDevice
 from planner import coral, show
 from predpar_data import Labelled
 from scipy.optimize import nnls
-from tvm_pipeline_papers.learned.segment_features import KINDS, graph_features
-from tvm_pipeline_papers.learned.segment_predictor import segment_predictor
-from tvm_pipeline_papers.learned.weights import Weights
 
 from tvm_pipeline.calibration.fit import calibrated
 from tvm_pipeline.calibration.stage_time import StageTime
@@ -27,6 +24,9 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.planning.corrected import model_seconds
 from tvm_pipeline.planning.search.cuts import Floats
+from tvm_pipeline_papers.learned.segment_features import KINDS, graph_features
+from tvm_pipeline_papers.learned.segment_predictor import segment_predictor
+from tvm_pipeline_papers.learned.weights import Weights
 
 Predictor = Callable[[Labelled], Floats]
 

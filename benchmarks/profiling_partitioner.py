@@ -32,7 +32,6 @@ from pathlib import Path
 import numpy as np
 from planner import coral, show
 from rich.progress import track
-from tvm_pipeline_papers.coral import profiling_partition
 
 from tvm_pipeline.core.graph import OperatorGraph, readers_of
 from tvm_pipeline.core.problem import Problem
@@ -42,6 +41,7 @@ from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.planning.corrected import cheapest_segments, corrected_partition, model_seconds
 from tvm_pipeline.planning.search.cuts import Floats, prefixes
+from tvm_pipeline_papers.coral import profiling_partition
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

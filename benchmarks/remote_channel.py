@@ -27,6 +27,7 @@ import tvm
 from rich.console import Console
 from rich.table import Table
 from tvm import rpc
+
 from tvm_pipeline_hosts.remote.address import Address
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.serving import BoardServer

@@ -20,16 +20,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tvm_pipeline_hosts.remote.address import Address
-from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
-from tvm_pipeline_hosts.remote.serving import BoardServer
-
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.workflow.machine import HERE, Machine
 from tvm_pipeline.workflow.steps import REPEATS, Compiled, compile_source, measured_profile
+from tvm_pipeline_hosts.remote.address import Address
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
+from tvm_pipeline_hosts.remote.serving import BoardServer
 
 
 def main() -> None:

@@ -31,16 +31,16 @@ from pathlib import Path
 import numpy as np
 from planner import PUBLISHED, ROOT, keras, of_bytes, s, show, timed
 from rich.progress import track
-from tvm_pipeline_papers.learned.pointer_network import untrained
-from tvm_pipeline_papers.learned.respect import SHIPPED, ReadGraph, network_weights
-from tvm_pipeline_papers.learned.respect_embedding import COLUMNS, embedding
-from tvm_pipeline_papers.learned.sequences import repaired, rho, violated_edges
-from tvm_pipeline_papers.learned.weights import Weights
 
 from tvm_pipeline import planning
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.problem import Problem
+from tvm_pipeline_papers.learned.pointer_network import untrained
+from tvm_pipeline_papers.learned.respect import SHIPPED, ReadGraph, network_weights
+from tvm_pipeline_papers.learned.respect_embedding import COLUMNS, embedding
+from tvm_pipeline_papers.learned.sequences import repaired, rho, violated_edges
+from tvm_pipeline_papers.learned.weights import Weights
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

@@ -34,8 +34,8 @@ from tests.support.mqtt import Broker, until
 from tests.support.onnx_models import write_picture_net
 from tests.support.parts import MOSQUITTO
 from tvm_pipeline import Bundle, Problem, detect_platform, load, plan, profile_model, settle_platform, write_bundle
-from tvm_pipeline.service.running import Service
-from tvm_pipeline.service.settings import Settings
+from tvm_pipeline_video.service.running import Service
+from tvm_pipeline_video.service.settings import Settings
 
 CONSOLE = Console(width=150)
 

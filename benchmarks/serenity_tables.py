@@ -38,8 +38,6 @@ from pathlib import Path
 
 from memory_rewriting import int8
 from planner import CONSOLE, s, show
-from tvm_pipeline_papers.peak_distribution import Orders
-from tvm_pipeline_papers.tflite_arena import online_arena
 
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.core.graph_files import read_graph
@@ -51,6 +49,8 @@ from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
 from tvm_pipeline.memory.serenity import cells, serenity_order
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.report.drawing import CUT, INK, PALE, check_picture, new_figure, save_figure
+from tvm_pipeline_papers.peak_distribution import Orders
+from tvm_pipeline_papers.tflite_arena import online_arena
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

@@ -26,7 +26,6 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from tvm_pipeline_hosts.remote.remote_backend import RemoteBackend
 
 from tvm_pipeline import load
 from tvm_pipeline.core.plan import Plan
@@ -35,6 +34,7 @@ from tvm_pipeline.runtime.comparison import in_turn, runner
 from tvm_pipeline.runtime.verification import VERIFY_S
 from tvm_pipeline.testing import check_backend
 from tvm_pipeline.workflow.steps import decide, planned
+from tvm_pipeline_hosts.remote.remote_backend import RemoteBackend
 
 NETWORKS, RATES = ("resnet-18", "mobilenet", "squeezenet"), ("10gbit", "1gbit", "100mbit")
 NAMESPACE, NEAR, FAR = "tvmp-barn", "10.77.9.1", "10.77.9.2"

@@ -33,8 +33,6 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 
-from tvm_pipeline_host.detection import host_target
-
 from tests.support.networks import every_tensor, whole_outputs
 from tests.support.stages import random_frame, random_stages, run_stages
 from tvm_pipeline.core.graph import OperatorGraph, crossing_tensors
@@ -47,6 +45,7 @@ from tvm_pipeline.tvm.relay.extraction import ExtractOperatorGraph, operator_gra
 from tvm_pipeline.tvm.relay.fold import FoldConstantFast, fast_build
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.partition_pipeline import PartitionPipeline
+from tvm_pipeline_host.detection import host_target
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

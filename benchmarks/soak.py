@@ -46,7 +46,9 @@ from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Problem, detect_platform, load, profile_model, settle_platform
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.runtime import Adaptation, LivePipeline, freed_memory
-from tvm_pipeline.video import (
+from tvm_pipeline.workflow.steps import REPEATS
+from tvm_pipeline_command import use_one_heap
+from tvm_pipeline_video import (
     LiveSource,
     Reconnect,
     Source,
@@ -57,10 +59,8 @@ from tvm_pipeline.video import (
     preprocessing_for,
     stream,
 )
-from tvm_pipeline.video.decoding import Picture
-from tvm_pipeline.watch import LiveWatch, WatchServer
-from tvm_pipeline.workflow.steps import REPEATS
-from tvm_pipeline_command import use_one_heap
+from tvm_pipeline_video.decoding import Picture
+from tvm_pipeline_video.watch import LiveWatch, WatchServer
 
 SIDE = 64
 FPS = 30

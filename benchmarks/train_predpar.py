@@ -54,6 +54,7 @@ from predpar_data import (
     shipped_model,
 )
 from predpar_errors import Predictor, by_board, by_least_squares, by_model, by_network, refitted, tell
+
 from tvm_pipeline_papers.learned.segment_features import SegmentBatch, graph_features
 from tvm_pipeline_papers.learned.segment_predictor import (
     EPSILON,

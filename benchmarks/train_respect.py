@@ -34,12 +34,12 @@ import numpy as np
 from planner import of_bytes, show
 from pointer_in_jax import Adam, Batch, Weights, attention_keys, greedy, sampled
 from scipy.stats import ttest_rel
+
+from tvm_pipeline.planning.search.cuts import Integers
 from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, PointerNetwork, untrained
 from tvm_pipeline_papers.learned.respect_embedding import COLUMNS
 from tvm_pipeline_papers.learned.sequences import repaired, rho, violated_edges
 from tvm_pipeline_papers.learned.weights import Floats32, WeightsNote, write_weights
-
-from tvm_pipeline.planning.search.cuts import Integers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support
 

@@ -29,7 +29,7 @@ from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.report import TextTable, comparison_table
 from tvm_pipeline.runtime.comparison import Run, Turn, compare, runner
 from tvm_pipeline.runtime.verification import VERIFY_S, verified
-from tvm_pipeline.video import preprocessing_for
+from tvm_pipeline_video import preprocessing_for
 
 
 def main() -> None:

@@ -24,7 +24,6 @@ import numpy as np
 from networks import load_lively
 from peer_engines import apart
 from rich.console import Console
-from tvm_pipeline_host.detection import host_target
 
 from tvm_pipeline import Device
 from tvm_pipeline.backends.contract import Array
@@ -40,6 +39,7 @@ from tvm_pipeline.tvm.relay.tuning.race import race
 from tvm_pipeline.tvm.relay.tuning.tasks import Task, optimized, tasks_of
 from tvm_pipeline.tvm.relay.tuning.tuner import tune
 from tvm_pipeline.tvm.winograd import TOLERANCE, Winograd
+from tvm_pipeline_host.detection import host_target
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline.video import Annotation, Transform
+from tvm_pipeline_video import Annotation, Transform
 
 BEST = 5
 

@@ -23,10 +23,10 @@ from packaged import CENTERFACE, CENTERFACE_SHAPES, FACE_MESH, fetch
 from tvm_pipeline import Pipeline, Problem, Result
 from tvm_pipeline.frontends import parse_shapes
 from tvm_pipeline.runtime.frame_stream import Tagged
-from tvm_pipeline.video import Annotation, Preprocessing, Source, VideoFile, draw, open_source, preprocess
-from tvm_pipeline.video.cascade import Cascade, measured_crops, plan_cascade
-from tvm_pipeline.video.interpret import Interpretation, interpret
 from tvm_pipeline.workflow.steps import Compiled, compile_source, measured_profile
+from tvm_pipeline_video import Annotation, Preprocessing, Source, VideoFile, draw, open_source, preprocess
+from tvm_pipeline_video.cascade import Cascade, measured_crops, plan_cascade
+from tvm_pipeline_video.interpret import Interpretation, interpret
 
 MARGIN = 1.5  # side of a crop against the longer side of the face's box
 STRETCH = 60  # frames on which the faces are counted

@@ -24,11 +24,11 @@ from PIL import Image
 from tvm_pipeline import Pipeline, Problem, Result
 from tvm_pipeline.frontends import parse_shapes
 from tvm_pipeline.runtime.frame_stream import Tagged
-from tvm_pipeline.video import Annotation, Preprocessing, open_source, preprocess
-from tvm_pipeline.video.cascade import Cascade, measured_crops, plan_cascade
-from tvm_pipeline.video.decoders import Request
-from tvm_pipeline.video.interpret import Interpretation, interpret
 from tvm_pipeline.workflow.steps import Compiled, compile_source, measured_profile
+from tvm_pipeline_video import Annotation, Preprocessing, open_source, preprocess
+from tvm_pipeline_video.cascade import Cascade, measured_crops, plan_cascade
+from tvm_pipeline_video.decoders import Request
+from tvm_pipeline_video.interpret import Interpretation, interpret
 
 STRETCH = 8  # pictures on which the lines are counted
 LEAST_SCORE = 0.5  # of a line, the mean over its characters

@@ -24,10 +24,10 @@ from packaged import BIKES, CENTERFACE, CENTERFACE_SHAPES, fetch
 
 from tvm_pipeline import Pipeline, Problem
 from tvm_pipeline.frontends import parse_shapes
-from tvm_pipeline.video import Annotation, VideoFile, draw, open_source, stream
-from tvm_pipeline.video.decoders import Request
-from tvm_pipeline.video.interpret import interpret
 from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile
+from tvm_pipeline_video import Annotation, VideoFile, draw, open_source, stream
+from tvm_pipeline_video.decoders import Request
+from tvm_pipeline_video.interpret import interpret
 
 OVERLAP = 0.3  # a box that shares less with where a thing should be now is another thing
 PATIENCE = 15  # frames that a thing may be out of sight

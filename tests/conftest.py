@@ -48,7 +48,8 @@ BOTH = (
     *(f"backends/test_{name}.py" for name in ("elsewhere", "host_backend", "missing_extras")),
     "plugins/boards/test_modules.py",
     *(f"cli/test_{name}.py" for name in ("bad_input", "commands", "memory_command", "rewritten_models", "version")),
-    *(f"service/test_{name}.py" for name in ("carried_run", "engine_fallback", "workflow")),
+    "plugins/video/service/test_carried_run.py",
+    *(f"workflow/test_{name}.py" for name in ("engine_fallback", "steps")),
 )
 
 

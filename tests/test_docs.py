@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tvm_pipeline_video.service.option_names import OTHER_NAMES
 
 import tvm_pipeline
 from tests.support.parts import needs
 from tvm_pipeline.planning import Scheduler
 from tvm_pipeline.planning.registry import ALL_LIMITS, BY_CUTS, EVERY, OWN, TIMED
-from tvm_pipeline.service.option_names import OTHER_NAMES
 
 ROOT = Path(__file__).parents[1]
 # They make models, graphs or loads, or run in another environment, for other benchmarks; the last is given a network.

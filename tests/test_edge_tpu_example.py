@@ -20,12 +20,13 @@ from tests.support.parts import needs
 
 needs("ai_edge_litert")
 needs("av")
+needs("tvm_pipeline_video")
 
 from PIL import Image
-from tvm_pipeline_edgetpu.delegate import edge_tpus
 
 from tests.edgetpu.networks import MOBILENET, run
-from tvm_pipeline.video import VideoFile, open_source
+from tvm_pipeline_edgetpu.delegate import edge_tpus
+from tvm_pipeline_video import VideoFile, open_source
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "edge_tpu"
 

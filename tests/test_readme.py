@@ -114,7 +114,8 @@ def test_the_commands_for_a_model_run(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("av")
-    from tests.video.test_sources import encode
+    needs("tvm_pipeline_video")
+    from tests.plugins.video.test_sources import encode
 
     encode(here / "bikes.mp4")
     commands = [command for command in COMMANDS if command.startswith("tvm-pipeline ")]

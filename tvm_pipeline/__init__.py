@@ -14,6 +14,8 @@ docstring of each has an example that needs no TVM and no hardware;
 version.py   the version of this package
 errors.py    the errors a user can meet, as one tree
 addresses.py  addresses of cameras and brokers, shown without their secrets
+option_names.py  the names of settings on the command line and in files
+signals.py   the requests of signals
 files.py     reading and writing files, with errors that name them
 plugins.py   what installed packages add to the engine's tables, by entry points
 processes.py  child processes: started, talked to, waited for with limits, ended with their parent
@@ -34,10 +36,7 @@ relax.py     passes on Relax modules, for scripts of TVM
 runtime/     the running pipeline
 workflow/    from a model to a plan that runs, as one call each
 report/      tables and pictures
-video/       frames in, results out
 testing/     for tests of backends
-watch/       a running pipeline seen from outside, over HTTP
-service/     the application that runs bundles on sources of frames
 cli/         the command line
 """
 

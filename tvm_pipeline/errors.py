@@ -13,7 +13,6 @@
     │       ├── LimitMissedError   one may exist, but this search does not count the limit that its plan misses
     │       └── SearchTimeError    one may exist, but the time allowed was over before
     ├── BundleError                a bundle that is damaged, unsafe or of another version
-    ├── VideoError                 a source or a sink of frames
     └── RunError                   a running pipeline
         ├── StageError             a stage raised; carries stage, device and frame, and the host operator that raised
         ├── PipelineTimeoutError   nothing came in the time allowed
@@ -96,10 +95,6 @@ class SearchTimeError(NoPlanError):
 
 class BundleError(PipelineError):
     """A bundle that is damaged, unsafe to unpack, or made by another version."""
-
-
-class VideoError(PipelineError):
-    """A source that gives no frames, or a sink that cannot take them."""
 
 
 class RunError(PipelineError):

@@ -28,11 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "face_detector"))
 
 from assets import VIDEO, fetch
 from build import PICTURES
-from tvm_pipeline_edgetpu.model import read_model
 
 from tvm_pipeline import Device, Pipeline, Platform, Problem, load, planning, profile_model, settle_platform
 from tvm_pipeline.report import candidates_table, statistics_table
-from tvm_pipeline.video import (
+from tvm_pipeline_edgetpu.model import read_model
+from tvm_pipeline_video import (
     Analysed,
     Annotation,
     Transform,

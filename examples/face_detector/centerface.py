@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline.video import Annotation, Transform
+from tvm_pipeline_video import Annotation, Transform
 
 STRIDE = 4
 THRESHOLD = 0.35

@@ -46,7 +46,7 @@ from tvm_pipeline.report import (
     write_report,
 )
 from tvm_pipeline.runtime.verification import verified
-from tvm_pipeline.video import (
+from tvm_pipeline_video import (
     Analysed,
     Application,
     Frame,

@@ -8,7 +8,7 @@ from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime.host_work import HostWork, stage_work
-from tvm_pipeline.video.application import Passage
+from tvm_pipeline_video.application import Passage
 
 COLD_FRAMES = 5
 

@@ -19,8 +19,6 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
-from tvm_pipeline_host import backend as host
-
 from tests.support.command import run_command
 from tests.support.fake_backend import make_plan
 from tests.support.installed import install
@@ -42,6 +40,7 @@ from tvm_pipeline.core.graph import crossing_tensors
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.testing import check_backend
+from tvm_pipeline_host import backend as host
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -14,9 +14,6 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
-from tvm_pipeline_host import backend
-from tvm_pipeline_host.detection import host_target
-
 from tests.support.installed import install
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import Bundle, Plan, Prediction, Stage, settle_platform, write_bundle
@@ -26,6 +23,8 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.frontends import load
 from tvm_pipeline.testing import FakeBackend
+from tvm_pipeline_host import backend
+from tvm_pipeline_host.detection import host_target
 
 AARCH64 = "llvm -keys=cpu -mtriple=aarch64-linux-gnu -mcpu=cortex-a72"
 AMX = "llvm -mcpu=sapphirerapids"

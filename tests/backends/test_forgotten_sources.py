@@ -17,9 +17,6 @@ needs("onnxruntime")
 needs("onnx")
 needs("ai_edge_litert")
 
-from tvm_pipeline_edgetpu import backend as tflite
-from tvm_pipeline_onnxruntime import backend as onnxruntime
-
 from tests.edgetpu.networks import random_network
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import load
@@ -29,6 +26,8 @@ from tvm_pipeline.backends.sliced import SlicedModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.testing import example_model
+from tvm_pipeline_edgetpu import backend as tflite
+from tvm_pipeline_onnxruntime import backend as onnxruntime
 
 CORE = min(os.sched_getaffinity(0))
 Made = tuple[CompiledModel, Device, Callable[[], object]]

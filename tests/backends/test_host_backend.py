@@ -13,10 +13,6 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline_host import backend, detection
-from tvm_pipeline_host.core_kinds import KINDS
-from tvm_pipeline_host.host import bind
-
 from tests.support.board_trees import CPUS, TREES, cores_off, write
 from tests.support.onnx_networks import onnx_network
 from tvm_pipeline.backends.registry import find_backend
@@ -24,6 +20,9 @@ from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.testing import check_backend
 from tvm_pipeline.tvm.target_text import tvm_target
+from tvm_pipeline_host import backend, detection
+from tvm_pipeline_host.core_kinds import KINDS
+from tvm_pipeline_host.host import bind
 
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="instruction sets of x86")
 

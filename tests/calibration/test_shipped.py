@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm_pipeline_edgetpu.edgetpu import MODELS
 
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.calibration.shipped import CPU_CORE, GPU, shipped_model
@@ -15,6 +14,7 @@ from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.platform import Device, read_platform
 from tvm_pipeline.cost.modelled_stage import WorkTable
 from tvm_pipeline.profiling.layer_times import read_layer_times
+from tvm_pipeline_edgetpu.edgetpu import MODELS
 
 PROFILES = Path(__file__).parents[2] / "profiles"
 

@@ -89,13 +89,20 @@ def test_what_is_no_field_stays():
     assert with_options(text) == text
 
 
-def test_what_the_library_logs_names_options(cli, monkeypatch):
+@pytest.mark.parametrize("name", ["tvm_pipeline.backends.registry", "tvm_pipeline_of_others.module"])
+def test_what_the_library_and_its_guests_log_names_options(cli, monkeypatch, name):
     """A warning in the log that names a field is printed with the option, and the handler goes with the command."""
-    logger = logging.getLogger("tvm_pipeline.backends.registry")
-    before = logging.getLogger("tvm_pipeline").handlers[:]
+    logger = logging.getLogger(name)
+    before = logging.getLogger().handlers[:]
     monkeypatch.setattr("tvm_pipeline.cli.devices.this_machine", lambda *_: logger.warning("give `platform`"))
     assert cli("devices").err.startswith("give --platform ")
-    assert logging.getLogger("tvm_pipeline").handlers == before
+    assert logging.getLogger().handlers == before
+
+
+def test_what_other_packages_log_is_printed_as_it_is(capsys):
+    with logged():
+        logging.getLogger("another_package").warning("set `platform`")
+    assert capsys.readouterr().err == "set `platform`\n"
 
 
 def test_without_a_terminal_a_line_of_progress_is_printed_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ import platform
 import re
 
 import pytest
-from tvm_pipeline_host.detection import host_target
 
 from tests.support.parts import needs
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.testing import FakeBackend, installed
+from tvm_pipeline_host.detection import host_target
 
 needs("Relay")
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")

@@ -20,8 +20,6 @@ from tests.support.parts import needs
 
 needs("ai_edge_litert")
 
-from tvm_pipeline_edgetpu import backend
-
 from tests.edgetpu.networks import Op, Options, Type, Writer, random_feeds, random_network, random_stages, run, schema
 from tests.support.examples import examples
 from tests.support.fake_backend import make_plan
@@ -34,6 +32,7 @@ from tvm_pipeline.core.plan import Plan, Stage
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, StageError
 from tvm_pipeline.testing import check_backend
+from tvm_pipeline_edgetpu import backend
 
 NETWORK = random_network(4)
 

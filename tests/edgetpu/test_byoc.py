@@ -23,10 +23,6 @@ needs("ai_edge_litert")
 needs("tvm")
 needs("tflite")
 
-from tvm_pipeline_edgetpu.byoc import load_executor, partition_for_edgetpu
-from tvm_pipeline_edgetpu.model import TfliteModel, parse_model
-from tvm_pipeline_edgetpu.support import unsupported
-
 from tests.edgetpu.networks import (
     MOBILENET,
     Op,
@@ -42,6 +38,9 @@ from tests.edgetpu.networks import (
 from tests.support.examples import examples
 from tvm_pipeline.errors import ModelError, PlatformError, RunError
 from tvm_pipeline.tvm.relay.fold import fast_build, fast_context
+from tvm_pipeline_edgetpu.byoc import load_executor, partition_for_edgetpu
+from tvm_pipeline_edgetpu.model import TfliteModel, parse_model
+from tvm_pipeline_edgetpu.support import unsupported
 
 import tflite  # isort: skip
 import tvm  # isort: skip

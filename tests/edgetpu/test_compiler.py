@@ -14,11 +14,10 @@ from tests.support.parts import needs
 
 needs("ai_edge_litert")
 
-from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler, parse_report
-
 from tests.edgetpu.fakes import write_compiler
 from tests.edgetpu.networks import random_network
 from tvm_pipeline.errors import ModelError, PlatformError
+from tvm_pipeline_edgetpu.compiler import Report, compile_parts, find_compiler, parse_report
 
 PARTS = [random_network(1), random_network(2)]
 NAMES = ["stage 0", "stage 1"]

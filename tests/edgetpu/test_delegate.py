@@ -14,12 +14,12 @@ from tests.support.parts import needs
 needs("ai_edge_litert")
 
 from ai_edge_litert.interpreter import Interpreter
-from tvm_pipeline_edgetpu.delegate import absence, edge_tpus, load
-from tvm_pipeline_edgetpu.model import read_model
 
 from tests.edgetpu.fakes import libedgetpu, preload_libedgetpu
 from tests.edgetpu.networks import random_feeds, random_network, run
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline_edgetpu.delegate import absence, edge_tpus, load
+from tvm_pipeline_edgetpu.model import read_model
 
 
 @pytest.fixture

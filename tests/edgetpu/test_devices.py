@@ -15,8 +15,6 @@ from tests.support.parts import needs
 needs("ai_edge_litert")
 
 from ai_edge_litert.interpreter import load_delegate
-from tvm_pipeline_edgetpu import backend
-from tvm_pipeline_edgetpu.edgetpu import MODELS
 
 from tests.edgetpu.networks import random_network
 from tvm_pipeline import read_platform
@@ -25,6 +23,8 @@ from tvm_pipeline.core.device_model import DeviceModel
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline_edgetpu import backend
+from tvm_pipeline_edgetpu.edgetpu import MODELS
 
 PLATFORMS = Path(__file__).parents[2] / "profiles" / "platforms"
 NETWORK = random_network(4)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm_pipeline_edgetpu import backend
 
 from tests.edgetpu.networks import Op, Options, Type, Writer, packed, run, schema
 from tests.support.fake_backend import make_plan
@@ -16,6 +15,7 @@ from tvm_pipeline import Pipeline, load
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.testing import check_backend
+from tvm_pipeline_edgetpu import backend
 
 CORE = min(os.sched_getaffinity(0))
 ENGINE = Device("cpu0", "edgetpu", (CORE,), "tflite")

@@ -12,16 +12,15 @@ from tests.support.parts import needs
 
 needs("ai_edge_litert")
 
-from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
-from tvm_pipeline_edgetpu.model import parse_model
-from tvm_pipeline_edgetpu.ordering import _spans, arena_bytes, memory_ordered
-
 from tests.edgetpu.networks import Op, Options, Type, Writer, run, schema
 from tests.support.command import run_command
 from tvm_pipeline import open_bundle
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory.rewriting import fewest
+from tvm_pipeline_edgetpu.in_parts import TfliteRewriting
+from tvm_pipeline_edgetpu.model import parse_model
+from tvm_pipeline_edgetpu.ordering import _spans, arena_bytes, memory_ordered
 
 RELU = schema.ActivationFunctionType.RELU
 PIXELS = 12 * 12

@@ -14,12 +14,12 @@ from tests.support.parts import needs
 needs("ai_edge_litert")
 
 from ai_edge_litert import schema_py_generated as schema
-from tvm_pipeline_edgetpu.model import read_model
-from tvm_pipeline_edgetpu.work import macs
 
 from tests.edgetpu.networks import MOBILENET, Op, Type, changed, random_network
 from tvm_pipeline.core.graph import Tensor
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_edgetpu.model import read_model
+from tvm_pipeline_edgetpu.work import macs
 
 NETWORK = random_network(2)
 

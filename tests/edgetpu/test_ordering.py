@@ -11,14 +11,13 @@ from tests.support.parts import needs
 
 needs("ai_edge_litert")
 
-from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
-from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
-
 from tests.edgetpu.networks import MOBILENET, Op, Options, Type, Writer, random_feeds, random_network, run, schema
 from tests.support.command import run_command
 from tvm_pipeline import open_bundle
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline_edgetpu.compiled import EdgeTpuModel
+from tvm_pipeline_edgetpu.ordering import arena_bytes, memory_ordered
 
 CPU = Device("tpu0", "edgetpu", target="cpu", stand_in="TFLite")
 

@@ -13,12 +13,12 @@ needs("ai_edge_litert")
 
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
-from tvm_pipeline_edgetpu.model import TfliteModel, read_model
-from tvm_pipeline_edgetpu.slicer import Slice, slice_model
 
 from tests.edgetpu.networks import MOBILENET, changed, random_feeds, random_network, random_stages, run
 from tvm_pipeline.core.plan import Stage
 from tvm_pipeline.errors import PlanError
+from tvm_pipeline_edgetpu.model import TfliteModel, read_model
+from tvm_pipeline_edgetpu.slicer import Slice, slice_model
 
 
 def read(tmp_path, content: bytes) -> TfliteModel:

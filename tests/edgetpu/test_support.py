@@ -14,11 +14,11 @@ needs("ai_edge_litert")
 from ai_edge_litert import schema_py_generated as schema
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_edgetpu.model import read_model
-from tvm_pipeline_edgetpu.support import check_quantised, unsupported
 
 from tests.edgetpu.networks import MOBILENET, Op, Options, Type, Writer, changed, random_network
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_edgetpu.model import read_model
+from tvm_pipeline_edgetpu.support import check_quantised, unsupported
 
 RELU = schema.ActivationFunctionType.RELU
 

@@ -8,9 +8,9 @@ from functools import cache
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
+from tests.plugins.video.watch.watched import watching
 from tests.support.mutations import flipped, spliced
-from tests.watch.watched import watching
-from tvm_pipeline.watch import WatchServer
+from tvm_pipeline_video.watch import WatchServer
 
 METHODS = ("GET", "GET", "HEAD", "POST", "OPTIONS", "get", "")
 PATHS = [

@@ -9,9 +9,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import bind
-from tvm_pipeline_host.detection import host_target
 
 from tests.support import software_cuda as device
 from tests.support.networks import as_model, relay_module
@@ -20,6 +17,9 @@ from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_host.detection import host_target
 
 import tvm  # isort: skip
 

@@ -15,7 +15,6 @@ from tests.support.parts import needs
 needs("tvm")
 
 import tvm
-from tvm_pipeline_gpu.gpu import bind
 
 from tests.support.networks import NETWORKS
 from tests.support.software_cuda import SoftwareCuda
@@ -26,6 +25,7 @@ from tvm_pipeline.profiling.links import SIZES
 from tvm_pipeline.tvm.devices import cuda_events
 from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_gpu.gpu import bind
 
 FLOAT_NETWORKS = [name for name in NETWORKS if name != "int8"]
 Mixed = Callable[[str], RelayModel]

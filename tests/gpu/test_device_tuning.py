@@ -22,7 +22,6 @@ needs("tvm")
 
 import tvm
 from tvm import autotvm, relay
-from tvm_pipeline_gpu.gpu import bind
 
 from tests.support.networks import as_model
 from tests.support.software_cuda import SoftwareCuda
@@ -56,6 +55,7 @@ from tvm_pipeline.tvm.relay.tuning.device_records import (
 from tvm_pipeline.tvm.relay.tuning.device_tuner import _DeviceSearch, _point, _State, _threads
 from tvm_pipeline.tvm.relay.tuning.race import COMPARISONS, race_on
 from tvm_pipeline.tvm.relay.tuning.tasks import device_tasks_of, optimized
+from tvm_pipeline_gpu.gpu import bind
 
 TARGET = "opencl -max_num_threads=256"  # TOPI's schedules of CUDA
 HOST = "llvm"

@@ -16,11 +16,6 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline_gpu import GpuBackend, backend
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import bind
-from tvm_pipeline_host import backend as host
-
 from tests.gpu.fake_drivers import CUDA_GEFORCE, CUDA_ORIN, GEFORCE, INTEL, MALI, POCL, Drivers
 from tests.support.command import run_command
 from tests.support.fake_backend import chain_model, make_plan
@@ -36,6 +31,10 @@ from tvm_pipeline.testing import FakeBackend
 from tvm_pipeline.tvm.devices import runtimes
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.workflow.steps import Compiled, measured_profile, opened_bundle
+from tvm_pipeline_gpu import GpuBackend, backend
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_host import backend as host
 
 MODEL = Model("net", "onnx", b"")
 CORES = sorted(os.sched_getaffinity(0))

@@ -13,8 +13,6 @@ needs("tvm")
 
 import tvm
 from tvm import relay
-from tvm_pipeline_gpu.gpu import bind
-from tvm_pipeline_host.detection import host_target
 
 from tests.support.networks import as_model
 from tests.support.software_cuda import SoftwareCuda
@@ -22,6 +20,8 @@ from tests.support.stages import model_outputs, random_frame, run_stages
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_gpu.gpu import bind
+from tvm_pipeline_host.detection import host_target
 
 # The kinds of code, by the driver's version: that of nvrtc is 12.9.
 MACHINE_CODE, PTX = "12020", "12090"

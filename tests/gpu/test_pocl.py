@@ -12,9 +12,6 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import bind
-
 from tests.support.networks import as_model, relay_module
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device
@@ -23,6 +20,8 @@ from tvm_pipeline.tvm.agreement import check_agreement
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import compiler_target
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.gpu import bind
 
 NETWORK = "shapes"
 

@@ -16,8 +16,6 @@ needs("tvm")
 
 import tvm
 from tvm import relay
-from tvm_pipeline_gpu import backend
-from tvm_pipeline_gpu.gpu import bind
 
 from tests.support.fake_backend import make_plan
 from tests.support.networks import Weights, as_model, image
@@ -33,6 +31,8 @@ from tvm_pipeline.tvm.agreement import check_agreement
 from tvm_pipeline.tvm.compiled_model import SliceStage
 from tvm_pipeline.tvm.devices.targets import compiler_target
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_gpu import backend
+from tvm_pipeline_gpu.gpu import bind
 
 FRAMES = 6
 CHECKING = "checking that both targets compute the same"

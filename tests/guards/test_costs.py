@@ -40,7 +40,7 @@ OWNERS = (
     "core/profile.py",
     "profiling/*",
     "calibration/*",
-    "video/host_profile.py",
+    "plugins/tvm_pipeline_video/host_profile.py",
     "backends/tvm_pipeline_edgetpu/edgetpu.py",
 )
 # What other files read under the same names, as `receiver.attribute`. Each line has its reason.

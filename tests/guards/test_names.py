@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.sources import CORE, ROOT, docstrings, files, is_here, name, tree
+from tests.guards.sources import CORE, PLUGINS, ROOT, docstrings, files, is_here, name, tree
 
 PUBLIC = [
     *("Bundle", "CompiledPipeline", "Decision", "Device", "DeviceProfile", "Evaluation", "Link", "Model"),
@@ -27,9 +27,7 @@ DOCUMENTED = {
     "tvm_pipeline.testing": "docs/backend.md: how it is checked",
     "tvm_pipeline.power": "docs/power.md: sensors and power modes of a user's own",
     "tvm_pipeline.runtime": "pipelines that are exchanged while they run",
-    "tvm_pipeline.video": "decoders and sources of a user's own",
-    "tvm_pipeline.watch": "a server beside a pipeline of a user's own",
-    "tvm_pipeline.service": "the application as a library",
+    "tvm_pipeline_video": "decoders and sources of a user's own, a server beside a pipeline, the application",
     "tvm_pipeline.tvm.relay": "the passes on Relay modules",
     "tvm_pipeline.relax": "docs/relax.md: the passes on Relax modules",
 }
@@ -49,7 +47,6 @@ UNITLESS = {
         "uncertainty",
         "joules_uncertainty",
         "share",
-        "factors",
         "index",
         "writer",
         "readers",
@@ -57,7 +54,7 @@ UNITLESS = {
         "after",
         "bound",
     ),
-    *("bubble_share", "plan_version", "in_flight", "queue_depths", "output_shape", "samples"),
+    *("bubble_share", "output_shape", "samples"),
     # The number of a mode; frequencies of clocks, in the units of their kernel files; numbers of cores.
     *("nvpmodel", "clock_limits", "offline_cores"),
     # Figures of a profile whose words are their units.
@@ -71,8 +68,8 @@ _COMMANDS = re.compile(r"`(?:tvm-pipeline|run|edgetpu_compiler)(?: [^`]*)?`|v4l2
 NAMES_OPTIONS = {
     ("tvm/relax/cuda_kernels.py", "--ptxas-options"): "an option of NVIDIA's compiler",
     ("tvm/relax/cuda_kernels.py", "--device-int"): "an option of NVIDIA's compiler, --device-int128",
-    ("service/option_names.py", "--min-throughput"): "its docstring shows what the command line makes of a field",
-    ("video/kinds.py", "--device"): "an option of docker",
+    ("option_names.py", "--min-throughput"): "its docstring shows what the command line makes of a field",
+    ("plugins/tvm_pipeline_video/kinds.py", "--device"): "an option of docker",
     ("tvm/linking.py", "--eh-frame-hdr"): "an option of linkers",
     ("tvm/linking.py", "--no-as-needed"): "an option of linkers",
     ("plugins/tvm_pipeline_hosts/fleet/service_process.py", "--config"): "of the command that it runs",
@@ -153,11 +150,11 @@ def test_lists_of_names_are_true() -> None:
 
 
 def snippets() -> Iterator[tuple[str, ast.ImportFrom]]:
-    """Yield the imports from tvm_pipeline in the Python blocks of the README and the pages."""
+    """Yield the imports from tvm_pipeline and the plug-ins in the Python blocks of the README and the pages."""
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             for line in ast.walk(ast.parse(block)):
-                if isinstance(line, ast.ImportFrom) and (line.module or "").split(".")[0] == "tvm_pipeline":
+                if isinstance(line, ast.ImportFrom) and (line.module or "").startswith("tvm_pipeline"):
                     yield page.name, line
 
 
@@ -172,7 +169,7 @@ def test_pages_import_public_names() -> None:
             assert names <= set(PUBLIC), page
             continue
         assert any(module == known or module.startswith(f"{known}.") for known in DOCUMENTED), f"{page}: {module}"
-        path = ROOT.joinpath(*module.split("."))
+        path = (ROOT if module.startswith("tvm_pipeline.") else PLUGINS).joinpath(*module.split("."))
         path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         assert names <= bound_names(path), f"{page}: {module}"
 
@@ -193,7 +190,7 @@ def test_class_names_are_unique_in_their_package() -> None:
 def test_every_command_is_tested() -> None:
     """The tests of the command line run over a list that they take from the application, so that none is left out."""
     commands = {path.stem for path in (CORE / "cli").glob("*.py")} - {
-        *("__init__", "__main__", "options", "output", "screen"),
+        *("__init__", "__main__", "options", "output"),
     }
     application = (CORE / "cli/__init__.py").read_text()
     registered = re.findall(r"for command in \(([\w,\s]+)\):", application)
@@ -267,7 +264,7 @@ def test_messages_name_fields_and_not_options() -> None:
     wrong = [
         f"{name(path)} names {option}"
         for path in files()
-        if not (name(path).startswith("cli/") or path.parent.name == "commands")
+        if not name(path).startswith("cli/") and path.parent.name != "commands"
         for option in options_in(tree(path))
         if (name(path), option) not in NAMES_OPTIONS
     ]

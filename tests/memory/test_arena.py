@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.minimalloc import read_minimalloc, write_minimalloc
 
 from tests.support.examples import examples
 from tvm_pipeline.errors import PlanError
 from tvm_pipeline.memory import Buffer, MemoryGraph, peak_bytes
 from tvm_pipeline.memory.arena import Lifetime, check_layout, exact_layout, lifetimes, most_alive, plan_arena
+from tvm_pipeline_papers.minimalloc import read_minimalloc, write_minimalloc
 
 
 def tensors(most: int, sizes: st.SearchStrategy[int]) -> st.SearchStrategy[list[Lifetime]]:

@@ -16,7 +16,6 @@ needs("onnx")
 
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
-from tvm_pipeline_onnxruntime import backend
 
 from tests.support.graphs import random_order
 from tests.support.onnx_models import write_picture_net
@@ -27,6 +26,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import BundleError, ModelError, PlatformError, RunError
 from tvm_pipeline.testing import check_backend
+from tvm_pipeline_onnxruntime import backend
 
 CORES = sorted(os.sched_getaffinity(0))
 DEVICE = Device("cpu0", "onnxruntime", (CORES[0],))

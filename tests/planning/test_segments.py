@@ -11,7 +11,6 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
 
 from tests.support.graphs import Traits, problems, randoms
 from tvm_pipeline.core.plan import Stage
@@ -19,6 +18,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import InfeasibleError, OptionError, PlanError, ProfileError
 from tvm_pipeline.planning.baselines.segments import segment_seconds
+from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
 
 Table = dict[tuple[int, int, int], float]
 

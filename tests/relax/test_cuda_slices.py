@@ -16,8 +16,6 @@ import onnxruntime
 import pytest
 import tvm
 from onnx import helper
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_gpu.gpu import GpuBackend
 
 from tests.relax.test_slices import bind, check_equal, outputs, whole
 from tests.support import software_cuda as device
@@ -35,6 +33,8 @@ from tvm_pipeline.tvm.devices.mirrors import shares_memory
 from tvm_pipeline.tvm.devices.releasing import wait_until_released
 from tvm_pipeline.tvm.relax.build import load_library
 from tvm_pipeline.tvm.relax.compiled import RelaxModel
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_gpu.gpu import GpuBackend
 
 GPU = Device("gpu", "gpu", (), "cuda -arch=sm_87", stand_in="software CUDA")
 PICTURE = "0/picture.1"  # no name in C++

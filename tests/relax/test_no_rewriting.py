@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tvm_pipeline_host.host import HostBackend
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline_host.host import HostBackend
 
 
 def test_the_option_names_the_environment_that_has_it() -> None:

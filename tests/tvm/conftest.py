@@ -12,13 +12,12 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline_host.detection import host_target
-
 from tests.support.networks import as_model, relay_module
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.frontends import load
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_host.detection import host_target
 
 # Networks of relay.testing on pictures small enough for many runs.
 SMALL_PICTURES = {"squeezenet": (1, 3, 64, 64), "mobilenet": (1, 3, 64, 64)}

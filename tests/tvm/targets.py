@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from tvm_pipeline_host.detection import missing_features
 
 import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.tvm.relay import fold
+from tvm_pipeline_host.detection import missing_features
 
 import tvm  # isort: skip
 from tvm.contrib import graph_executor  # isort: skip

@@ -14,8 +14,6 @@ from tests.support.parts import needs
 
 needs("tvm")
 
-from tvm_pipeline_host import backend
-
 from tests.support.networks import as_model, relay_module
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.core.platform import Device
@@ -23,6 +21,7 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.agreement import check_agreement
 from tvm_pipeline.tvm.compiled_model import SliceStage
 from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline_host import backend
 
 import tvm  # isort: skip
 

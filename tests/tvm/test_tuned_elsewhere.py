@@ -9,14 +9,13 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
-from tvm_pipeline_host import backend
-from tvm_pipeline_host.detection import host_target
-
 from tests.cli.test_tune_command import _tune_by_hand
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.frontends import load
 from tvm_pipeline.tvm.relay.tuning.tuning_records import records_file
+from tvm_pipeline_host import backend
+from tvm_pipeline_host.detection import host_target
 
 
 @pytest.mark.thorough

@@ -17,9 +17,6 @@ needs("onnxruntime")
 needs("ai_edge_litert")
 
 import onnxruntime
-from tvm_pipeline_edgetpu import backend as edgetpu
-from tvm_pipeline_host import backend as host
-from tvm_pipeline_onnxruntime import backend as engine
 
 from tests.edgetpu.networks import run
 from tests.edgetpu.test_engine import running_sum, spectrum, written
@@ -33,6 +30,9 @@ from tvm_pipeline.tvm.installed_ir import installed_ir
 from tvm_pipeline.workflow import engine_fallback
 from tvm_pipeline.workflow import machine as machine_of
 from tvm_pipeline.workflow.steps import Compiled, compile_source
+from tvm_pipeline_edgetpu import backend as edgetpu
+from tvm_pipeline_host import backend as host
+from tvm_pipeline_onnxruntime import backend as engine
 
 CORES = sorted(os.sched_getaffinity(0))
 TFLITE_REFUSED = "a model of the format tflite needs TVM with Relay"  # by Relax

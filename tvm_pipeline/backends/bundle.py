@@ -69,9 +69,9 @@ class Bundle:
     """A bundle in memory.
 
     Attributes:
-        preprocessing: what `video.Preprocessing.to_dict` returns.
+        preprocessing: how a frame becomes the model's input, in the words of the plug-in for applications.
         decision: how `plan` was chosen; None where that is not known.
-        application: what `service.host_planning.Described` is made of, where the graph holds host operators around the
+        application: what that plug-in makes the application of again, where the graph holds host operators around the
             model's; None where it is the model's alone.
         metadata: what the model's file says about itself, see `core.model.Model`.
         rewriting: what is done in parts to save memory; None where that was not asked for.

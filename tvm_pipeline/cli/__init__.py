@@ -1,7 +1,6 @@
 """The command line, in tvmc's manner: one thin file for each command.
 
 options.py  the options that several commands share
-screen.py   the terminal as a listener of a run
 output.py   tables, JSON and errors; fields of the library as options of the command line
 
 Exit codes: 0; 2 for wrong usage; 1 for a failure, whose reason is one line (`--traceback` shows the rest); 128 and the
@@ -28,15 +27,13 @@ from tvm_pipeline.cli import (
     memory,
     plan,
     profile,
-    run,
     show,
     simulate,
     slice,
-    top,
     tune,
 )
 from tvm_pipeline.cli.output import logged, print_error, say
-from tvm_pipeline.service.signals import Interrupts, ending, handling
+from tvm_pipeline.signals import Interrupts, ending, handling
 from tvm_pipeline.tvm.installed_ir import described
 
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
@@ -59,9 +56,7 @@ for command in (
     simulate,
     deploy,
     compile,
-    run,
     bench,
-    top,
     show,
     slice,
     memory,

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tvm_pipeline.backends.bundle import Bundle
 from tvm_pipeline.cli.options import (
     JsonOption,
     ObjectiveOption,
@@ -29,8 +28,9 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.report import check_picture, comparison_table, cuts_table, draw_cuts
 from tvm_pipeline.report.drawing import new_figure
-from tvm_pipeline.runtime.comparison import Run, side_by_side
+from tvm_pipeline.runtime.comparison import side_by_side
 from tvm_pipeline.runtime.measured_cuts import TURN_S, CutComparison, MeasuredCut, expected_s, measured_cuts
+from tvm_pipeline.workflow.applications import applications
 from tvm_pipeline.workflow.machine import opened_machine
 from tvm_pipeline.workflow.steps import (
     checked_objective,
@@ -116,7 +116,7 @@ def command(
         if model.endswith(".tar"):
             bundle = stack.enter_context(opened_bundle(Path(model), warn, machine=machine))
             problem, compiled = Problem(bundle.graph, bundle.platform, bundle.profile, chosen), bundle.compiled
-            run = _application_run(bundle, source or "") if bundle.application else None
+            run = applications("source").again(bundle, source or "") if bundle.application else None
         else:
             opened = planned(model, shapes, platform, None, tell, warn, values=values, machine=machine)
             subject = stack.enter_context(opened)
@@ -181,11 +181,3 @@ def _cut_json(found: MeasuredCut) -> dict[str, Any]:
         "measured": {name: figure for name, figure in measured.items() if name != "statistics"} or None,
         "obstacle": cut.obstacle or None,
     }
-
-
-def _application_run(bundle: Bundle, source: str) -> Run | None:
-    """Return what runs a plan of the bundle's application on a source, or its own."""
-    from tvm_pipeline.service.host_planning import Described  # it needs the libraries of the extra `video`
-
-    described = Described.of(bundle)
-    return described.rehearsal(bundle, source).runner(bundle.compiled, bundle.platform) if described else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import typer
 
@@ -44,6 +44,7 @@ from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.planning import check_scheduler
 from tvm_pipeline.report import TextTable, candidates_table
 from tvm_pipeline.report.parts_tables import in_parts_table, in_parts_text
+from tvm_pipeline.workflow.applications import applications
 from tvm_pipeline.workflow.machine import HERE, Machine, opened_machine
 from tvm_pipeline.workflow.mode_profiles import decide_modes
 from tvm_pipeline.workflow.steps import (
@@ -56,9 +57,6 @@ from tvm_pipeline.workflow.steps import (
     measured_profile,
     silent,
 )
-
-if TYPE_CHECKING:
-    from tvm_pipeline.service.video_extra import Interpretation, Request
 
 
 def command(
@@ -148,6 +146,7 @@ def command(
     verify_seconds(verify, obstacle)
     states = tuple(map(parse_carry, carry or ()))
     settings = preprocessing or (str(beside) if beside.exists() else None)
+    known = applications("source" if source else "preprocessing") if settings or source else None
     with spinner() as tell, opened_machine(remote, tell) as machine:
         order: Order | None = "memory" if memory_order else None
         made = compile_source(
@@ -165,9 +164,8 @@ def command(
             machine=machine,
         )
         memory_order = made.compiled.order == "memory"
-        request = _request(decoder, labels, threshold, classes) if settings or source else None
-        reading = _interpreted(made, settings, request) if request else None
-        prepared = reading.preprocessing.to_dict() if reading and settings else None
+        reading = known.read(made, {**around_it, "preprocessing": settings, "source": source}) if known else None
+        prepared = reading.preprocessing if reading and settings else None
         compared = _compared(machine, made, model, input_shapes, input_values, states, winograd, tell)
         measured = measured_profile(made, profile[0] if profile else None, tell, warn, machine=machine)
         if elsewhere := machine.other_mode(made.platform, measured.power_mode):
@@ -175,14 +173,11 @@ def command(
                 raise OptionError(f"--source is measured in the present power mode: {elsewhere}; set it before")
             obstacle = obstacle or elsewhere
         graph, application, run = made.compiled.graph, None, None
-        if source and reading and request:
-            from tvm_pipeline.service.host_planning import Described, around  # needs the libraries of `video`
-
+        if source and reading:
             for line in reading.said:
                 say(line)
-            rehearsal, measured = around(made, measured, source, reading, video or "", tell)
-            graph, run = rehearsal.graph, rehearsal.runner(made.compiled, made.platform)
-            application = asdict(Described.asked(source, rehearsal.setting, request))
+            whole = reading.measure(made, measured, tell)
+            graph, measured, run, application = whole.graph, whole.profile, whole.run, whole.record
         problem = Problem(graph, in_mode(made.platform, measured.power_mode), measured, chosen, stages)
         if len(profiles) > 1:
             decision, problem = decide_modes(problem, made.platform, profiles, scheduler, tell)
@@ -272,20 +267,6 @@ def _compared(
     if not lines:
         warn(f"what board {machine.name} computes is not compared: no device alone computes all of {model}")
     return lines
-
-
-def _request(decoder: str | None, labels: str | None, threshold: float | None, classes: str | None) -> Request:
-    """Return what is wanted of the decoder; it needs the libraries of the extra `video`."""
-    from tvm_pipeline.service.settings import decoder_request
-
-    return decoder_request(decoder, labels, threshold, classes)
-
-
-def _interpreted(made: Compiled, settings: str | None, request: Request) -> Interpretation:
-    """Return how a picture becomes the model's input, and what becomes of its outputs."""
-    from tvm_pipeline.service.video_extra import interpret
-
-    return interpret(made.compiled.graph, made.metadata, request, settings)
 
 
 def _activations(made: Compiled, plan: Plan) -> list[_Activations]:

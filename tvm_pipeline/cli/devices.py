@@ -15,10 +15,12 @@ from tvm_pipeline.cli.options import JsonOption, PlatformOption, check_outputs
 from tvm_pipeline.cli.output import print_json, say, show, warn
 from tvm_pipeline.core.platform import read_platform
 from tvm_pipeline.core.platform_text import platform_toml
+from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.files import write_bytes
 from tvm_pipeline.power import Found, MeanPower, Sensor, mean_watts, power_modes, survey
 from tvm_pipeline.report import devices_table, sensors_table
 from tvm_pipeline.tvm.installed_ir import described
+from tvm_pipeline.workflow.applications import applications
 from tvm_pipeline.workflow.machine_modes import this_machine
 
 
@@ -58,7 +60,7 @@ def command(
         say(f"{name}: it cannot be read: {reason}")
     if settled.power_modes and platform:
         say(f"power modes: {', '.join(mode.name for mode in settled.power_modes)}")
-    for line in () if platform else (*left_out(), *_compiler(), *_video_decoding()):
+    for line in () if platform else (*left_out(), *_compiler(), *_for_applications()):
         say(line)
 
 
@@ -77,11 +79,7 @@ def _compiler() -> Iterator[str]:
         yield f"compiler: {described()}"
 
 
-def _video_decoding() -> Iterator[str]:
-    """Yield a line for each kind of hardware that FFmpeg could decode video with; none without the extra `video`."""
-    try:
-        from tvm_pipeline.video.hardware import hardware_decoders
-    except ImportError:
-        return
-    for kind, obstacle in hardware_decoders().items():
-        yield f"video decoding by {kind}: {f'it does not open here ({obstacle})' if obstacle else 'it opens here'}"
+def _for_applications() -> Iterator[str]:
+    """Yield what the plug-in for applications sees; nothing where it, or its extra, is not installed."""
+    with suppress(PipelineError):
+        yield from applications("devices").seen()

@@ -3,7 +3,7 @@
 Messages of the library name settings by their fields, such as `min_throughput_fps`; they are printed here with the
 option of the command line, such as --min-throughput. What others wrote, such as the name of a device or the refusal of
 a board, is text on every console here: it has no markup, and its control characters are printed as their escapes.
-Read next: service/option_names.py, the table of names.
+Read next: option_names.py, the table of names.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tvm_pipeline.core.frame_energy import energy_json
 from tvm_pipeline.core.plan import Decision, Measured
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError, PipelineError
-from tvm_pipeline.service.option_names import explained, translated
+from tvm_pipeline.option_names import explained, translated
 from tvm_pipeline.workflow.steps import plan_json
 
 LINES_S = 5.0  # between two lines of progress where standard error is no terminal
@@ -78,16 +78,19 @@ def print_json(value: Any) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Print the warnings that the library logs, as a process without a handler does, with names of options."""
+    """Print warnings as without a handler; those of this package and its guests have the names of options."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        say(self.format(record))
+        if record.name.startswith("tvm_pipeline"):
+            say(self.format(record))
+        elif logging.lastResort:
+            logging.lastResort.handle(record)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Print what the library logs meanwhile, from warnings on."""
-    handler, logger = LogHandler(logging.WARNING), logging.getLogger("tvm_pipeline")
+    """Print what is logged meanwhile, from warnings on."""
+    handler, logger = LogHandler(logging.WARNING), logging.getLogger()
     logger.addHandler(handler)
     try:
         yield

@@ -19,5 +19,4 @@ model.py          a network's file, read and checked
 deadline.py       a limit of time for work on a file that somebody else made
 statistics.py     the figures that a run measures
 frame_energy.py   the joules of a frame, and who says so
-state.py          the state of a running pipeline, as it is sent to `top` and to the page
 """

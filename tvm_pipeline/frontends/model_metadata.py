@@ -6,7 +6,7 @@
 
 All values are text. Keys besides the file's own: `producer_name` (ONNX), `labels` (lines), `input_mean` and `input_std`
 (numbers with blanks between them); `input_quantization` and `output_quantization` (scale and zero point of each tensor,
-commas between tensors, empty for one that is not quantised). Read next: video/decoders/choice.py, which reads them.
+commas between tensors, empty for one that is not quantised). Read next: decoders/choice.py, which reads them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The Gantt chart of a plan: which device works on which frame, and when.
 
 `first_frames` simulates what a plan promises, `draw_gantt` draws it, or whatever else `cost/simulate.py` has simulated.
-The real times of a run are in its statistics and traces (`watch/trace.py`).
+The real times of a run are in its statistics and traces.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ tensor that passes rows gets a position in each of them, barycentres order the r
 that a cut is a line between two rows. The rows are then folded into as many columns as give a picture of pleasant
 proportions: down the first column, up the second. All lengths are inches.
 
-Read next: `drawing.py`, which paints the layout with matplotlib; `watch/cut.py`, which writes it as SVG.
+Read next: `drawing.py`, which paints the layout with matplotlib.
 """
 
 from __future__ import annotations

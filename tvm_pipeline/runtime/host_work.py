@@ -5,7 +5,7 @@ order of the frames. What they hand on to one another is a Python object, the ta
 outputs are arrays in the frame's slot. A worker runs its stage in this order: the host operators before the model's,
 the model's operators, the host operators after these.
 
-Read next: worker.py, which runs a stage; `video/application.py`, which makes host work of a source, a decoder and a
+Read next: worker.py, which runs a stage. The plug-in tvm_pipeline_video makes host work of a source, a decoder and a
 sink.
 """
 

@@ -5,6 +5,7 @@ steps.py            from a model file to a plan, as one call each
 compiling.py        a model compiled for a platform, with what is tried and left out
 engine_fallback.py  what TVM refuses, on an engine that takes it
 rewriting_trial.py  operators in parts, accepted where memory falls and outputs stay the same
+applications.py     models with work of the host around them, which plug-ins know
 machine.py          the machine whose devices a model is compiled for: this one, or a board
 machine_modes.py    the power modes of this machine, and being in one with permission
 power_meter.py      the sensor of power that a command measures with

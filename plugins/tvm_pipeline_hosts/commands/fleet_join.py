@@ -11,7 +11,7 @@ import typer
 
 from tvm_pipeline.cli.output import say
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.service.signals import Requests, ending, handling
+from tvm_pipeline.signals import Requests, ending, handling
 from tvm_pipeline_hosts.commands.fleet_up import (
     AddressOption,
     FolderOption,

@@ -14,7 +14,7 @@ import typer
 from tvm_pipeline import PipelineError
 from tvm_pipeline.cli.output import say, warn
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.service.signals import Requests, ending, handling
+from tvm_pipeline.signals import Requests, ending, handling
 from tvm_pipeline_hosts.commands.fleet_up import AddressOption
 
 if TYPE_CHECKING:

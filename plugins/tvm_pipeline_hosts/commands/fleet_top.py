@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tvm_pipeline.cli.top import first_state, server_at, show_live, states
 from tvm_pipeline_hosts.fleet.messages import FleetStatus
 from tvm_pipeline_hosts.fleet.status_tables import fleet_view
+from tvm_pipeline_video.commands.top import first_state, server_at, show_live, states
 
 
 def command(

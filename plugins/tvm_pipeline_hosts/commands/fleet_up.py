@@ -12,7 +12,7 @@ import typer
 
 from tvm_pipeline.cli.output import say
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.service.signals import Requests, ending, handling
+from tvm_pipeline.signals import Requests, ending, handling
 
 FolderOption = Annotated[
     Path | None, typer.Option("--folder", help="What this machine keeps of the fleet; by default in ~/.local/state.")

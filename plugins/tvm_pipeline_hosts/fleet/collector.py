@@ -33,8 +33,8 @@ from tvm_pipeline import PipelineError
 from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import to_disk, write_bytes
-from tvm_pipeline.service.log_files import appending
 from tvm_pipeline_hosts.fleet.messages import Line
+from tvm_pipeline_video.service.log_files import appending
 
 INDEX_EVERY = 8 << 20  # bytes of lines between two writes of the index
 TAIL = 64 << 20  # bytes that are read of a file without an index

@@ -44,7 +44,7 @@ BEAT_S, LATE_S = 0.25, 1.5
 # A host is lost only after several beats that did not come: a single one may be late.
 FEWEST_BEATS = 3
 LEAST_BEAT_S, MOST_LATE_S = 0.02, 3600.0
-# Settings of `run` that belong to a model, with their types in the file; see service/settings.py.
+# Settings of `run` that belong to a model, with their types in the file; see tvm_pipeline_video/service/settings.py.
 MODEL_SETTINGS: dict[str, type] = {
     "classes": str,
     "decoder": str,

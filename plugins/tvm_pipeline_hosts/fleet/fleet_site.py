@@ -8,7 +8,7 @@
     /state     `FleetStatus` as JSON
     /          a page that draws it
 
-Who may ask, and within which limits: `watch/site.py`.
+Who may ask, and within which limits: `tvm_pipeline_video/watch/site.py`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Callable
 from email.message import Message
 from http import HTTPStatus
 
-from tvm_pipeline.watch.site import Reply, Site, json_reply, metrics_reply, page_reply, text_reply
 from tvm_pipeline_hosts.fleet.fleet_metrics import new_registry
 from tvm_pipeline_hosts.fleet.messages import FleetStatus
+from tvm_pipeline_video.watch.site import Reply, Site, json_reply, metrics_reply, page_reply, text_reply
 
 
 class FleetSite(Site):

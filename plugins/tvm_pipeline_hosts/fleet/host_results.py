@@ -1,6 +1,6 @@
 """The lines that the services of a host have written, from files that outlive the agent, each once to the coordinator.
 
-A service writes segments, see service/result_files.py. What was read goes out as one batch, and the same batch again
+A service writes segments. What was read goes out as one batch, and the same batch again
 until the coordinator has taken it. Lines that were taken are safe a moment later, when the disk of the head has them;
 a small file remembers how far that is. The next agent goes on there, and so does this one when the coordinator is a new
 one, which may lack what the one before had taken. So no line is lost; those that come twice have the same numbers, and
@@ -24,8 +24,8 @@ from typing import Annotated, Any
 import msgspec
 
 from tvm_pipeline.documents import DAMAGED
-from tvm_pipeline.service.log_files import LONGEST_LINE, segment_numbers, segment_path
 from tvm_pipeline_hosts.fleet.messages import Line
+from tvm_pipeline_video.service.log_files import LONGEST_LINE, segment_numbers, segment_path
 
 RESULTS = "results.jsonl"  # the name from which segments have theirs
 CURSOR = "cursor.json"

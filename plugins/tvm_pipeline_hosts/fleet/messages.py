@@ -85,7 +85,7 @@ class Line(msgspec.Struct, frozen=True):
     Attributes:
         camera, model, epoch: of the duty that made it.
         frame: its index in the source, which grows within an epoch.
-        line: the JSON of the frame, as `service/result_lines.py` writes it.
+        line: the JSON of the frame, as `tvm_pipeline_video/service/result_lines.py` writes it.
     """
 
     camera: str

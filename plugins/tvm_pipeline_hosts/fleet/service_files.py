@@ -31,7 +31,7 @@ LEAST_FPS = 1e-6  # that a policy has digits for
 
 
 class SourceStatus(msgspec.Struct, frozen=True):
-    """A source as its service tells it, see service/status_file.py; `gone`: it gives no frames any more."""
+    """A source as its service tells it; `gone`: it gives no frames any more."""
 
     opened: bool = False
     problem: str = ""
@@ -95,7 +95,7 @@ def policy_of(duty: Duty) -> str:
     """Return the policy of a duty's source: the newest frames at its rate; without a rate all that can be had."""
     if duty.rate_fps is not None:
         return f"fps={max(duty.rate_fps, LEAST_FPS):.6f}"
-    from tvm_pipeline.service.video_extra import source_kind  # 30 MB, which an agent seldom needs
+    from tvm_pipeline_video.service.video_extra import source_kind  # 30 MB, which an agent seldom needs
 
     return "latest" if source_kind(duty.source).live else "block"
 
@@ -103,7 +103,7 @@ def policy_of(duty: Duty) -> str:
 def is_exclusive(spec: str) -> bool:
     """Return whether a source can be opened only once at a time; also where that cannot be known here."""
     try:
-        from tvm_pipeline.service.video_extra import source_kind
+        from tvm_pipeline_video.service.video_extra import source_kind
     except PipelineError:  # without the video extra no service opens a source, which its own log says
         return True
     return source_kind(spec).exclusive

@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_gpu.detection import survey
 
 from tests.support.parts import needs
+from tvm_pipeline_gpu.detection import survey
 
 _HERE = Path(__file__).parent
 _FOLDER = tempfile.TemporaryDirectory(prefix="fake-drivers-")

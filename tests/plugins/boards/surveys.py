@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from tvm_pipeline_boards.machine_sensors import machine_sensors
-
 from tests.support.guests import guests
 from tvm_pipeline.power import Found, survey
+from tvm_pipeline_boards.machine_sensors import machine_sensors
 
 
 def surveyed(root: Path) -> Found:

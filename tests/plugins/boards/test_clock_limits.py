@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.clock_limits import limit_file, read_limit, write_limit
 
 from tvm_pipeline.errors import PowerError
+from tvm_pipeline_boards.clock_limits import limit_file, read_limit, write_limit
 
 
 def test_limits_are_read_and_written(root: Path) -> None:

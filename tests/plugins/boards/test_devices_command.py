@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from tvm_pipeline_boards.machine_sensors import machine_sensors
-from tvm_pipeline_boards.mode_switch import BoardModes
 
 from tests.cli.conftest import cli
 from tests.plugins.boards import power_trees as trees
 from tests.support.board_trees import TREES
 from tests.support.guests import guests
+from tvm_pipeline_boards.machine_sensors import machine_sensors
+from tvm_pipeline_boards.mode_switch import BoardModes
 
 __all__ = ["cli"]
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.hwmon import hwmon_sensors
 
 from tests.plugins.boards import power_trees as trees
 from tests.plugins.boards.surveys import surveyed
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import PowerSensor, Sensor, chosen_sensor, mean_watts
 from tvm_pipeline.power.sensor import Sum
+from tvm_pipeline_boards.hwmon import hwmon_sensors
 
 BOARDS = {
     trees.tx2: "ina3221:VDD_IN",

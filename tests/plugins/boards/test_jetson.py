@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_boards.jetson import board_environment, read_jetson
-from tvm_pipeline_host.core_kinds import core_names
 
 from tests.support.board_trees import CPUS, TREES, Tree, release, replace_by_folder, write
 from tests.support.examples import examples
 from tvm_pipeline.profiling.clocks import clocks, gpu_clock_folder
+from tvm_pipeline_boards.jetson import board_environment, read_jetson
+from tvm_pipeline_host.core_kinds import core_names
 
 boards = pytest.mark.parametrize("tree", [pytest.param(tree, id=name) for name, tree in TREES.items()])
 

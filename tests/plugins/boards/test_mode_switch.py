@@ -13,13 +13,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.clock_limits import read_limit
-from tvm_pipeline_boards.mode_record import RECORD, ModeRecord, read_record, state_folder, write_record
-from tvm_pipeline_boards.mode_switch import BoardModes
 
 from tests.plugins.boards.fake_nvpmodel import FakeNvpmodel
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
+from tvm_pipeline_boards.clock_limits import read_limit
+from tvm_pipeline_boards.mode_record import RECORD, ModeRecord, read_record, state_folder, write_record
+from tvm_pipeline_boards.mode_switch import BoardModes
 
 LOW = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
 SLOW = PowerMode("slow", clock_limits={"cpu0": 729600})
@@ -29,6 +29,7 @@ import signal, sys, time
 from pathlib import Path
 from tvm_pipeline_boards.mode_switch import BoardModes
 from tvm_pipeline.core.power_mode import PowerMode
+from tvm_pipeline.signals import Interrupts, ending, handling
 mode = PowerMode("5W", nvpmodel=1, clock_limits={"cpu4": 1113600, "gpu": 420750000})
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 with BoardModes(Path(sys.argv[1])).mode_set(mode, print, print):

@@ -7,9 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.modules import MODULES, Module
 
 from tests.support.parts import needs
+from tvm_pipeline_boards.modules import MODULES, Module
 
 PAGE = Path(__file__).parents[3] / "docs" / "jetson.md"
 

@@ -8,10 +8,10 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.nvml import GpuCounter, GpuPower, nvml_sensors
 
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import Found
+from tvm_pipeline_boards.nvml import GpuCounter, GpuPower, nvml_sensors
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.nvpmodel import current_nvpmodel, nvpmodel_modes, set_nvpmodel
 
 from tests.plugins.boards.fake_nvpmodel import NANO, ORIN, TX2, XAVIER, FakeNvpmodel
 from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.errors import PowerError
+from tvm_pipeline_boards.nvpmodel import current_nvpmodel, nvpmodel_modes, set_nvpmodel
 
 
 def tree(folder: Path, text: str) -> Path:

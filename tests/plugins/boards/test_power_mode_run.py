@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.mode_switch import BoardModes
 
 from tests.cli.conftest import bundle, cli, model
 from tests.plugins.boards.fake_nvpmodel import NANO
-from tests.service.test_supervisor import wait_for
+from tests.plugins.video.service.test_supervisor import wait_for
 from tests.support.guests import guests
 from tvm_pipeline import Bundle, open_bundle, write_bundle
-from tvm_pipeline.cli.run import WORKING
 from tvm_pipeline.core.in_mode import in_mode
 from tvm_pipeline.core.platform import Device, Platform, read_platform
 from tvm_pipeline.core.platform_text import platform_toml
@@ -26,6 +24,8 @@ from tvm_pipeline.core.power_mode import PowerMode
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.testing import example_backend, installed
 from tvm_pipeline.workflow.machine_modes import this_machine
+from tvm_pipeline_boards.mode_switch import BoardModes
+from tvm_pipeline_video.commands.run import WORKING
 
 __all__ = ["bundle", "cli", "model"]
 MODES = PowerMode("MAXN", 0), PowerMode("5W", 1)

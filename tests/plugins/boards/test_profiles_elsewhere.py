@@ -6,14 +6,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tvm_pipeline_boards.mode_switch import BoardModes
-
 from tests.support.board_trees import TREES, release, write
 from tests.support.guests import guests
 from tvm_pipeline import Profile, profile_model
 from tvm_pipeline.testing import example_backend, example_model, example_problem
 from tvm_pipeline.testing.installed import installed
 from tvm_pipeline.workflow.doubts import elsewhere_warnings
+from tvm_pipeline_boards.mode_switch import BoardModes
 
 ORIN, TX2 = "Orin Nano Super, JetPack 6", "TX2, JetPack 4"
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_boards.rapl import rapl_sensors
 
 from tests.plugins.boards import power_trees as trees
 from tests.plugins.boards.surveys import surveyed
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import Sensor, chosen_sensor
+from tvm_pipeline_boards.rapl import rapl_sensors
 
 
 def drawn_j(sensor: Sensor, steps_uj: dict[Path, int]) -> float:

@@ -15,9 +15,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from tvm_pipeline_hosts.fleet.agent import Agent
-from tvm_pipeline_hosts.fleet.messages import HostReport, Order
-from tvm_pipeline_hosts.remote.parcels import Parcels
 
 from tvm_pipeline.backends.bundle import Bundle, write_bundle
 from tvm_pipeline.backends.contract import Array
@@ -25,13 +22,16 @@ from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
-from tvm_pipeline.errors import VideoError
 from tvm_pipeline.planning import plan
 from tvm_pipeline.testing import FakeBackend, FakeModel
 from tvm_pipeline.testing import installed as installed_backends
-from tvm_pipeline.video.decoding import Picture
-from tvm_pipeline.video.kinds import Kind, Opening
-from tvm_pipeline.video.sources import Source
+from tvm_pipeline_hosts.fleet.agent import Agent
+from tvm_pipeline_hosts.fleet.messages import HostReport, Order
+from tvm_pipeline_hosts.remote.parcels import Parcels
+from tvm_pipeline_video.decoding import Picture
+from tvm_pipeline_video.errors import VideoError
+from tvm_pipeline_video.kinds import Kind, Opening
+from tvm_pipeline_video.sources import Source
 
 ROOT = Path(__file__).parents[3]
 FPS = 20.0

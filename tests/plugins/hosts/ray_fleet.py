@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.plugins.hosts.fleet_host import install
 from tvm_pipeline_hosts.fleet.host_processes import processes_of
 from tvm_pipeline_hosts.fleet.ray_node import PORTS
-
-from tests.plugins.hosts.fleet_host import install
 
 HEAD = "head"
 UP_S = 150.0

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
-from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, Line, Order, RunningDuty
 
 from tvm_pipeline.errors import RunError
+from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, Line, Order, RunningDuty
 
 MOST_LINES = 40  # in a report
 

@@ -11,14 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.coral import (
-    coral_parameters,
-    coral_profiling,
-    coral_profiling_original,
-    parameter_cuts,
-    partition_by_profiling,
-    profiling_partition,
-)
 
 from tests.support.graphs import randoms
 from tvm_pipeline.core.device_model import DeviceModel
@@ -28,6 +20,14 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import InfeasibleError, LimitMissedError, NoPlanError, OptionError
 from tvm_pipeline.planning.baselines.segments import Partition
+from tvm_pipeline_papers.coral import (
+    coral_parameters,
+    coral_profiling,
+    coral_profiling_original,
+    parameter_cuts,
+    partition_by_profiling,
+    profiling_partition,
+)
 
 THRESHOLD_S = 1e-3
 

@@ -9,12 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.coral import (
-    coral_parameters,
-    coral_profiling,
-    coral_profiling_original,
-    profiling_partition,
-)
 
 from tests.planning.test_baselines import Scheduler, assert_sound, chain
 from tests.planning.test_corrected import bottleneck, recording, with_cache
@@ -24,6 +18,12 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.errors import NoPlanError, ProfileError
 from tvm_pipeline.planning.corrected import cheapest_segments, corrected_partition
+from tvm_pipeline_papers.coral import (
+    coral_parameters,
+    coral_profiling,
+    coral_profiling_original,
+    profiling_partition,
+)
 
 CORALS: dict[str, Scheduler] = {
     "coral-parameters": coral_parameters,

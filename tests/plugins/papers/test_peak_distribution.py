@@ -7,8 +7,6 @@ from collections import Counter
 
 import pytest
 from hypothesis import given
-from tvm_pipeline_papers import peak_distribution
-from tvm_pipeline_papers.peak_distribution import Orders
 
 from tests.support.examples import examples
 from tests.support.graphs import randoms
@@ -18,6 +16,8 @@ from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory import Buffer, MemoryGraph, memory_graph, minimum_peak
 from tvm_pipeline.memory.concatenation import free_concatenations
+from tvm_pipeline_papers import peak_distribution
+from tvm_pipeline_papers.peak_distribution import Orders
 
 
 @examples(60)

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.learned.pointer_network import PointerNetwork, check_shapes, untrained, weight_shapes
-from tvm_pipeline_papers.learned.respect_embedding import COLUMNS, embedding
 
 from tests.support import generators
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_papers.learned.pointer_network import PointerNetwork, check_shapes, untrained, weight_shapes
+from tvm_pipeline_papers.learned.respect_embedding import COLUMNS, embedding
 
 Floats = list[float]
 

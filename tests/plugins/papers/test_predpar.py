@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.learned.partition_search import Predict, pred_profpar_partition, predpar_partition
 
 from tests.support.fake_backend import chain_model
 from tvm_pipeline.core.device_model import DeviceModel
@@ -23,6 +22,7 @@ from tvm_pipeline.errors import InfeasibleError, ModelError, OptionError, Platfo
 from tvm_pipeline.planning import plan as decide
 from tvm_pipeline.planning.baselines.segments import Partition
 from tvm_pipeline.profiling import stage_timer
+from tvm_pipeline_papers.learned.partition_search import Predict, pred_profpar_partition, predpar_partition
 
 CORAL = Path(__file__).parents[3] / "profiles/platforms/coral-pcie-8.toml"
 

@@ -10,11 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, untrained
-from tvm_pipeline_papers.learned.respect import MOST_READ, ReadGraph, network_weights
-from tvm_pipeline_papers.learned.respect_embedding import COLUMNS
-from tvm_pipeline_papers.learned.sequences import repaired, rho, siblings_together, violated_edges
-from tvm_pipeline_papers.learned.weights import WeightsNote, write_weights
 
 from tests.support import generators
 from tests.support.brute_force import every_chain, figure, least
@@ -29,6 +24,11 @@ from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import GraphError, InfeasibleError, LimitMissedError, ModelError, NoPlanError, OptionError
 from tvm_pipeline.planning.search.along_order import reordered
+from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, untrained
+from tvm_pipeline_papers.learned.respect import MOST_READ, ReadGraph, network_weights
+from tvm_pipeline_papers.learned.respect_embedding import COLUMNS
+from tvm_pipeline_papers.learned.sequences import repaired, rho, siblings_together, violated_edges
+from tvm_pipeline_papers.learned.weights import WeightsNote, write_weights
 
 
 def ancestors(graph: OperatorGraph) -> list[set[int]]:

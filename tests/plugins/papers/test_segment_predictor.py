@@ -8,6 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+
+from tests.support.fake_backend import chain_model
+from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
+from tvm_pipeline.errors import ModelError, OptionError
 from tvm_pipeline_papers.learned.segment_features import FAMILIES, KINDS, SegmentBatch, graph_features
 from tvm_pipeline_papers.learned.segment_predictor import (
     PURPOSE,
@@ -18,10 +22,6 @@ from tvm_pipeline_papers.learned.segment_predictor import (
     shapes,
 )
 from tvm_pipeline_papers.learned.weights import Weights, WeightsNote, write_weights
-
-from tests.support.fake_backend import chain_model
-from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
-from tvm_pipeline.errors import ModelError, OptionError
 
 CACHE = 1000
 

@@ -8,14 +8,14 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
-from tvm_pipeline_papers.set_costs import SetSeconds, least_bottleneck_of_sets
 
 from tests.support.brute_force import every_cut
 from tests.support.graphs import graphs, random_chain
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.errors import InfeasibleError, NoPlanError, OptionError
 from tvm_pipeline.planning.search.cuts import ideals, prefixes
+from tvm_pipeline_papers.fewest_bottleneck import fewest_bottleneck
+from tvm_pipeline_papers.set_costs import SetSeconds, least_bottleneck_of_sets
 
 
 def monotone(graph: OperatorGraph, seed: int) -> SetSeconds:

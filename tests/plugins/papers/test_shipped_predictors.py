@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from tvm_pipeline_papers.learned.segment_predictor import read_predictor, segment_predictor
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))

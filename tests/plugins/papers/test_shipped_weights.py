@@ -5,17 +5,17 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, untrained
-from tvm_pipeline_papers.learned.respect import SHIPPED, ReadGraph, network_weights, respect
-from tvm_pipeline_papers.learned.respect_embedding import COLUMNS
-from tvm_pipeline_papers.learned.sequences import violated_edges
-from tvm_pipeline_papers.learned.weights import Weights, read_weights
 
 from tests.support.generators import random_dag
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.evaluate import evaluate
+from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, untrained
+from tvm_pipeline_papers.learned.respect import SHIPPED, ReadGraph, network_weights, respect
+from tvm_pipeline_papers.learned.respect_embedding import COLUMNS
+from tvm_pipeline_papers.learned.sequences import violated_edges
+from tvm_pipeline_papers.learned.weights import Weights, read_weights
 
 HIDDEN = 256  # the paper's cells of an LSTM
 MOST_BYTES = 2_000_000

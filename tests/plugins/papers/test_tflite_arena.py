@@ -6,8 +6,6 @@ import random
 from collections import Counter
 
 from hypothesis import given
-from tvm_pipeline_papers.peak_distribution import Orders
-from tvm_pipeline_papers.tflite_arena import online_arena
 
 from tests.support.examples import examples
 from tests.support.graphs import randoms
@@ -16,6 +14,8 @@ from tvm_pipeline.core.graph_files import read_graph
 from tvm_pipeline.memory import memory_graph, minimum_peak
 from tvm_pipeline.memory.arena import Lifetime, check_layout, lifetimes, most_alive
 from tvm_pipeline.memory.concatenation import free_concatenations
+from tvm_pipeline_papers.peak_distribution import Orders
+from tvm_pipeline_papers.tflite_arena import online_arena
 
 
 def on_a_map(tensors: list[Lifetime]) -> list[int]:

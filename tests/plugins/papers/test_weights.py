@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_papers.learned.weights import NOTE, WeightsNote, read_weights, write_weights
 
 from tvm_pipeline.errors import ModelError
+from tvm_pipeline_papers.learned.weights import NOTE, WeightsNote, read_weights, write_weights
 
 ARRAYS = {
     "layer/matrix": np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tvm_pipeline_hosts import commands
 from tvm_pipeline_hosts.commands.fleet import group
 

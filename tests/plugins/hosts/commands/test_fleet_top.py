@@ -9,10 +9,9 @@ from tests.support.parts import needs
 
 needs("prometheus_client")
 
-from tvm_pipeline_hosts.fleet.fleet_site import FleetSite
-
 from tests.plugins.hosts.fleet.plans import plan_of
 from tests.plugins.hosts.fleet.test_coordinator import HOME, Fleet
+from tvm_pipeline_hosts.fleet.fleet_site import FleetSite
 
 TOKEN = "a-token-for-the-tests"
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from tests.plugins.hosts.fleet_host import agent_command, answering, install, write_service_bundle
+from tvm_pipeline.errors import RunError
 from tvm_pipeline_hosts.fleet.agent import Agent
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess, processes_of
 from tvm_pipeline_hosts.fleet.messages import Duty, HostReport, Order, RunningDuty
 from tvm_pipeline_hosts.fleet.service_files import folder_name
 from tvm_pipeline_hosts.remote.parcels import Parcels, manifest_of, parts_of
-
-from tests.plugins.hosts.fleet_host import agent_command, answering, install, write_service_bundle
-from tvm_pipeline.errors import RunError
 
 SOURCE = "synthetic:32x32@20"
 

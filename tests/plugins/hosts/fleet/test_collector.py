@@ -11,12 +11,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tvm_pipeline_hosts.fleet import collector as collecting
-from tvm_pipeline_hosts.fleet.collector import Collector
-from tvm_pipeline_hosts.fleet.messages import Line
 
 from tests.support.power_failure import emulated_disk
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline_hosts.fleet import collector as collecting
+from tvm_pipeline_hosts.fleet.collector import Collector
+from tvm_pipeline_hosts.fleet.messages import Line
 
 FOREIGN = b'{"frame": 3}\nnot json\n\xff\xfe\n{"camera": 5}\n{"camera": "\xff"}\n'
 

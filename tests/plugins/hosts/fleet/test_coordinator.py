@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tvm_pipeline_hosts.fleet.collector import Collector
-from tvm_pipeline_hosts.fleet.coordinator import Coordinator
 
 from tests.plugins.hosts.fleet.plans import HOSTS, plan_of
 from tests.plugins.hosts.simulated_fleet import SimulatedHost
+from tvm_pipeline_hosts.fleet.collector import Collector
+from tvm_pipeline_hosts.fleet.coordinator import Coordinator
 
 HOME = {"gate": "attic", "yard": "barn", "door": "cellar"}
 

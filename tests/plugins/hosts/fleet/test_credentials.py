@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tvm_pipeline_hosts.fleet import credentials
-from tvm_pipeline_hosts.fleet.credentials import check_reach, make_key, own_address, read_key, unpack, write_key
 
 from tvm_pipeline.errors import OptionError, PipelineError
+from tvm_pipeline_hosts.fleet import credentials
+from tvm_pipeline_hosts.fleet.credentials import check_reach, make_key, own_address, read_key, unpack, write_key
 
 HERE = "127.0.0.2"
 

@@ -18,13 +18,13 @@ from pathlib import Path
 from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from tvm_pipeline_hosts.fleet.collector import Collector
-from tvm_pipeline_hosts.fleet.coordinator import Coordinator
-from tvm_pipeline_hosts.fleet.messages import Order
 
 from tests.plugins.hosts.fleet.plans import HOSTS, plan_of
 from tests.plugins.hosts.simulated_fleet import SimulatedHost
 from tests.support.examples import examples
+from tvm_pipeline_hosts.fleet.collector import Collector
+from tvm_pipeline_hosts.fleet.coordinator import Coordinator
+from tvm_pipeline_hosts.fleet.messages import Order
 
 CAMERAS = tuple("abcdef")
 MODELS = {"a": ("faces", "plates"), "b": ("faces", "plates")}

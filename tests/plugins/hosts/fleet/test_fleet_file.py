@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tvm_pipeline_hosts.fleet.description import Camera
-from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
 
 from tvm_pipeline.errors import OptionError
+from tvm_pipeline_hosts.fleet.description import Camera
+from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
 
 GOOD = """\
 spare = 1

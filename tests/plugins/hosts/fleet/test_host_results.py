@@ -13,17 +13,17 @@ import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tvm_pipeline_hosts.fleet import host_results
-from tvm_pipeline_hosts.fleet.collector import Collector
-from tvm_pipeline_hosts.fleet.host_results import HostResults
 
 from tests.support.examples import examples
 from tests.support.power_failure import emulated_disk
-from tvm_pipeline.service.log_files import segment_numbers, segment_path
+from tvm_pipeline_hosts.fleet import host_results
+from tvm_pipeline_hosts.fleet.collector import Collector
+from tvm_pipeline_hosts.fleet.host_results import HostResults
+from tvm_pipeline_video.service.log_files import segment_numbers, segment_path
 
 
 class Writer:
-    """A service that writes lines, as service/result_files.py does, in a folder of its own."""
+    """A service that writes lines, as tvm_pipeline_video/service/result_files.py does, in a folder of its own."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.path = folder / name / "results.jsonl"

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
-from tvm_pipeline_hosts.fleet.host_works import host_works, together
-from tvm_pipeline_hosts.fleet.placement import place
 
 from tvm_pipeline.backends.bundle import write_bundle
 from tvm_pipeline.core.platform_text import platform_toml
@@ -14,6 +11,9 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.planning import plan
 from tvm_pipeline.testing import example_backend, example_bundle, example_problem, installed
+from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
+from tvm_pipeline_hosts.fleet.host_works import host_works, together
+from tvm_pipeline_hosts.fleet.placement import place
 
 CAMERAS = """
 [[camera]]

@@ -18,6 +18,10 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
+from tests.plugins.hosts.remote.conftest import serving_board
+from tests.support.onnx_models import write_picture_net
+from tvm_pipeline.core.platform import Device, Platform
+from tvm_pipeline.errors import BundleError, PipelineError, RunError
 from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
 from tvm_pipeline_hosts.fleet.host_works import host_works
 from tvm_pipeline_hosts.fleet.kind_bundles import KindBundles, kinds_of
@@ -26,11 +30,6 @@ from tvm_pipeline_hosts.fleet.ray_board import arrays_of
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.board_measuring import Settled
 from tvm_pipeline_hosts.remote.frames import described
-
-from tests.plugins.hosts.remote.conftest import serving_board
-from tests.support.onnx_models import write_picture_net
-from tvm_pipeline.core.platform import Device, Platform
-from tvm_pipeline.errors import BundleError, PipelineError, RunError
 
 FLEET = """
 [[host]]

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
+from tests.plugins.hosts.fleet_host import install, write_service_bundle
+from tvm_pipeline.errors import OptionError
 from tvm_pipeline_hosts.fleet.agent import Agent
 from tvm_pipeline_hosts.fleet.collector import Collector
 from tvm_pipeline_hosts.fleet.coordinator import Coordinator
@@ -19,9 +22,6 @@ from tvm_pipeline_hosts.fleet.messages import Duty, FleetPlan, HostReport, Model
 from tvm_pipeline_hosts.fleet.model_settings import bundle_id, named
 from tvm_pipeline_hosts.fleet.rollout import settings_of
 from tvm_pipeline_hosts.remote.parcels import Parcels, manifest_of, parts_of
-
-from tests.plugins.hosts.fleet_host import install, write_service_bundle
-from tvm_pipeline.errors import OptionError
 
 FLEET = """
 [[host]]

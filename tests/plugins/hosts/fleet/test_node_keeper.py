@@ -10,13 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.plugins.hosts.ray_fleet import wait_for
+from tvm_pipeline.errors import OptionError, PipelineError, RunError
 from tvm_pipeline_hosts.fleet.host_processes import HostProcess
 from tvm_pipeline_hosts.fleet.node_keeper import identity_of, kept_alone
 from tvm_pipeline_hosts.fleet.ray_actors import enclosed, lives_in, opened, write_actor
 from tvm_pipeline_hosts.fleet.ray_node import RayNode, scratch_folder, session_of
-
-from tests.plugins.hosts.ray_fleet import wait_for
-from tvm_pipeline.errors import OptionError, PipelineError, RunError
 
 # A process that begins another one in the same session, as `ray start` does.
 PARENT = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1], 'ray::child']); input()"

@@ -7,11 +7,11 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_hosts.fleet.description import Camera, Fleet, Host
-from tvm_pipeline_hosts.fleet.placement import place
 
 from tests.plugins.hosts.fleets import least_key, lost_starving, may_take, unlike_fleet
 from tests.support.examples import examples
+from tvm_pipeline_hosts.fleet.description import Camera, Fleet, Host
+from tvm_pipeline_hosts.fleet.placement import place
 
 FULL = 1 + 1e-9
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_hosts.fleet.fleet_arrays import FleetArrays
-from tvm_pipeline_hosts.fleet.placement import place
-from tvm_pipeline_hosts.fleet.placement_bound import relaxed, relaxed_whole
 
 from tests.plugins.hosts.fleets import unlike_fleet
 from tests.support.examples import examples
+from tvm_pipeline_hosts.fleet.fleet_arrays import FleetArrays
+from tvm_pipeline_hosts.fleet.placement import place
+from tvm_pipeline_hosts.fleet.placement_bound import relaxed, relaxed_whole
 
 
 def least_most(share) -> float:

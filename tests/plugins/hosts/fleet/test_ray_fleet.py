@@ -12,13 +12,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tvm_pipeline_hosts.fleet.host_processes import processes_of
-from tvm_pipeline_hosts.fleet.messages import FleetStatus
 
 from tests.plugins.hosts.fleet_host import write_service_bundle
 from tests.plugins.hosts.ray_fleet import HEAD, LocalFleet, local_fleet, wait_for
 from tests.support.onnx_models import write_picture_net
 from tests.support.parts import needs
+from tvm_pipeline_hosts.fleet.host_processes import processes_of
+from tvm_pipeline_hosts.fleet.messages import FleetStatus
 
 pytestmark = pytest.mark.needs("ray")
 

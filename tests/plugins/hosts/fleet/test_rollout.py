@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline_hosts.commands.fleet_run import new_events
 from tvm_pipeline_hosts.fleet.description import Camera, Placement
 from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
 from tvm_pipeline_hosts.fleet.rollout import bundles_of, not_joined, reach_of, said_of
-
-from tvm_pipeline.errors import OptionError, PipelineError
 
 FLEET = """
 [[host]]

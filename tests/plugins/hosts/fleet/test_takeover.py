@@ -6,10 +6,10 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_hosts.fleet.messages import FleetPlan
-from tvm_pipeline_hosts.fleet.takeover import take_over
 
 from tests.support.examples import examples
+from tvm_pipeline_hosts.fleet.messages import FleetPlan
+from tvm_pipeline_hosts.fleet.takeover import take_over
 
 MODELS = ("faces", "plates")
 

@@ -13,19 +13,19 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from tvm_pipeline_hosts.fleet.collector import Collector
-from tvm_pipeline_hosts.fleet.coordinator import Coordinator
-from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
-from tvm_pipeline_hosts.fleet.host_results import HostResults
-from tvm_pipeline_hosts.fleet.messages import HostReport
 
 from tests.plugins.hosts.fleet.plans import plan_of
 from tests.plugins.hosts.simulated_fleet import SimulatedHost
 from tests.support.mutations import mutated
 from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.service.file import SettingsReader
-from tvm_pipeline.service.log_files import segment_path
+from tvm_pipeline_hosts.fleet.collector import Collector
+from tvm_pipeline_hosts.fleet.coordinator import Coordinator
+from tvm_pipeline_hosts.fleet.fleet_file import read_fleet
+from tvm_pipeline_hosts.fleet.host_results import HostResults
+from tvm_pipeline_hosts.fleet.messages import HostReport
+from tvm_pipeline_video.service.file import SettingsReader
+from tvm_pipeline_video.service.log_files import segment_path
 
 FLEET = b"""
 spare = 1

@@ -26,6 +26,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+
+from tests.plugins.hosts.remote.lying_board import WELCOME, lying_board, raw
+from tvm_pipeline.errors import PipelineError
 from tvm_pipeline_hosts.remote.address import Address
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.frames import DTYPES, PREFACE, Frame, FrameError, Header, read_frame
@@ -34,9 +37,6 @@ from tvm_pipeline_hosts.remote.methods import METHODS
 from tvm_pipeline_hosts.remote.parcels import CHUNK, sum_of
 from tvm_pipeline_hosts.remote.serving import BoardServer
 from tvm_pipeline_hosts.remote.session import Session, _answer
-
-from tests.plugins.hosts.remote.lying_board import WELCOME, lying_board, raw
-from tvm_pipeline.errors import PipelineError
 
 ENDS_S = 60.0  # for a client that a board lies to
 # Methods that compute for as long as they are asked to are left out.

@@ -6,10 +6,10 @@ import io
 import tarfile
 
 import msgspec
-from tvm_pipeline_hosts.remote.parcels import sum_of
 
 from tvm_pipeline.backends.bundle import FORMAT, Manifest
 from tvm_pipeline.version import __version__
+from tvm_pipeline_hosts.remote.parcels import sum_of
 
 
 def tar_of(path, files):

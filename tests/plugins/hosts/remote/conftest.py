@@ -7,13 +7,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_hosts.remote import serving
-from tvm_pipeline_hosts.remote.address import Address
-from tvm_pipeline_hosts.remote.serving import BoardServer
 
 from tests.cli.conftest import cli
 from tests.plugins.hosts.remote.extra_methods import SESSION
 from tvm_pipeline.testing import example_backend, example_bundle, installed
+from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote.address import Address
+from tvm_pipeline_hosts.remote.serving import BoardServer
 
 __all__ = ["bundle", "cli", "server"]
 

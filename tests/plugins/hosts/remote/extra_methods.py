@@ -7,11 +7,10 @@ import os
 import time
 from pathlib import Path
 
-from tvm_pipeline_hosts.remote import serving
-from tvm_pipeline_hosts.remote.methods import METHODS
-
 from tvm_pipeline import errors
 from tvm_pipeline.testing import example_backend, installed
+from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote.methods import METHODS
 
 _INSTALL = "from tests.plugins.hosts.remote import extra_methods; extra_methods.install(); from tvm_pipeline"
 SESSION = serving.SESSION.replace("from tvm_pipeline", _INSTALL, 1)

@@ -10,12 +10,12 @@ import sys
 
 import numpy as np
 import pytest
-from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.parcels import Parcels
 
 from tests.plugins.hosts.remote.conftest import until
 from tvm_pipeline.errors import BundleError, OptionError, RunError, StageError
 from tvm_pipeline.version import __version__
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.parcels import Parcels
 
 TIMES = {"silent_s": 1.0, "keep_s": 3.0}
 

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.parcels import CHUNK, sum_of
 
 from tests.plugins.hosts.remote.bundles import tar_of
 from tests.plugins.hosts.remote.conftest import serving_board, until
 from tests.plugins.hosts.remote.proxy import Proxy
 from tvm_pipeline.errors import BoardLostError, RunError
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.parcels import CHUNK, sum_of
 
 TIMES = {"silent_s": 1.0, "keep_s": 3.0}
 

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from tests.plugins.hosts.remote.lying_board import raw
 from tvm_pipeline_hosts.remote.frames import (
     DTYPES,
     MOST_ARRAY_BYTES,
@@ -22,8 +24,6 @@ from tvm_pipeline_hosts.remote.frames import (
     read_frame,
     write_frame,
 )
-
-from tests.plugins.hosts.remote.lying_board import raw
 
 
 def read_back(content: bytes):

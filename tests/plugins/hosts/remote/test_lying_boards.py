@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 
 import pytest
-from tvm_pipeline_hosts.remote import dialing
-from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.frames import read_frame
+from tvm_pipeline_video.service.option_names import explained
 
 from tests.plugins.hosts.remote.conftest import serving_board, until
 from tests.plugins.hosts.remote.lying_board import WELCOME, answering, lying_board, raw
 from tvm_pipeline.errors import BoardLostError, OptionError, StageError
-from tvm_pipeline.service.option_names import explained
+from tvm_pipeline_hosts.remote import dialing
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.frames import read_frame
 
 TIMES = {"silent_s": 1.0, "keep_s": 3.0}
 

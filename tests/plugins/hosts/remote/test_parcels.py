@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_hosts.remote.methods import put
-from tvm_pipeline_hosts.remote.parcels import CHUNK, Parcels, manifest_of, parts_of, sum_of
-from tvm_pipeline_hosts.remote.session import Session
 
 from tests.plugins.hosts.remote.bundles import tar_of
 from tvm_pipeline.backends.bundle import FORMAT, Manifest, open_bundle
 from tvm_pipeline.errors import BundleError
 from tvm_pipeline.testing import example_backend, installed
+from tvm_pipeline_hosts.remote.methods import put
+from tvm_pipeline_hosts.remote.parcels import CHUNK, Parcels, manifest_of, parts_of, sum_of
+from tvm_pipeline_hosts.remote.session import Session
 
 
 def sent(parcels, path):

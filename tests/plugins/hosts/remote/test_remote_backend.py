@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tvm_pipeline_hosts.remote.remote_backend import RemoteBackend
 
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import (
@@ -40,6 +39,7 @@ from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.planning import plan
 from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.testing import installed
+from tvm_pipeline_hosts.remote.remote_backend import RemoteBackend
 
 CORE = min(os.sched_getaffinity(0))
 HERE = Device("here", "host", (CORE,))

@@ -12,12 +12,6 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
-from tvm_pipeline_gpu.detection import survey
-from tvm_pipeline_hosts.remote import serving
-from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
-from tvm_pipeline_hosts.remote.serving import BoardServer
-
 from tests.cli.conftest import cli
 from tests.plugins.hosts.remote.conftest import serving_board
 from tests.plugins.hosts.remote.extra_methods import SESSION
@@ -28,6 +22,11 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.workflow.steps import compile_source
+from tvm_pipeline_gpu.detection import survey
+from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
+from tvm_pipeline_hosts.remote.serving import BoardServer
 
 __all__ = ["cli"]
 

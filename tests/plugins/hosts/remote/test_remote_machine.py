@@ -12,11 +12,6 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
-from tvm_pipeline_hosts.remote import remote_machine, serving
-from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.board_check import check_board
-from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
-
 from tests.cli.conftest import cli
 from tests.plugins.hosts.remote.conftest import serving_board
 from tests.plugins.hosts.remote.other_tvm import SESSION
@@ -27,6 +22,10 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import read_profile
 from tvm_pipeline.errors import ModelError, PlatformError
 from tvm_pipeline.workflow.steps import compile_source
+from tvm_pipeline_hosts.remote import remote_machine, serving
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.board_check import check_board
+from tvm_pipeline_hosts.remote.remote_machine import RemoteMachine
 
 __all__ = ["cli"]
 

@@ -21,13 +21,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline_hosts.remote import serving
-from tvm_pipeline_hosts.remote.address import Address, parse_address
-from tvm_pipeline_hosts.remote.board import Board
-from tvm_pipeline_hosts.remote.channel import KEEP_S, SILENT_S
-from tvm_pipeline_hosts.remote.frames import PREFACE, Header, read_frame, write_frame
-from tvm_pipeline_hosts.remote.greetings import TVM_IN_USE, TVM_MAGIC
-from tvm_pipeline_hosts.remote.serving import BoardServer
 
 from tests.plugins.hosts.remote.conftest import serving_board, until
 from tests.plugins.hosts.remote.lying_board import raw
@@ -35,6 +28,13 @@ from tests.support.examples import examples
 from tests.support.parts import needs
 from tvm_pipeline.errors import BoardLostError, OptionError
 from tvm_pipeline.version import __version__
+from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote.address import Address, parse_address
+from tvm_pipeline_hosts.remote.board import Board
+from tvm_pipeline_hosts.remote.channel import KEEP_S, SILENT_S
+from tvm_pipeline_hosts.remote.frames import PREFACE, Header, read_frame, write_frame
+from tvm_pipeline_hosts.remote.greetings import TVM_IN_USE, TVM_MAGIC
+from tvm_pipeline_hosts.remote.serving import BoardServer
 
 TIMES = {"silent_s": 1.0, "keep_s": 3.0}
 

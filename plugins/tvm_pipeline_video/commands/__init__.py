@@ -1,0 +1,6 @@
+"""The commands of the plug-in.
+
+run.py     `tvm-pipeline run`
+top.py     `tvm-pipeline top`
+screen.py  the terminal as a listener of a run
+"""

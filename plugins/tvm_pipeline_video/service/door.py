@@ -1,0 +1,78 @@
+"""What the engine's commands ask of this plug-in, as `tvm_pipeline.workflow.applications` describes it.
+
+The entry point `tvm_pipeline.applications` names this module. It needs the libraries of the extra `video`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tvm_pipeline import Bundle, Profile
+from tvm_pipeline.addresses import shown
+from tvm_pipeline.errors import BundleError
+from tvm_pipeline.runtime.comparison import Run
+from tvm_pipeline.workflow.applications import MeasuredApplication
+from tvm_pipeline.workflow.steps import Compiled
+from tvm_pipeline_video.service.host_planning import Described, rehearsed_application
+from tvm_pipeline_video.service.settings import decoder_request
+from tvm_pipeline_video.service.video_extra import Interpretation, Request, hardware_decoders, interpret, profile_host
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A model with its decoder, to be measured on a source.
+
+    Attributes:
+        video: the extension of the annotated video that it writes; empty without one.
+    """
+
+    source: str
+    video: str
+    request: Request
+    found: Interpretation
+
+    @property
+    def preprocessing(self) -> dict[str, Any]:
+        return self.found.preprocessing.to_dict()
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        return self.found.said
+
+    def measure(self, made: Compiled, profile: Profile, tell: Callable[[str], None]) -> MeasuredApplication:
+        """Measure reading, decoding and writing. A line for each frame is taken to be written, as by `run`.
+
+        Raises what `rehearsed_application` and `profile_host` raise.
+        """
+        compiled, platform, request = made.compiled, made.platform, self.request
+        rehearsal = rehearsed_application(
+            compiled.graph, platform, self.source, self.found, video=self.video, lines=True
+        )
+        profile = profile_host(rehearsal, compiled, platform, profile, progress=tell)
+        known = Described(
+            shown(self.source), request.name, rehearsal.setting, request.labels, request.threshold, request.classes
+        )
+        return MeasuredApplication(rehearsal.graph, profile, rehearsal.runner(compiled, platform), asdict(known))
+
+
+def read(made: Compiled, options: Mapping[str, Any]) -> _Read:
+    """Return the application of a model; raise what `interpret` raises, and OptionError where labels cannot be read."""
+    request = decoder_request(options["decoder"], options["labels"], options["threshold"], options["classes"])
+    found = interpret(made.compiled.graph, made.metadata, request, options["preprocessing"])
+    return _Read(options["source"] or "", options["video"] or "", request, found)
+
+
+def again(bundle: Bundle, source: str) -> Run:
+    """Return what runs a plan of the bundle's application on a source, or its own; raise as `Described` does."""
+    described = Described.of(bundle)
+    if described is None:
+        raise BundleError(f"the bundle of {bundle.graph.name} holds the model alone; compile it with `source`")
+    return described.rehearsal(bundle, source).runner(bundle.compiled, bundle.platform)
+
+
+def seen() -> Iterator[str]:
+    """Yield a line for each kind of hardware that FFmpeg could decode video with."""
+    for kind, obstacle in hardware_decoders().items():
+        yield f"video decoding by {kind}: {f'it does not open here ({obstacle})' if obstacle else 'it opens here'}"

@@ -1,0 +1,93 @@
+"""A bundle of a model file: `run` takes the file itself, and compiles it into the cache when it is first run.
+
+The bundle is named by the content of the file, the shapes and the version of this package, so that a file that changes
+is compiled anew. Read next: workflow/steps.py, whose steps these are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tvm_pipeline import Bundle, Problem, __version__, load, write_bundle
+from tvm_pipeline.errors import BundleError, OptionError
+from tvm_pipeline.files import cache_folder
+from tvm_pipeline.frontends import Shapes, parse_shapes
+from tvm_pipeline.workflow.steps import compile_source, decide, measured_profile, opened_bundle
+from tvm_pipeline_video.service.listener import Listener
+
+MODEL_FILES = (".onnx", ".tflite", ".relay")
+MOST_KEPT = 8  # bundles in the cache, each as large as its model
+
+
+def is_model(path: Path) -> bool:
+    """Return whether a file is a model to compile, and no bundle."""
+    return path.suffix.lower() in MODEL_FILES
+
+
+def settings_beside(path: Path) -> Path | None:
+    """Return the TOML file beside a model file that says how a picture becomes its input; None without one."""
+    beside = path.with_suffix(".toml")
+    return beside if is_model(path) and beside.exists() else None
+
+
+@contextmanager
+def opened_model(path: Path, input_shapes: str | None, listener: Listener) -> Iterator[tuple[Path, Bundle]]:
+    """Open a bundle, or that of a model file, which is compiled where that was not done before.
+
+    Yields the path of the bundle, too, which names what else is kept of it.
+
+    Raises:
+        ModelError: the file cannot be compiled.
+        OptionError: `input_shapes` are given for a bundle, which has its own.
+        BundleError: the bundle cannot be opened.
+    """
+    if not is_model(path):
+        if input_shapes:
+            raise OptionError(
+                f"`input_shapes`: {path} is a bundle, which has its own; give the model file, or compile it anew",
+                option="input_shapes",
+            )
+        with opened_bundle(path, listener.warn) as bundle:
+            yield path, bundle
+        return
+    shapes = parse_shapes(input_shapes) if input_shapes else None
+    model = load(path, shapes)
+    key = hashlib.sha256(msgspec.json.encode((model.name, model.digest, __version__))).hexdigest()[:32]
+    kept = cache_folder() / "bundles" / f"{key}.tar"
+    with ExitStack() as stack:
+        found: Bundle | None = None
+        if kept.exists():
+            try:
+                found = stack.enter_context(opened_bundle(kept, listener.warn))
+            except BundleError as error:
+                listener.say(f"{path} is compiled anew: {error}")
+        if found is None:
+            _compile(path, shapes, kept, listener)
+            found = stack.enter_context(opened_bundle(kept, listener.warn))
+        else:
+            kept.touch()
+            for note in model.notes:
+                listener.warn(note)
+            listener.say(f"{path} was compiled before ({kept})")
+        yield kept, found
+
+
+def _compile(path: Path, shapes: Shapes | None, kept: Path, listener: Listener) -> None:
+    """Compile a model file into a bundle of the cache, and remove the oldest of what is too much there."""
+    listener.say(f"{path} is compiled for this machine, once; `tvm-pipeline compile` offers more choices")
+    made = compile_source(path, shapes, None, listener.step, listener.warn)
+    profile = measured_profile(made, None, listener.step, listener.warn)
+    problem = Problem(made.compiled.graph, made.platform, profile)
+    decision, profile = decide(problem, "best", None, listener.step, verify_s=0.0)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    graph = made.compiled.graph
+    bundle = Bundle(graph, made.platform, profile, decision.plan, made.compiled, None, decision, None, made.metadata)
+    write_bundle(kept, bundle)
+    listener.say(f"kept for the next run: {kept}")
+    for old in sorted(kept.parent.glob("*.tar"), key=lambda file: -file.stat().st_mtime)[MOST_KEPT:]:
+        old.unlink(missing_ok=True)

@@ -1,0 +1,380 @@
+"""One model of a run: its bundle, pipeline and sources, what watches it, and where its results go.
+
+Each model has a thread that takes its results. Read next: running.py, which starts these threads and ends them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tvm_pipeline import Bundle, Problem
+from tvm_pipeline.addresses import shown
+from tvm_pipeline.core.state_loops import carry_of
+from tvm_pipeline.cost.busy_energy import energy_by_watts
+from tvm_pipeline.cost.device_costs import known_idle_w
+from tvm_pipeline.cost.evaluate import judged
+from tvm_pipeline.errors import OptionError, RunError
+from tvm_pipeline.power import Meter
+from tvm_pipeline.runtime import LivePipeline
+from tvm_pipeline.runtime.adaptation import strategy_of
+from tvm_pipeline.runtime.host_work import model_stages
+from tvm_pipeline.runtime.isolation import isolated, making_limit_s
+from tvm_pipeline.runtime.metering import RunEnergy
+from tvm_pipeline.runtime.replanning import quick_plan
+from tvm_pipeline.workflow.power_meter import opened_meter
+from tvm_pipeline.workflow.steps import chosen_plan
+from tvm_pipeline_video.service.changing_inputs import ChangingInputs
+from tvm_pipeline_video.service.control import requested_problem
+from tvm_pipeline_video.service.host_planning import (
+    Described,
+    HostPlan,
+    application_key,
+    plan_with_host,
+    rehearsed_application,
+)
+from tvm_pipeline_video.service.inputs import ModelSources, opened_sources
+from tvm_pipeline_video.service.listener import Listener
+from tvm_pipeline_video.service.model_bundle import opened_model, settings_beside
+from tvm_pipeline_video.service.progress import FrameCounts
+from tvm_pipeline_video.service.records import ModelReport, WriteEvent, event_log
+from tvm_pipeline_video.service.result_files import ResultFiles
+from tvm_pipeline_video.service.result_lines import result_line
+from tvm_pipeline_video.service.settings import Settings, for_each
+from tvm_pipeline_video.service.timed_decoder import TimedDecoder
+from tvm_pipeline_video.service.video_extra import (
+    USUAL_FPS,
+    Analysed,
+    Application,
+    Frame,
+    Interpretation,
+    Request,
+    host_devices,
+    interpret,
+    is_known,
+    stream,
+)
+from tvm_pipeline_video.service.waiting_model import tell_source, waiting_plan, warmed_results
+from tvm_pipeline_video.service.watched_model import watched
+
+SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
+Picture = NDArray[np.uint8]
+
+
+class Write(Protocol):
+    """Writes what was found on a frame of the model of that label; the picture has it drawn, where that was done."""
+
+    def __call__(self, label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None: ...
+
+
+@dataclass(eq=False)
+class RunningModel:
+    """A model that runs.
+
+    Attributes:
+        label: empty where it is the only one.
+        problem: what its plan was made for when the run began.
+        results: gives what was found on each frame, in order, and ends early once its argument says so.
+        writes: whether each result is still to be written; a plan with host work writes it in a stage.
+        last: the last frame that came out, with what was found on it.
+        decoder: the one that the thread of the results calls; None where a stage does, which has its own watchdog.
+        failure: why its results ended early.
+        hangs: whether the thread of the results does not end.
+        metering: measures the joules of the frames of all models of the run; None without a sensor.
+        ready: set when the pipeline of a run with `wait` has run a frame.
+    """
+
+    label: str
+    bundle: Bundle
+    problem: Problem
+    pipeline: LivePipeline
+    sources: ModelSources | ChangingInputs
+    results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]]
+    writes: bool
+    decoder: TimedDecoder | None = None
+    last: Analysed[Frame] | None = None
+    failure: Exception | None = None
+    hangs: bool = False
+    metering: RunEnergy | None = None
+    ready: threading.Event = field(default_factory=threading.Event)
+
+    def take_results(self, write: Write, stopped: Callable[[], bool]) -> None:
+        """Take every result to the end of the sources; keep an error in `failure` for the main thread."""
+        try:
+            for seen in self.results(stopped):
+                if self.writes:
+                    write(self.label, seen)
+                self.last = seen
+        except Exception as error:
+            self.failure = error
+        except BaseException as error:  # a source, too, may call sys.exit
+            self.failure = RunError(
+                f"{self.sources.name}: {type(error).__name__} ended the thread of its results: {error}"
+            )
+
+    def check(self, limit_s: float) -> None:
+        """Give the results up where the decoder has been at a frame for longer than this."""
+        if self.decoder and not self.hangs and self.decoder.busy_s > limit_s:
+            where = f"after frame {self.last.frame.index}" if self.last else "at the first frame"
+            self.hangs = True
+            self.failure = RunError(
+                f"{self.decoder.name} did not return within {limit_s:g} s {where} of {self.sources.name}; mend the "
+                "function, or give it more time as `watchdog`"
+            )
+
+    def report(self) -> ModelReport:
+        """Return the figures of now."""
+        plan, statistics = self.pipeline.plan, self.pipeline.statistics()
+        return ModelReport(
+            label=self.label,
+            source=self.sources.name,
+            frame=self.last.frame.index if self.last else 0,
+            plan=plan,
+            platform=self.bundle.platform,
+            statistics=statistics,
+            events=tuple(event for event in self.pipeline.events if event.kind != "start"),
+            sources=self.sources.statistics(),
+            damaged=self.sources.damaged(),
+            energy=self.metering.frame if self.metering else energy_by_watts(self.problem, plan, statistics),
+        )
+
+
+@contextmanager
+def opened_models(
+    settings: Settings, counts: FrameCounts, keeps_results: bool, listener: Listener
+) -> Iterator[tuple[list[RunningModel], Write]]:
+    """Open every model with its sources and its watcher, and the files that results go to; nothing runs yet.
+
+    Args:
+        keeps_results: results are appended as they come, for a later run goes on with the same file.
+    """
+    labels = _labels(settings.bundle) if settings.models > 1 else [""]
+    policies = for_each("policy", settings.policy, len(settings.source), "sources")
+    tags = settings.tag or [""] * len(settings.source)
+    plans = for_each("plan", settings.plan, settings.models, "models")
+    with ExitStack() as stack:
+        if keeps_results and settings.results_file:
+            counts.recall(settings.results_file, settings.segment is not None)
+        write_event = stack.enter_context(event_log(settings.events, listener.warn))
+        meter = stack.enter_context(opened_meter(settings.power_sensor, listener.warn, SAMPLED_S))
+        opened: list[_Opened] = []
+        for index, label in enumerate(labels):
+            own = slice(None) if len(labels) == 1 else slice(index, index + 1)
+            specs, given = settings.source[own], settings.bundle[index]
+            path, bundle = stack.enter_context(opened_model(given, settings.input_shapes, listener))
+            if len(specs) > 1 and (carried := carry_of(bundle.compiled.graph)):
+                raise OptionError(
+                    f"{path} carries a state ({carried[0][0]}) from frame to frame, which several sources in turn "
+                    "would mix; give it one `source`, and run it once for each of the others"
+                )
+            found = _interpreted(settings, index, bundle)
+            for line in found.said:
+                listener.say(f"{label}: {line}" if label else line)
+            sources: ModelSources | ChangingInputs
+            if settings.wait:
+                listener.say(
+                    "reading, decoding and writing frames is in no plan: `wait` has no source to measure it on"
+                )
+                planned, sources = waiting_plan(settings, bundle, plans[index]), ChangingInputs(settings, counts)
+                stack.callback(sources.close)
+                opened.append(_Opened(label, bundle, found, planned, sources))
+                continue
+            planned = _planned(settings, path, bundle, plans[index], specs[0], found, listener, meter)
+            sources = stack.enter_context(
+                opened_sources(
+                    specs,
+                    tags[own],
+                    policies[own],
+                    settings.stall,
+                    settings.limit,
+                    partial(counts.of, label),
+                    settings.hardware_decoding,
+                )
+            )
+            opened.append(_Opened(label, bundle, found, planned, sources))
+        write = stack.enter_context(writing(opened, settings, keeps_results, listener))
+        models = []
+        for index, one in enumerate(opened):
+            models.append(_running(stack, one, settings, write, write_event))
+            if isinstance(one.sources, ChangingInputs):
+                one.sources.tell = partial(tell_source, models[-1].pipeline, write_event, listener)
+            stack.enter_context(watched(models[-1], index, settings, listener))
+        if meter:
+            progress, idle_w = partial(_progress, models), known_idle_w(models[0].problem, meter.sensor.covers)
+            metering = RunEnergy(meter, progress, idle_w, listener.warn)
+            for model in models:
+                model.metering = metering
+        yield models, write
+
+
+def _progress(models: Sequence[RunningModel]) -> tuple[int, float]:
+    """Return how many frames of all models came out, and when the last one did."""
+    pipelines = [model.pipeline for model in models]
+    return sum(pipeline.frames for pipeline in pipelines), max(pipeline.last_result_s for pipeline in pipelines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """All that a model runs on."""
+
+    label: str
+    bundle: Bundle
+    found: Interpretation
+    planned: HostPlan
+    sources: ModelSources | ChangingInputs
+
+
+def _interpreted(settings: Settings, index: int, bundle: Bundle) -> Interpretation:
+    """Return how a model is read: as the settings say, else as the bundle has it, else as its file suggests."""
+    request = settings.request(index)
+    if request == Request() and (known := Described.of(bundle)) and is_known(known.decoder or "none"):
+        request = known.request  # a function of the user's own is taken only where it is given
+    given = settings.preprocessing or bundle.preprocessing or settings_beside(settings.bundle[index])
+    return interpret(bundle.compiled.graph, bundle.metadata, request, given, "from the bundle")
+
+
+def _planned(
+    settings: Settings,
+    path: Path,
+    bundle: Bundle,
+    plan: Path | None,
+    spec: str,
+    found: Interpretation,
+    listener: Listener,
+    meter: Meter | None,
+) -> HostPlan:
+    """Return the plan of a model with the host work around it; of the model alone where that cannot be planned.
+
+    The plan is that of a file, or that of a bundle which was compiled with a given plan; else the best one for
+    the objective and the limits that the settings request, or for the bundle's own objective. `path` is the bundle's.
+    """
+    given, chosen = chosen_plan(bundle, plan)
+    problem = requested_problem(given, settings.objective, settings.min_throughput, settings.max_latency)
+    asked = bool(settings.objective or settings.min_throughput or settings.max_latency)
+    if host_devices(bundle.platform, bundle.profile):
+        rehearsal = rehearsed_application(
+            bundle.compiled.graph,
+            bundle.platform,
+            spec,
+            found,
+            video=settings.output.suffix.lower() if settings.output else "",
+            lines=bool(settings.results),
+            hardware=settings.hardware_decoding,
+        )
+        if decoding := rehearsal.setting.decoding(settings.hardware_decoding):
+            listener.say(f"{shown(spec)}: {decoding}")
+        rate_fps = settings.rate or (rehearsal.fps if rehearsal.setting.live and not asked else None)
+        return plan_with_host(
+            bundle,
+            rehearsal,
+            problem,
+            rate_fps,
+            settings.verify,
+            given=chosen if plan or (not asked and _was_given(bundle)) else None,
+            key=application_key(path, problem, rehearsal, rate_fps),
+            fresh=settings.fresh,
+            listener=listener,
+            meter=meter,
+        )
+    listener.say("reading, decoding and writing frames is in no plan: no device of the platform is a CPU that could")
+    if asked:
+        requested = replace(chosen, objective=problem.objective, status="feasible", bound=None)
+        chosen = judged(problem, requested) if plan else quick_plan(problem)
+    return HostPlan(given, chosen)
+
+
+def _was_given(bundle: Bundle) -> bool:
+    """Return whether a bundle was compiled with a plan or a scheduler that was asked for, so that it is kept."""
+    return not bundle.application and (bundle.decision is None or len(bundle.decision.candidates) == 1)
+
+
+def _running(
+    stack: ExitStack, opened: _Opened, settings: Settings, write: Write, write_event: WriteEvent
+) -> RunningModel:
+    """Return the model with its pipeline, which does not run yet."""
+    label, bundle, planned, sources = opened.label, opened.bundle, opened.planned, opened.sources
+    application: Application[Frame] | None = None
+    if planned.has_host:
+        application = Application(
+            bundle.compiled.graph,
+            planned.problem.graph,
+            sources.frames,
+            opened.found.preprocessing,
+            opened.found.decode,
+            partial(write, label),
+            settings.rate,
+            sources.place,
+        )
+    host = application.host if application else None
+    compiled, making_s = bundle.compiled, making_limit_s(bundle.compiled.graph, settings.watchdog)
+    if settings.isolate:
+        stages = model_stages(planned.plan.stages, host)
+        compiled = stack.enter_context(isolated(compiled, bundle.platform, stages, making_s))
+    strategy = strategy_of(settings.adapt)
+    if strategy and planned.decision:
+        strategy.expect(planned.decision.measured)
+    pipeline = LivePipeline(
+        compiled,
+        planned.problem,
+        planned.plan,
+        adaptation=strategy,
+        watchdog_s=settings.watchdog,
+        making_s=making_s,
+        on_event=lambda event: write_event(event, label),
+        host=host,
+    )
+    if application:
+        results: Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]] = partial(application.run, pipeline)
+        return RunningModel(label, bundle, planned.problem, pipeline, sources, results, False)
+    decoder = TimedDecoder(opened.found.decode) if opened.found.decode else None
+    preprocessing = opened.found.preprocessing
+    results = partial(stream, pipeline, sources.frames, preprocessing, decoder)
+    model = RunningModel(label, bundle, planned.problem, pipeline, sources, results, True, decoder)
+    graph = bundle.compiled.graph
+    if carry_of(graph):
+        model.ready.set()  # noise would change the state
+    elif isinstance(sources, ChangingInputs):
+        shape, warm = graph.inputs[0].shape, model.ready.set
+        # Sources that are there already, as after a crash, do not wait for what a change of plan needs.
+        replans = strategy is not None and not settings.source
+        model.results = warmed_results(pipeline, sources.frames, preprocessing, decoder, shape, warm, replans=replans)
+    return model
+
+
+def _labels(bundles: Sequence[Path]) -> list[str]:
+    """Return the files' names; numbered where two are alike."""
+    names = [path.stem for path in bundles]
+    return [
+        f"{name}-{names[: index + 1].count(name)}" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]
+
+
+@contextmanager
+def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool, listener: Listener) -> Iterator[Write]:
+    """Open what results go to; yield the function that writes a frame's line and its picture, and counts it."""
+    # Models write from threads of their own; only the last line may be ahead of what is counted.
+    lock = threading.Lock()
+    models = {one.label: one for one in opened}
+    with ResultFiles(settings, opened[0].sources.fps or USUAL_FPS, keeps_results, listener.warn) as files:
+
+        def write(label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None:
+            model = models[label]
+            line = result_line(
+                seen,
+                decoded=model.found.decode is not None,
+                stand_ins=model.bundle.platform.stand_ins,
+                model=label,
+            )
+            with lock:
+                files.write(seen, line, label, picture, partial(model.sources.count, line.counted_as, line.frame))
+
+        yield write

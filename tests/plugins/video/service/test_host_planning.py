@@ -1,0 +1,158 @@
+"""A run plans the work around the model, too: measured on its source, and kept for the next run of the same."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tvm_pipeline import Plan
+from tvm_pipeline.backends.bundle import open_bundle
+from tvm_pipeline.core.plan import Stage
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline_video.service.settings import Settings
+
+FILM = "synthetic:64x48@30:12"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Keeps the plans of one test from another."""
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "applications"
+
+
+def operators(report: dict) -> list[str]:
+    return [name for stage in report["stages"] for name in stage["operators"]]
+
+
+def test_the_plan_of_a_run_holds_the_work_around_the_model(cli, bundle, tmp_path):
+    lines, video = tmp_path / "out.jsonl", tmp_path / "out.mp4"
+    outcome = cli("run", bundle, "--source", FILM, "--results", lines, "--output", video, "--json")
+    names = operators(outcome.json)
+    assert [names[0], names[1], *names[-3:]] == ["host/read", "host/prepare", "host/decode", "host/draw", "host/write"]
+    assert outcome.json["measured"]["frames"] == len(lines.read_text().splitlines()) == 12
+    with open_bundle(bundle) as opened:
+        assert set(names) - {name for name in names if name.startswith("host/")} == {
+            operator.name for operator in opened.graph.operators
+        }
+    alone = cli("run", bundle, "--source", FILM, "--json").json  # nothing is written
+    assert [name for name in operators(alone) if name.startswith("host/")] == [
+        "host/read", "host/prepare", "host/decode",
+    ]  # fmt: skip
+
+
+@pytest.mark.thorough
+def test_what_was_measured_is_kept_for_the_same_application_alone(cli, bundle, cache):
+    first = cli("run", bundle, "--source", FILM, "--json")
+    assert "planned for this bundle" not in first.err
+    again = cli("run", bundle, "--source", FILM, "--json")
+    assert "planned for this bundle, source and decoder before; --fresh measures again" in again.err
+    assert again.json["stages"] == first.json["stages"]
+    assert again.json["predicted"] == first.json["predicted"]
+    assert "before" not in cli("run", bundle, "--source", FILM, "--fresh").err
+    assert len(list(cache.iterdir())) == 1
+    assert "before" not in cli("run", bundle, "--source", "synthetic:96x48@30:12").err  # frames of another size
+    assert "before" not in cli("run", bundle, "--source", FILM, "--objective", "latency").err
+    assert len(list(cache.iterdir())) == 3
+    for path in cache.iterdir():
+        path.write_text("{")  # damaged: it is measured again
+    assert "before" not in cli("run", bundle, "--source", FILM).err
+
+
+@pytest.mark.thorough
+def test_candidates_run_side_by_side_on_the_source(cli, bundle):
+    outcome = cli("run", bundle, "--source", FILM, "--verify", 4)
+    assert outcome.code == 0, outcome.err
+    assert "plan: " in outcome.err
+    assert "measure" in outcome.err  # what it measured; or, on a machine that is very busy, that there was no time
+
+
+@pytest.mark.thorough
+def test_a_plan_of_the_model_alone_gets_the_work_around_it(cli, bundle, tmp_path):
+    with open_bundle(bundle) as opened:
+        names = [operator.name for operator in opened.graph.operators]
+        device = opened.platform.devices[0].name
+        plan = Plan(
+            opened.graph.name, "by hand", "throughput", (Stage((device,), tuple(names)),), opened.plan.predicted
+        )
+    (tmp_path / "plan.txt").write_text(str(plan))
+    outcome = cli("run", bundle, "--source", FILM, "--plan", tmp_path / "plan.txt", "--adapt", "off", "--json")
+    whole = next(stage for stage in outcome.json["stages"] if names[0] in stage["operators"])
+    assert whole["devices"] == [device]
+    assert set(names) <= set(whole["operators"])
+    assert operators(outcome.json) == ["host/read", "host/prepare", *names, "host/decode"]
+
+
+@pytest.mark.thorough
+def test_a_rate_that_no_plan_keeps_up_with_is_said(cli, bundle):
+    outcome = cli("run", bundle, "--source", FILM, "--rate", 1e6, "--json")
+    assert "no plan keeps up with 1e+06 frames a second and 10% to spare: the best makes" in outcome.err
+    assert "--policy every=" in outcome.err
+    assert outcome.json["measured"]["frames"] == 12
+    assert "throughput" in outcome.json["objectives"]
+
+
+@pytest.mark.thorough
+def test_a_rate_makes_latency_the_objective(cli, bundle):
+    outcome = cli("run", bundle, "--source", FILM, "--rate", 50, "--json")
+    assert "no plan keeps up" not in outcome.err
+    assert "latency" in outcome.json["objectives"]
+    assert outcome.json["predicted"]["throughput_fps"] >= 55
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("inf")])
+def test_a_rate_is_positive(rate):
+    with pytest.raises(OptionError, match=f"`rate` {rate:g}: it must be positive"):
+        Settings(bundle=["net.tar"], source=[FILM], rate=rate).check()
+
+
+@pytest.mark.thorough
+def test_isolated_stages_have_the_work_around_them_in_the_parent(cli, bundle, tmp_path):
+    lines = tmp_path / "out.jsonl"
+    outcome = cli("run", bundle, "--source", FILM, "--isolate", "--results", lines, "--adapt", "off")
+    assert outcome.code == 0, outcome.err
+    assert [json.loads(line)["frame"] for line in lines.read_text().splitlines()] == list(range(12))
+
+
+def test_a_decoder_that_fails_is_named_before_anything_runs(cli, bundle, tmp_path):
+    (tmp_path / "bad.py").write_text("def decode(outputs, transform):\n    raise KeyError('heat')\n")
+    outcome = cli("run", bundle, "--source", FILM, "--decoder", f"{tmp_path / 'bad.py'}:decode")
+    assert outcome.code == 1
+    assert "the decoder bad:decode failed at frame 0 of synthetic:64x48@30:12: KeyError: 'heat'" in outcome.err
+
+
+@pytest.mark.thorough
+def test_a_bundle_of_a_whole_application_is_shown_like_any_other(cli, model, tmp_path):
+    app, lines = tmp_path / "app.tar", tmp_path / "out.jsonl"
+    compiled = cli("compile", model, "-o", app, "--source", FILM, "--verify", 0, "--json")
+    assert compiled.code == 0, compiled.err
+    names = operators(compiled.json)
+    assert [name for name in names if name.startswith("host/")] == [
+        "host/read", "host/prepare", "host/decode", "host/write",
+    ]  # fmt: skip
+    planned = cli("plan", app, "--json").json
+    assert sorted(operators(planned)) == sorted(names)
+    assert cli("simulate", app, "--frames", 50, "--json").json["simulated"]["frames"] == 50
+    shown = cli("show", app, "-o", tmp_path / "shown", "--format", "svg", "--json").json
+    assert [picture.rpartition("/")[2] for picture in shown["pictures"]] == ["gantt.svg", "graph.svg", "frame.svg"]
+    assert "prepare" in (tmp_path / "shown" / "frame.svg").read_text()
+    (first, *_) = cli("bench", app, "--seconds", 0.1, "--rounds", 1, "--json").json["candidates"]
+    assert set(operators(first)) == set(names)
+    assert first["measured"]["throughput_fps"] > 0
+    refused = cli("plan", app, "--verify", 2)
+    assert "holds a whole application, which `run` and `bench` run on its source" in refused.err
+
+    outcome = cli("run", app, "--source", FILM, "--results", lines, "--adapt", "off", "--json")
+    assert outcome.json["stages"] == compiled.json["stages"]
+    assert len(lines.read_text().splitlines()) == 12
+    other = cli("run", app, "--source", "synthetic:96x48@30:12", "--results", lines)
+    text = "planned for another application (frame width 96 instead of 64), so it is measured and planned anew"
+    assert text in other.err
+    assert other.code == 0
+
+
+def test_a_decoder_without_a_source_is_refused(cli, model, tmp_path):
+    outcome = cli("compile", model, "-o", tmp_path / "app.tar", "--decoder", "found.py:decode")
+    assert "--decoder goes with --source" in outcome.err
+    assert outcome.code != 0

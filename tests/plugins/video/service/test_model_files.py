@@ -1,0 +1,167 @@
+"""From a model file to boxes by one command: compiled once, its decoder recognised, all that is assumed said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_yolo import FOUND, write_tiny_yolo
+from tvm_pipeline.errors import OptionError
+from tvm_pipeline_video.decoders import Request
+from tvm_pipeline_video.decoders.labels import COCO
+from tvm_pipeline_video.service.file import SettingsReader
+from tvm_pipeline_video.service.listener import Listener
+from tvm_pipeline_video.service.model_bundle import opened_model
+from tvm_pipeline_video.service.settings import Settings
+
+FILM = "synthetic:128x96@30:5"
+LABELS = ("cat", "dog")
+
+
+class Heard(Listener):
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def warn(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory) -> tuple[Path, Path, list[str]]:
+    """Give a model file, its bundle in a cache that these tests share, and what was said when it was compiled."""
+    folder = tmp_path_factory.mktemp("models")
+    path, heard = write_tiny_yolo(folder / "tiny.onnx"), Heard()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TVM_PIPELINE_CACHE", str(folder / "cache"))
+        with opened_model(path, None, heard) as (kept, bundle):
+            assert bundle.metadata["task"] == "detect"
+    return path, kept, heard.lines
+
+
+@pytest.fixture
+def net(compiled, monkeypatch):
+    path, kept, _ = compiled
+    monkeypatch.setenv("TVM_PIPELINE_CACHE", str(kept.parents[1]))
+    return path
+
+
+def boxes(labels=LABELS) -> list[dict]:
+    """Return what is found in a picture of 128 x 96, which fills the width of the input at half its size."""
+    found = []
+    for (x, y, width, height), kind, score in FOUND:
+        left, top, right, bottom = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+        box = [left * 2, (top - 8) * 2, right * 2, (bottom - 8) * 2]
+        found.append({"label": labels[kind], "score": pytest.approx(score), "box": pytest.approx(box)})
+    return found
+
+
+def found_in(line: str) -> list[dict]:
+    return [{key: one[key] for key in ("label", "score", "box")} for one in json.loads(line)["annotations"]]
+
+
+def test_a_model_file_is_compiled_once_and_what_is_assumed_is_said(compiled, net):
+    _, kept, lines = compiled
+    assert lines[0].startswith(f"{net} is compiled for this machine, once")
+    assert lines[-1] == f"kept for the next run: {kept}"
+    note = "images:[1,3,64,64] by the file's metadata (imgsz), which leaves it open; `input_shapes` gives another"
+    assert lines.count(f"tiny: {note}") == 1
+    heard = Heard()
+    with opened_model(net, None, heard) as (again, _):
+        assert again == kept
+    assert [line for line in heard.lines if "profile" not in line] == [note, f"{net} was compiled before ({kept})"]
+
+
+@pytest.mark.thorough
+def test_one_command_from_a_model_file_to_boxes(cli, net, tmp_path):
+    lines = tmp_path / "found.jsonl"
+    first = cli("run", net, "--source", FILM, "--results", lines, "--output", tmp_path / "out.mp4", "--adapt", "off")
+    assert first.code == 0, first.err
+    for words in (
+        "preprocessing: 64x64 letterbox, rgb, 0..1: as yolov8 takes it by the model's metadata, the preset yolo",
+        "decoder: yolov8: ",
+        "[1, 6, 84], 2 classes, recognised from its outputs and its metadata",
+    ):
+        assert words in first.err
+    assert [found_in(line) for line in lines.read_text().splitlines()] == [boxes()] * 5
+    assert (tmp_path / "out.mp4").stat().st_size > 0
+
+
+@pytest.mark.thorough
+def test_a_bundle_that_is_damaged_is_made_again(compiled, net):
+    _, kept, _ = compiled
+    kept.write_bytes(b"damaged")
+    heard = Heard()
+    with opened_model(net, None, heard) as (again, bundle):
+        assert (again, bundle.metadata["task"]) == (kept, "detect")
+    assert heard.lines[0].startswith(f"{net} is compiled anew: {kept}: ")
+
+
+def test_a_service_reads_labels_and_preprocessing_beside_its_file(tmp_path):
+    (tmp_path / "names.txt").write_text("lynx\nwolf\n")
+    (tmp_path / "net.toml").write_text('preset = "yolo"\n')
+    text = f'bundle = "net.onnx"\nsource = "{FILM}"\nclasses = "wolf, lynx"\nthreshold = 0.5\n'
+    for labels, preprocessing, given in (
+        ("names.txt", "net.toml", (("lynx", "wolf"), str(tmp_path / "net.toml"))),
+        ("coco", "yolo", (COCO, "yolo")),
+    ):
+        file = tmp_path / "service.toml"
+        file.write_text(f'{text}labels = "{labels}"\npreprocessing = "{preprocessing}"\n')
+        settings = SettingsReader(file).read()
+        assert settings.request(0) == Request("", given[0], 0.5, ("wolf", "lynx"))
+        assert settings.preprocessing == given[1]
+
+
+@pytest.mark.thorough
+def test_the_decoder_of_an_application_is_that_of_its_bundle(cli, net, tmp_path):
+    app, lines = tmp_path / "app.tar", tmp_path / "found.jsonl"
+    options = ("--decoder", "yolo", "--classes", "dog", "--verify", 0)
+    compiled = cli("compile", net, "-o", app, "--source", FILM, *options)
+    assert compiled.code == 0, compiled.err
+    assert "decoder: yolov8: " in compiled.err
+    outcome = cli("run", app, "--source", FILM, "--results", lines, "--adapt", "off")
+    assert outcome.code == 0, outcome.err
+    assert "another application" not in outcome.err
+    assert [found_in(line) for line in lines.read_text().splitlines()] == [boxes()[1:]] * 5
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--decoder", "yolov9"), "--decoder 'yolov9': did you mean yolov8"),
+        (("--decoder", "text"), "--decoder text cannot read the outputs"),
+        (("--labels", "none.txt"), "none.txt"),
+        (("--classes", "lion"), "--classes lion: the model has no class of this name; such as cat, dog"),
+        (("--threshold", "1.5"), "--threshold 1.5: it must be above 0 and below 1"),
+        (("--preprocessing", "imagnet"), "--preprocessing imagnet: there is no such file, and no such preset"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(cli, net, options, words):
+    outcome = cli("run", net, "--source", FILM, *options)
+    assert outcome.code == 2
+    assert words in outcome.err
+
+
+def test_shapes_are_for_model_files_and_decoders_for_sources(cli, bundle, model, tmp_path):
+    outcome = cli("run", bundle, "--source", FILM, "--input-shapes", "picture:[1,3,32,32]")
+    assert f"--input-shapes: {bundle} is a bundle, which has its own" in outcome.err
+    refused = cli("compile", model, "-o", tmp_path / "app.tar", "--threshold", 0.5)
+    assert "--threshold goes with --source" in refused.err
+
+
+def test_options_of_several_models():
+    two = {"bundle": ["a.tar", "b.tar"], "source": ["synthetic", "synthetic:64x48"]}
+    settings = Settings(**two, decoder=["yolo", "face"], threshold=[0.3], classes=["cat,dog", "face"])
+    assert [settings.request(index).classes for index in (0, 1)] == [("cat", "dog"), ("face",)]
+    assert [settings.request(index).threshold for index in (0, 1)] == [0.3, 0.3]
+    one = Settings(bundle=["a.tar"], source=["synthetic"], classes=["cat, dog", "bird"])
+    assert one.request(0).classes == ("cat", "dog", "bird")
+    with pytest.raises(OptionError, match="`threshold` is given 3 times for 2 models"):
+        Settings(**two, threshold=[0.1, 0.2, 0.3]).check()
