@@ -19,7 +19,7 @@ def main() -> None:
     use_one_heap()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
+            signal.signal(number, stop)
             # While the interpreter takes itself down, a signal would kill it and replace the status of the command.
             atexit.register(signal.signal, number, signal.SIG_IGN)
     from tvm_pipeline.cli import main as command
@@ -39,8 +39,8 @@ def use_one_heap() -> bool:
         return False
 
 
-def _stop(number: int, _: object) -> None:
-    # An exception would print a traceback, and may be swallowed in the middle of an import.
+def stop(number: int, _: object) -> None:
+    """Handle a signal while modules are imported: an exception would print a traceback, and may be swallowed there."""
     os.write(2, b"stopped\n")
     os._exit(128 + number)
 

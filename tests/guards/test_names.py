@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
+import tvm_pipeline
 from tests.guards.sources import CORE, PLUGINS, ROOT, docstrings, files, is_here, name, tree
 
 PUBLIC = [
     *("Bundle", "CompiledPipeline", "Decision", "Device", "DeviceProfile", "Evaluation", "Link", "Model"),
     *("Operator", "OperatorGraph", "Pipeline", "PipelineError", "Plan", "Platform", "Prediction", "Problem"),
-    *("Profile", "Result", "Stage", "Tensor", "detect_platform", "evaluate", "graph_from_networkx", "load"),
-    *("merge_graphs", "open_bundle", "plan", "profile_model", "read_graph", "read_plan", "read_platform"),
-    *("read_profile", "settle_platform", "stage_timer", "write_bundle"),
+    *("Profile", "Result", "Stage", "Tensor", "compile", "detect_platform", "evaluate", "graph_from_networkx"),
+    *("load", "merge_graphs", "open", "open_bundle", "plan", "profile_model", "read_graph", "read_plan"),
+    *("read_platform", "read_profile", "settle_platform", "stage_timer", "write_bundle"),
 ]
 # Modules besides the public surface whose names a page may import, each because that page is about it.
 DOCUMENTED = {
@@ -119,14 +120,27 @@ def test_the_public_surface_is_this_list() -> None:
 
 def test_public_names_are_documented() -> None:
     """Every public name is a class or a function with a docstring in the module that it is imported from."""
-    imports = {
+    for public, imported_from in typed_imports().items():
+        assert definition(imported_from, public), f"{public} has no docstring"
+
+
+def test_names_are_imported_from_where_type_checkers_see_them() -> None:
+    """`__getattr__` of the package takes each public name from the module that the imports for type checkers name."""
+    assert typed_imports() == tvm_pipeline._MODULES
+    assert sorted(tvm_pipeline._MODULES) == sorted(PUBLIC)
+    assert all(getattr(tvm_pipeline, public).__name__ == public for public in PUBLIC)
+
+
+def typed_imports() -> dict[str, str]:
+    """Return the module of each name that the package imports for type checkers."""
+    return {
         alias.name: statement.module or ""
-        for statement in tree(CORE / "__init__.py").body
+        for block in tree(CORE / "__init__.py").body
+        if isinstance(block, ast.If)
+        for statement in block.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    for public in PUBLIC:
-        assert definition(imports[public], public), f"{public} has no docstring"
 
 
 def definition(module: str, public: str) -> str | None:
@@ -190,14 +204,15 @@ def test_class_names_are_unique_in_their_package() -> None:
 def test_every_command_is_tested() -> None:
     """The tests of the command line run over a list that they take from the application, so that none is left out."""
     commands = {path.stem for path in (CORE / "cli").glob("*.py")} - {
-        *("__init__", "__main__", "options", "output"),
+        *("__init__", "__main__", "commands", "options", "output"),
     }
-    application = (CORE / "cli/__init__.py").read_text()
-    registered = re.findall(r"for command in \(([\w,\s]+)\):", application)
-    assert len(registered) == 1
-    assert set(re.findall(r"\w+", " ".join(registered))) == commands
+    registered = re.findall(
+        r'^([\w-]+) = "tvm_pipeline\.cli\.(\w+):', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert {module for _, module in registered} == commands
+    assert all(module == command.replace("-", "_") for command, module in registered)
     tests = (ROOT / "tests/cli/test_commands.py").read_text()
-    assert "COMMANDS = sorted(typer.main.get_group(app).commands)" in tests
+    assert "COMMANDS = sorted(entry.name for entry in GROUP.entries" in tests
     assert '@pytest.mark.parametrize("command", COMMANDS)' in tests
 
 

@@ -1,7 +1,10 @@
 """The command line, in tvmc's manner: one thin file for each command.
 
+commands.py  the list of commands, each of which is imported when it runs
 options.py  the options that several commands share
 output.py   tables, JSON and errors; fields of the library as options of the command line
+
+pyproject.toml registers each command as an entry point.
 
 Exit codes: 0; 2 for wrong usage; 1 for a failure, whose reason is one line (`--traceback` shows the rest); 128 and the
 number of the signal where one ended it at once, so 130 after Ctrl-C and 143 after SIGTERM; 70 tells the supervisor of
@@ -12,67 +15,30 @@ from __future__ import annotations
 
 import signal
 import sys
-from importlib.metadata import entry_points
 
 import typer
 
 from tvm_pipeline import __version__
-from tvm_pipeline.cli import (
-    bench,
-    calibrate,
-    compile,
-    deploy,
-    devices,
-    layer_times,
-    memory,
-    plan,
-    profile,
-    show,
-    simulate,
-    slice,
-    tune,
-)
+from tvm_pipeline.cli.commands import Commands
 from tvm_pipeline.cli.output import logged, print_error, say
-from tvm_pipeline.signals import Interrupts, ending, handling
-from tvm_pipeline.tvm.installed_ir import described
 
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 
 app = typer.Typer(
     name="tvm-pipeline",
+    cls=Commands,
     help="Partition a network over the processors of one machine, and run it as a pipeline on live video.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for command in (
-    devices,
-    tune,
-    profile,
-    layer_times,
-    calibrate,
-    plan,
-    simulate,
-    deploy,
-    compile,
-    bench,
-    show,
-    slice,
-    memory,
-):
-    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.command)
-
-for plugged in entry_points(group="tvm_pipeline.commands"):  # a function is a command, a Typer a group of commands
-    loaded = plugged.load()
-    if isinstance(loaded, typer.Typer):
-        app.add_typer(loaded, name=plugged.name)
-    else:
-        app.command(plugged.name)(loaded)
 
 
 def _print_version(requested: bool) -> None:
     if requested:
+        from tvm_pipeline.tvm.installed_ir import described
+
         try:
             tvm = described()
         except ImportError:

@@ -16,20 +16,19 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
 from tvm_pipeline.addresses import without_secrets
-from tvm_pipeline.core.frame_energy import energy_json
-from tvm_pipeline.core.plan import Decision, Measured
-from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.errors import OptionError, PipelineError
 from tvm_pipeline.option_names import explained, translated
-from tvm_pipeline.workflow.steps import plan_json
+
+if TYPE_CHECKING:
+    from tvm_pipeline.core.plan import Decision, Measured
+    from tvm_pipeline.core.platform import Platform
 
 LINES_S = 5.0  # between two lines of progress where standard error is no terminal
 # All but the tab and the end of a line, and what turns the direction of a text around.
@@ -73,6 +72,8 @@ def warn(line: str) -> None:
 
 def print_json(value: Any) -> None:
     """Print the one JSON object of a command."""
+    import msgspec
+
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
     sys.stdout.flush()
 
@@ -145,6 +146,8 @@ def print_error(error: Exception, wants_traceback: bool) -> int:
 
 def decision_json(decision: Decision, platform: Platform) -> dict[str, Any]:
     """Return the winner, why it won, and every candidate, for JSON."""
+    from tvm_pipeline.workflow.steps import plan_json
+
     return {
         **plan_json(decision.plan, platform),
         **choice_json(decision),
@@ -163,6 +166,9 @@ def choice_json(decision: Decision) -> dict[str, Any]:
 
 def measured_json(found: Measured) -> dict[str, Any]:
     """Return a plan that ran side by side with others, for JSON: measured figures beside those predicted."""
+    from tvm_pipeline.core.frame_energy import energy_json
+    from tvm_pipeline.workflow.steps import plan_json
+
     return {
         **plan_json(found.plan),
         "measured": {

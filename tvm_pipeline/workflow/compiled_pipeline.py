@@ -128,6 +128,14 @@ def compile(
         PlatformError: the platform file does not fit this machine.
         OptionError: there is no such objective.
         NoPlanError: no plan keeps within the devices' memory.
+
+    Examples:
+        >>> import numpy
+        >>> from tvm_pipeline.testing import example_backend, installed
+        >>> with installed(example_backend()):  # an example needs devices that every machine has
+        ...     pipe = compile(Model("net", "onnx", b""), verify_s=0.0)
+        ...     pipe(numpy.ones(4, "float32"))[0].item()
+        3.0
     """
     from tvm_pipeline.workflow.steps import Planned, checked_objective, compile_source, decide, measured_profile
 
@@ -159,6 +167,16 @@ def open(path: Path | str) -> CompiledPipeline:
     Raises:
         BundleError: it is damaged, or made by another version or for another machine.
         OptionError: it holds a whole application, which `tvm-pipeline run` runs.
+
+    Examples:
+        >>> import numpy, tempfile
+        >>> from pathlib import Path
+        >>> from tvm_pipeline.testing import example_backend, example_bundle, installed
+        >>> with installed(example_backend()), tempfile.TemporaryDirectory() as folder:
+        ...     write_bundle(Path(folder) / "net.tar", example_bundle())
+        ...     with open(Path(folder) / "net.tar") as pipe:
+        ...         pipe(numpy.ones(4, "float32"))[0].item()
+        3.0
     """
     from tvm_pipeline.workflow.steps import opened_bundle
 

@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, opened: str) -> None:
     script = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from tvm_pipeline.errors import VideoError\n"
+        "from tvm_pipeline_video.errors import VideoError\n"
         "from tvm_pipeline_video import JsonLines\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100, 200))\n"
         f"lines = JsonLines({opened})\n"

@@ -94,7 +94,7 @@ def test_an_exception_keeps_every_frame_and_is_the_one_that_is_raised(tmp_path: 
 WRITES = """
 import os, resource, sys
 import numpy as np
-from tvm_pipeline.errors import VideoError
+from tvm_pipeline_video.errors import VideoError
 from tvm_pipeline_video import VideoFile
 path, count, limit, still = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4] == "still"
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

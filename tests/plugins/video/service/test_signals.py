@@ -59,13 +59,13 @@ class Command:
         return status
 
 
-# The import of the package takes long, after a sign of it; an interrupt is swallowed there, as in a callback of C.
+# The import of a module takes long, after a sign of it; an interrupt is swallowed there, as in a callback of C.
 SLOW = """
 import os, pathlib, sys, time
 
 class Slow:
     def find_spec(self, name, *_):
-        if name == "tvm_pipeline":
+        if name == os.environ["SLOW_MODULE"]:
             pathlib.Path("begun").touch()
             for _ in range(600):
                 try:
@@ -78,17 +78,18 @@ if os.environ["SLOW"] in os.environ:
 """
 
 
-def slow_start(folder: Path, who: str) -> dict[str, str]:
-    """Return variables with which processes that have the variable `who` take long to import the package."""
+def slow_start(folder: Path, who: str, module: str = "tvm_pipeline") -> dict[str, str]:
+    """Return variables with which processes that have the variable `who` take long to import a module."""
     (folder / "slow").mkdir()
     (folder / "slow" / "sitecustomize.py").write_text(SLOW)
     path = os.pathsep.join([str(folder / "slow"), *filter(None, sys.path)])
-    return {"PYTHONPATH": path, "SLOW": who}
+    return {"PYTHONPATH": path, "SLOW": who, "SLOW_MODULE": module}
 
 
+@pytest.mark.parametrize("module", ["tvm_pipeline", "tvm_pipeline.cli.devices"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_one_that_comes_while_modules_are_imported(tmp_path, number):
-    command = Command(tmp_path, "devices", **slow_start(tmp_path, "PATH"))
+def test_one_that_comes_while_modules_are_imported(tmp_path, number, module):
+    command = Command(tmp_path, "devices", **slow_start(tmp_path, "PATH", module))
     command.wait_until((tmp_path / "begun").exists)
     command.send(number)
     assert command.end() == 128 + number
