@@ -37,6 +37,8 @@ from loads import LOADS, Load
 from networks import load
 from rich.console import Console
 from rich.table import Table
+from tvm_pipeline_papers.balance import Balance
+from tvm_pipeline_papers.line_search import LineSearch
 
 from tvm_pipeline import Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import CompiledModel, Port
@@ -45,7 +47,7 @@ from tvm_pipeline.core.plan import Plan, Prediction, Stage, describe
 from tvm_pipeline.core.platform import Device, disjoint_sets
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
-from tvm_pipeline.runtime import Adaptation, Balance, LineSearch, LivePipeline, Pipeline
+from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.frame_stream import FrameStream
 from tvm_pipeline.runtime.strategy import Strategy
 

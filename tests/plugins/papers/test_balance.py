@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm_pipeline_papers.balance import Balance, moved
 
 from tests.runtime.machine import Machine, plan_of, problem_of
 from tests.support.graphs import random_dag
@@ -19,8 +20,6 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.evaluate import check_stages
-from tvm_pipeline.runtime import Balance
-from tvm_pipeline.runtime.balance import moved
 from tvm_pipeline.runtime.strategy import CoreLoad
 
 EQUAL = {"d0": [4e-3] * 8, "d1": [4e-3] * 8}
