@@ -68,7 +68,7 @@ MOST_LINES = {
     "tvm_pipeline/cost": 1850,
     "tvm_pipeline/fleet": 7650,
     "tvm_pipeline/frontends": 2250,
-    "tvm_pipeline/memory": 2950,
+    "tvm_pipeline/memory": 2800,
     "tvm_pipeline/planning": 12_100,
     "tvm_pipeline/power": 1300,
     "tvm_pipeline/profiling": 2300,
@@ -86,12 +86,12 @@ MOST_LINES = {
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 450,
     "backends/tvm_pipeline_onnxruntime": 400,
-    "plugins/tvm_pipeline_papers": 2650,
+    "plugins/tvm_pipeline_papers": 2800,
 }
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
-UNPUBLISHED = {"tvm_pipeline_papers": 7}
+UNPUBLISHED = {"tvm_pipeline_papers": 8}
 
 
 # What a guest may import besides the names of the package itself: the errors, and for each door what comes in by it.
