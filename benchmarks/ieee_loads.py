@@ -19,7 +19,7 @@ from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.comparison import compare
 from tvm_pipeline.runtime.frame_stream import FrameStream
-from tvm_pipeline.runtime.line_search import LineSearch
+from tvm_pipeline_papers.line_search import LineSearch
 
 SETTLED_S = 1.0  # until the load is as heavy as it will be
 WARM_S = 0.3  # of a plan that stays, before its frames are counted

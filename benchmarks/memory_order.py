@@ -34,6 +34,7 @@ from planner import CONSOLE, show
 from tests.support.memory_networks import CELLS, NETWORKS, randwire
 from tvm_pipeline.core.graph import OperatorGraph
 from tvm_pipeline.memory import Buffer, MemoryGraph, Ordering, memory_graph, minimum_peak, peak_bytes
+from tvm_pipeline_papers.serenity import serenity_order
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.memory import least_peak, random_memory_graph
@@ -43,7 +44,7 @@ FAULTS: list[str] = []
 
 def timed(graph: MemoryGraph, method: str = "exact", time_limit_s: float = 60.0) -> tuple[float, Ordering]:
     begin = time.process_time()
-    found = minimum_peak(graph, method, time_limit_s)
+    found = serenity_order(graph, time_limit_s) if method == "serenity" else minimum_peak(graph, method, time_limit_s)
     seconds = time.process_time() - begin
     if peak_bytes(graph, found.order) != found.peak_bytes or found.bound_bytes > found.peak_bytes:
         FAULTS.append(f"{graph.name}: {method} says {found.peak_bytes} bytes of an order that needs others")

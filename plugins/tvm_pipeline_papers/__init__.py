@@ -1,7 +1,10 @@
 """Algorithms of papers to compare the engine with: schedulers that `plan` takes, and others for tests and benchmarks.
 
+balance.py            the strategy `balance`: one operator at a time moves to the faster stage
+line_search.py        the strategy `line-search`: Algorithm 2 of Velasco-Montero et al., trials of one cut after another
 coral.py              libcoral's partitioners, the schedulers `coral-parameters` and `coral-profiling`
 learned/              the schedulers `respect`, `predpar` and `pred-profpar`, which were trained
+serenity.py           SERENITY's scheduler of the operators of a device by their memory
 set_costs.py          pipelines where the cost of a stage is any function of its operators
 fewest_bottleneck.py  the same for segments of one order, with few questions
 peak_distribution.py  how many orders of a graph have which peak of memory

@@ -8,14 +8,14 @@ of downsets and up to 10^14 orders. Next: `memory/exact_order.py`, which finds o
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.memory import MemoryGraph
-from tvm_pipeline.memory.memory_graph import INT64_MAX
-from tvm_pipeline.memory.serenity import Machine
+from tvm_pipeline_papers.serenity import Machine
 
 MOST_DOWNSETS = 200_000
 
@@ -43,7 +43,7 @@ class Orders:
 
     def __init__(self, graph: MemoryGraph, most_bytes: int | None = None) -> None:
         self.graph, self.machine = graph, Machine(graph)
-        self.most = INT64_MAX if most_bytes is None else most_bytes
+        self.most = sys.maxsize if most_bytes is None else most_bytes
         self.layers: list[dict[int, Counter[int]]] = [{0: Counter({self.machine.start: 1})}]
         self.downsets = 1
         for _ in range(len(graph)):

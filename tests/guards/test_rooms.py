@@ -57,12 +57,12 @@ MOST_LINES = {
     "tvm_pipeline/core": 3100,
     "tvm_pipeline/cost": 1850,
     "tvm_pipeline/frontends": 2350,
-    "tvm_pipeline/memory": 2950,
+    "tvm_pipeline/memory": 2800,
     "tvm_pipeline/planning": 12_100,
     "tvm_pipeline/power": 800,
     "tvm_pipeline/profiling": 2500,
     "tvm_pipeline/report": 1500,
-    "tvm_pipeline/runtime": 4250,
+    "tvm_pipeline/runtime": 3850,
     "tvm_pipeline/solvers": 250,
     "tvm_pipeline/testing": 950,
     "tvm_pipeline/tvm": 21_500,
@@ -73,13 +73,18 @@ MOST_LINES = {
     "backends/tvm_pipeline_onnxruntime": 350,
     "plugins/tvm_pipeline_boards": 1600,
     "plugins/tvm_pipeline_hosts": 11_250,
-    "plugins/tvm_pipeline_papers": 2250,
+    "plugins/tvm_pipeline_papers": 2800,
     "plugins/tvm_pipeline_video": 11_100,
 }
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
-UNPUBLISHED = {"tvm_pipeline_boards": 2, "tvm_pipeline_papers": 6}
+UNPUBLISHED = {
+    "tvm_pipeline_boards": 2,
+    "tvm_pipeline_hosts": 33,
+    "tvm_pipeline_papers": 8,
+    "tvm_pipeline_video": 39,
+}
 
 
 # What a guest may import besides the names of the package itself: the errors, and for each door what comes in by it.

@@ -114,7 +114,7 @@ def test_bad_orders_and_methods_are_named() -> None:
         check_order(graph, [2, 0, 1, 3])
     with pytest.raises(GraphError, match="each of 0 to 3 once"):
         check_order(graph, [0, 1, 2])
-    with pytest.raises(OptionError, match=r"no method best.*exact, serenity"):
+    with pytest.raises(OptionError, match=r"no method best.*exact, program"):
         minimum_peak(graph, "best")
 
 

@@ -13,7 +13,7 @@ from tvm_pipeline import Problem
 from tvm_pipeline.core.platform import Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import NoPlanError, OptionError, ProfileError
-from tvm_pipeline.runtime import Adaptation, Balance, LivePipeline
+from tvm_pipeline.runtime import Adaptation, LivePipeline
 
 OPERATORS = 4
 # Big: 16 mJ a frame, 250 frames a second; little: 8 mJ, 125.
@@ -36,7 +36,7 @@ def devices_of(pipeline: LivePipeline) -> tuple[tuple[str, ...], ...]:
     return tuple(stage.devices for stage in pipeline.plan.stages)
 
 
-@pytest.mark.parametrize("strategy", [lambda: None, Adaptation, Balance])
+@pytest.mark.parametrize("strategy", [lambda: None, Adaptation])
 def test_the_objective_changes_while_frames_run(strategy):
     model = chain_model(OPERATORS)
     problem = problem_of(model)

@@ -21,6 +21,7 @@ import typer
 from tvm_pipeline import __version__
 from tvm_pipeline.cli.commands import Commands
 from tvm_pipeline.cli.output import logged, print_error, say
+from tvm_pipeline.signals import Interrupts, ending, handling
 
 INTERRUPTED = 130  # what typer makes of a KeyboardInterrupt
 

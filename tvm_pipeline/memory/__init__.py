@@ -10,7 +10,6 @@ exact_order.py    the order with the least peak, proven
 order_search.py   its compiled search
 order_arrays.py   the arrays of that search, with named fields
 regions.py        the parts of a graph that can be ordered one by one
-serenity.py       a published scheduler, to compare with
 stage_memory.py   the activations that a stage of a plan needs
 arena.py          the layout of an order's buffers
 rewriting.py      graphs rewritten so that they need less
@@ -26,6 +25,7 @@ from tvm_pipeline.memory.memory_graph import (
     footprint,
     memory_graph,
     peak_bytes,
+    predecessors,
 )
 from tvm_pipeline.memory.minimum_peak import Method, minimum_peak
 from tvm_pipeline.memory.orders import Ordering
@@ -40,4 +40,5 @@ __all__ = [
     "memory_graph",
     "minimum_peak",
     "peak_bytes",
+    "predecessors",
 ]

@@ -13,8 +13,8 @@ Then C can be moved to the front of every order of the operators left, and no st
 with operators in place and with buffers of several producers.
 
 SERENITY (Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural Networks for Edge Devices",
-MLSys 2020; here `serenity.py`) posed the problem. Next: `order_search.py`, the loops; `regions.py`, which makes the
-arrays of a graph.
+MLSys 2020; `plugins/tvm_pipeline_papers/serenity.py`) posed the problem. Next: `order_search.py`, the loops;
+`regions.py`, which makes the arrays of a graph.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Orders that cost no search, and the answer that every method gives.
 
-The program order is the order in which the graph lists its operators. Next: `exact_order.py`, `serenity.py`.
+The program order is the order in which the graph lists its operators. Next: `exact_order.py`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,6 @@ quarantine.py      devices that failed, and how long each is left out
 events.py          Event: a decision of a LivePipeline, and its reason
 strategy.py        the base of the strategies of adaptation: how slow each device is now
 adaptation.py      the strategy `replan`: another plan if it is worth a change; the table of strategies
-line_search.py     the strategy `line-search`: Algorithm 2 of Velasco-Montero et al., trials of one cut after another
-balance.py         the strategy `balance`: one operator at a time moves to the faster stage
 replanning.py      planning while a pipeline runs, in milliseconds
 comparison.py      plans that run side by side, predicted against measured
 measured_cuts.py   every cut in two, measured beside its prediction
@@ -25,23 +23,28 @@ metering.py        the joules of a frame, of plans in turns and of runs that las
 verification.py    the choice among candidates by running them, where predictions cannot decide
 """
 
-from tvm_pipeline.core.statistics import RunStatistics, StageStatistics
-from tvm_pipeline.runtime.adaptation import Adaptation
-from tvm_pipeline.runtime.balance import Balance
+from tvm_pipeline.core.statistics import RunStatistics, StageRecord, StageStatistics
+from tvm_pipeline.runtime.adaptation import STRATEGIES, Adaptation
 from tvm_pipeline.runtime.events import Event
 from tvm_pipeline.runtime.frame_stream import Result
-from tvm_pipeline.runtime.line_search import LineSearch
 from tvm_pipeline.runtime.live_pipeline import LivePipeline
 from tvm_pipeline.runtime.pipeline import Pipeline
+from tvm_pipeline.runtime.replanning import judged_now, unlimited
+from tvm_pipeline.runtime.strategy import COLD_FRAMES, WINDOW_S, Strategy
 
 __all__ = [
+    "COLD_FRAMES",
+    "STRATEGIES",
+    "WINDOW_S",
     "Adaptation",
-    "Balance",
     "Event",
-    "LineSearch",
     "LivePipeline",
     "Pipeline",
     "Result",
     "RunStatistics",
+    "StageRecord",
     "StageStatistics",
+    "Strategy",
+    "judged_now",
+    "unlimited",
 ]

@@ -5,7 +5,7 @@ frames take the new plan, and results are taken from the old pipeline until it i
 lost and nothing stops. If a device fails, the unfinished frames of its pipeline are put into the next one.
 
 Read next: `generations.py`, which holds the pipelines during an exchange; `quarantine.py`, which keeps failed devices
-out; `adaptation.py`, `line_search.py` and `balance.py`, which say when another plan is worth a change;
+out; `adaptation.py`, which says when another plan is worth a change;
 `replanning.py`, which finds that plan.
 """
 

@@ -5,7 +5,7 @@ stage is not measured, but the kernel tells how busy its cores are. If it has no
 slowly forgotten. Figures are medians over the last half second, or over the last three frames if these took longer, so
 a disturbance of less than half of that changes nothing.
 
-Read next: `adaptation.py`, `line_search.py` and `balance.py`, the strategies.
+Read next: `adaptation.py`, a strategy and the table of all.
 """
 
 from __future__ import annotations

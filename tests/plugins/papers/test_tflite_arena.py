@@ -15,6 +15,7 @@ from tvm_pipeline.memory import memory_graph, minimum_peak
 from tvm_pipeline.memory.arena import Lifetime, check_layout, lifetimes, most_alive
 from tvm_pipeline.memory.concatenation import free_concatenations
 from tvm_pipeline_papers.peak_distribution import Orders
+from tvm_pipeline_papers.serenity import serenity_order
 from tvm_pipeline_papers.tflite_arena import online_arena
 
 
@@ -61,7 +62,7 @@ def test_best_orders_of_cell_a_have_several_arenas() -> None:
     """The published 250.9 KB is the arena of many best orders, and of SERENITY's method as it is here."""
     graph = read_graph(PROFILES / "swiftnet/swiftnet-cell-a.json")
     free = free_concatenations(graph, memory_graph(graph))
-    assert online_arena(lifetimes(free, minimum_peak(free, "serenity").order)[0])[1] == 250_880
+    assert online_arena(lifetimes(free, serenity_order(free).order)[0])[1] == 250_880
     best, rng = Orders(free, 200_704), random.Random(0)
     found = Counter(online_arena(lifetimes(free, best.draw(rng))[0])[1] for _ in range(100))
     assert set(found) >= {225_792, 250_880}

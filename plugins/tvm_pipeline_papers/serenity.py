@@ -4,7 +4,7 @@ Ahn et al., "Ordering Chaos: Memory-Aware Scheduling of Irregularly Wired Neural
 The graph is divided at its cut nodes (divide and conquer). Each part is ordered by dynamic programming over signatures,
 the sets of operators that are ready (Algorithm 1). A budget limits the bytes, and falls and rises until a search is
 both quick and successful (adaptive soft budgeting, Algorithm 2). The method is exact, but reaches far more states than
-`exact_order.py`, which is the method to use.
+`memory/exact_order.py`, which is the method to use.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from tvm_pipeline.core.topology import successors
-from tvm_pipeline.memory.memory_graph import INT64_MAX, MemoryGraph, footprint, predecessors
-from tvm_pipeline.memory.orders import Ordering, kahn_order
+from tvm_pipeline.memory import MemoryGraph, Ordering, footprint, minimum_peak, predecessors
 from tvm_pipeline.memory.regions import split
 
 # The paper limits the seconds of a step, and does not name the limit. A number of schedules is the same on any machine.
@@ -40,7 +39,7 @@ def serenity_order(
             has.
     """
     deadline = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
-    kahn = kahn_order(graph)
+    kahn = minimum_peak(graph, "kahn").order
     steps = footprint(graph, kahn)
     machine = Machine(graph)
     order: list[int] = []
@@ -50,7 +49,7 @@ def serenity_order(
         if budgeting:
             found = _soft_budgeting(machine, part, hard, deadline)
         else:
-            answer = _schedule(machine, part, INT64_MAX, deadline, sys.maxsize)
+            answer = _schedule(machine, part, sys.maxsize, deadline, sys.maxsize)
             found = None if isinstance(answer, str) else answer
         order += found[1] if found else kahn[part.start : part.stop]
         peaks.append(found[0] if found else hard)

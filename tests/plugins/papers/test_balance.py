@@ -19,9 +19,8 @@ from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.core.statistics import StageRecord
 from tvm_pipeline.cost.evaluate import check_stages
-from tvm_pipeline.runtime import Balance
-from tvm_pipeline.runtime.balance import moved
 from tvm_pipeline.runtime.strategy import CoreLoad
+from tvm_pipeline_papers.balance import Balance, moved
 
 EQUAL = {"d0": [4e-3] * 8, "d1": [4e-3] * 8}
 

@@ -24,7 +24,8 @@ The printed listing has gaps and slips. This is what was decided:
 - Where the running plan is no such pipeline (replicas, three stages, a cut off the graph's order), that of Algorithm 1
   takes its place.
 
-The search is for throughput, whatever the objective is. `replan` (`adaptation.py`) needs no trials: it has a model.
+The search is for throughput, whatever the objective is. `replan` (`runtime/adaptation.py`) has a model, and needs no
+trials.
 """
 
 from __future__ import annotations
@@ -35,15 +36,12 @@ from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Prediction, Stage
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline import Plan, Prediction, Problem, Stage
 from tvm_pipeline.errors import NoPlanError, PlanError, ProfileError
-from tvm_pipeline.planning.baselines.algorithm_1 import algorithm_1
-from tvm_pipeline.runtime.replanning import judged_now, unlimited
-from tvm_pipeline.runtime.strategy import COLD_FRAMES, WINDOW_S, Strategy
+from tvm_pipeline.planning import SCHEDULERS
+from tvm_pipeline.runtime import COLD_FRAMES, WINDOW_S, StageRecord, Strategy, judged_now, unlimited
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("tvm_pipeline.papers")  # the command line prints what is logged below tvm_pipeline
 
 ALPHA = 0.5
 LEAST_FRAMES = 20
@@ -194,7 +192,9 @@ class LineSearch(Strategy):
         if self._has_none:
             return None
         try:
-            found = algorithm_1(replace(unlimited(self.scaled(problem)), objective="throughput", stages=None))
+            found = SCHEDULERS["algorithm-1"].run(
+                replace(unlimited(self.scaled(problem)), objective="throughput", stages=None)
+            )
         except (NoPlanError, ProfileError) as error:
             _log.warning("line-search has no cut to move: %s", error)
             self._has_none = True

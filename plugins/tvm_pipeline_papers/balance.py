@@ -1,6 +1,6 @@
 """The strategy `balance`: one operator at a time moves from a slower stage to a faster one until they are equal.
 
-It is this project's own baseline for `adaptation.py`, beside the published one of `line_search.py`:
+It is this project's own baseline for `runtime/adaptation.py`, beside the published one of `line_search.py`:
 
 - it looks at the time of each stage (the median of compute and transfer), not at the period of the pipeline;
 - stages whose times differ by at most a threshold, relative to the faster one, or by no more than the noise of the
@@ -20,13 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.core.statistics import StageRecord
+from tvm_pipeline import Plan, Problem, Stage
 from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.errors import PlanError
-from tvm_pipeline.runtime.replanning import judged_now
-from tvm_pipeline.runtime.strategy import Strategy
+from tvm_pipeline.runtime import StageRecord, Strategy, judged_now
 
 # The least share of its stage's time that a move takes from a stage.
 STEP = 0.01

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,15 +13,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.runtime.conftest import _no_thread_left  # noqa: F401
 from tests.runtime.machine import Machine, plan_of, problem_of
 from tests.support.examples import examples
 from tests.support.fake_backend import chain_model, numbers, values
 from tvm_pipeline import Plan, Problem
 from tvm_pipeline.core.statistics import StageRecord
-from tvm_pipeline.runtime import LineSearch, LivePipeline
-from tvm_pipeline.runtime.line_search import line_search
+from tvm_pipeline.runtime import LivePipeline
 from tvm_pipeline.runtime.replanning import without
 from tvm_pipeline.runtime.strategy import TICK_S, CoreLoad
+from tvm_pipeline_papers.line_search import LineSearch, line_search
 
 EQUAL = {"d0": [4e-3] * 8, "d1": [4e-3] * 8}
 
@@ -195,6 +197,12 @@ def test_without_two_devices_it_says_that_there_is_no_cut(stat: Path, caplog: py
     ]
 
 
+def test_another_objective_is_told(caplog: pytest.LogCaptureFixture):
+    problem = problem_of(EQUAL)
+    LineSearch().begin(replace(problem, objective="latency"), plan_of(problem, ("d0", 4), ("d1", 4)))
+    assert "line-search searches for throughput, and the objective is latency" in caplog.text
+
+
 def test_while_the_source_is_slow_nothing_is_tried(stat: Path):
     problem = problem_of(EQUAL)
     machine = Machine(problem, plan_of(problem, ("d0", 1), ("d1", 7)), LineSearch(), stat, source_fps=5)
@@ -237,7 +245,7 @@ def test_a_device_that_is_gone_and_back_begins_a_search(stat: Path):
 @pytest.mark.thorough
 def test_trials_cost_no_frame_while_a_device_really_slows_down(monkeypatch: pytest.MonkeyPatch):
     """Operators sleep for 2 ms, those of d1 from frame 120 on for 8 ms: the best cut goes from 3 to 5."""
-    monkeypatch.setattr("tvm_pipeline.runtime.line_search.WINDOW_S", 0.1)
+    monkeypatch.setattr("tvm_pipeline_papers.line_search.WINDOW_S", 0.1)
     slow = threading.Event()
 
     def sleeping(device: str) -> Callable[[int], None]:

@@ -10,15 +10,16 @@ from hypothesis import given
 from tests.support.examples import examples
 from tests.support.graphs import randoms
 from tests.support.memory import least_peak, random_memory_graph, simulated_peak
-from tvm_pipeline.memory import Buffer, MemoryGraph, footprint, minimum_peak, serenity
+from tvm_pipeline.memory import Buffer, MemoryGraph, footprint, minimum_peak
 from tvm_pipeline.memory.orders import kahn_order
+from tvm_pipeline_papers import serenity
 
 
 @given(randoms())
 @examples(60)
 def test_no_order_needs_less(rng: random.Random) -> None:
     graph = random_memory_graph(rng, 6)
-    found = minimum_peak(graph, "serenity")
+    found = serenity.serenity_order(graph)
     assert found.peak_bytes == found.bound_bytes == least_peak(graph) == simulated_peak(graph, found.order)
 
 
@@ -61,7 +62,7 @@ def test_soft_budgets_make_steps_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serenity, "STEP_LIMIT", 12)
     for seed in range(40):
         graph = random_memory_graph(random.Random(seed), 14)
-        best, found = minimum_peak(graph), minimum_peak(graph, "serenity")
+        best, found = minimum_peak(graph), serenity.serenity_order(graph)
         assert found.bound_bytes <= best.peak_bytes <= found.peak_bytes == simulated_peak(graph, found.order)
         proven += found.status == "optimal"
     assert proven > 20
