@@ -21,17 +21,13 @@ fleet_tables.py      a placement as tables
 
 The coordinator:
 
-coordinator.py         what hosts tell it, and what it orders
-assignment.py          which host has which camera, and under which epochs lines are accepted
-collector.py           the file of all results, each line once
-coordinator_memory.py  what it must not forget when it is started again
-heard_host.py          what is known of a host that was heard
-duty_counts.py         lines, gaps and losses of a duty
-host_states.py         the states of hosts and duties, for people
-status_tables.py       these states as tables
-fleet_metrics.py       these states as metrics for Prometheus
-fleet_site.py          the page of a fleet, its metrics and its health, over HTTP
-fleet_page.html        that page
+coordinator.py    what hosts tell it, what it orders, what it must not forget, and the states of hosts and duties
+assignment.py     which host has which camera, under which epochs lines are accepted, and what is counted of a duty
+collector.py      the file of all results, each line once
+status_tables.py  the states of hosts and duties as tables
+fleet_metrics.py  these states as metrics for Prometheus
+fleet_site.py     the page of a fleet, its metrics and its health, over HTTP
+fleet_page.html   that page
 
 A host:
 

@@ -17,25 +17,36 @@ back, lines that it has made meanwhile are taken until the first line of another
 still runs and no other host could take. The others do not move back, but by the next `follow`; only when a host of the
 plan is heard for the first time since `follow`, those that are planned for it move there.
 
-Files: assignment.py, which camera is where; collector.py, the lines; coordinator_memory.py, what outlives a restart.
+Files: assignment.py, which camera is where; collector.py, the lines.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from tvm_pipeline import PipelineError
+from tvm_pipeline.documents import DAMAGED
 from tvm_pipeline.errors import RunError
+from tvm_pipeline.files import replacing
 from tvm_pipeline_hosts.fleet.assignment import Assignment
 from tvm_pipeline_hosts.fleet.collector import Collector
-from tvm_pipeline_hosts.fleet.coordinator_memory import CoordinatorMemory
-from tvm_pipeline_hosts.fleet.heard_host import HeardHost, holders, rivals
-from tvm_pipeline_hosts.fleet.host_states import duty_statuses, host_statuses
-from tvm_pipeline_hosts.fleet.messages import Duty, FleetPlan, FleetStatus, HostReport, Line, Order
+from tvm_pipeline_hosts.fleet.messages import (
+    Duty,
+    DutyStatus,
+    FleetPlan,
+    FleetStatus,
+    HostReport,
+    HostStatus,
+    Line,
+    Order,
+)
 from tvm_pipeline_hosts.fleet.takeover import compile_loops
 
 LEARN_S = 5.0  # for which a new coordinator waits for hosts that it has not heard
@@ -44,8 +55,12 @@ RIVAL_BEATS = 3  # of silence after which another agent speaks for a host: it wa
 FORGOTTEN_S = 600.0  # after which a host that is in no plan and silent is forgotten
 MOST_EVENTS = 200
 STARVING_A_TICK = 5  # hosts whose loss is thought through in one tick
+RIVAL_SHOWN_S = 60.0  # for which a second agent of a host is told of after it spoke last
+NUMBERS_A_WRITE = 100_000  # that a write of the memory allows
+ORDERED, FOUND = 0, -1  # a camera that a host holds: by its order; running, and no order was made since
 
 _NO_PLAN = FleetPlan({}, {}, {}, {}, {})
+_log = logging.getLogger(__name__)
 
 
 class Coordinator:
@@ -64,7 +79,7 @@ class Coordinator:
         self._clock, self._collector, self._learn_s = clock, collector, learn_s
         self._memory = CoordinatorMemory(memory)
         self._assignment = Assignment(self._memory.number)
-        self._hosts: dict[str, HeardHost] = {}
+        self._hosts: dict[str, Member] = {}
         self._planned: set[str] = set()  # hosts of the plan
         self._warm: dict[str, dict[str, str]] = {}
         self._learning_until_s: float | None = None
@@ -124,7 +139,7 @@ class Coordinator:
             RunError: the host runs something, and there is no plan that says whether it should. It goes on with that.
         """
         now = self._awake()
-        host = self._hosts.setdefault(report.host, HeardHost(report.host))
+        host = self._hosts.setdefault(report.host, Member(report.host))
         if self._is_rival(host, report, now):
             return self._refusal(host, report)
         was_alive, is_known = host.alive, host.report is not None
@@ -182,8 +197,8 @@ class Coordinator:
         """Return the fleet as it is now."""
         now = self._clock()
         return FleetStatus(
-            host_statuses(self._assignment, self._hosts, self._planned, now),
-            tuple(duty_statuses(self._assignment, self._hosts.values(), now)),
+            _host_statuses(self._assignment, self._hosts, self._planned, now),
+            tuple(_duty_statuses(self._assignment, self._hosts.values(), now)),
             tuple((now - time_s, kind, text) for time_s, kind, text in self._events),
             {name: cameras for name, cameras in sorted(self._starve.items()) if cameras},
             "; ".join(filter(None, (self._collector.problem, self._memory.problem))),
@@ -255,11 +270,11 @@ class Coordinator:
             self._to_starve = sorted(living)
             self._starve = {name: found for name, found in self._starve.items() if name in living}
         if assignment.waiting:
-            assignment.grant(lambda name, host: bool(holders(self._hosts.values(), name, host)), self._living())
+            assignment.grant(lambda name, host: bool(_holders(self._hosts.values(), name, host)), self._living())
 
     # Hosts
 
-    def _is_rival(self, host: HeardHost, report: HostReport, now: float) -> bool:
+    def _is_rival(self, host: Member, report: HostReport, now: float) -> bool:
         """Return whether another agent speaks for the host, and has done so just before."""
         if report.agent == host.agent or not host.alive:
             return False
@@ -268,19 +283,19 @@ class Coordinator:
             host.rival = None
             return False
         if host.rival is None or host.rival[0] != report.agent:
-            self._event("two agents", rivals(host.name, host.agent, report.agent))
+            self._event("two agents", _rivals(host.name, host.agent, report.agent))
         host.rival = report.agent, now
         return True
 
-    def _refusal(self, host: HeardHost, report: HostReport) -> Order:
+    def _refusal(self, host: Member, report: HostReport) -> Order:
         """Return the order of a second agent of a host: of what it runs it may leave what the host has, no more."""
         runs = {(duty.camera, duty.model, duty.epoch) for duty in report.running}
         own = self._assignment.duties_of(host.name)
         duties = tuple(duty for duty in own if (duty.camera, duty.model, duty.epoch) in runs)
         version = report.version if len(duties) == len(runs) or self.plan is None else self._memory.number()
-        return self._filled(version, duties, {}, rivals(host.name, host.agent, report.agent))
+        return self._filled(version, duties, {}, _rivals(host.name, host.agent, report.agent))
 
-    def _order(self, host: HeardHost) -> Order:
+    def _order(self, host: Member) -> Order:
         if host.order is None or host.name in self._assignment.changed:
             self._assignment.changed.discard(host.name)
             duties = self._assignment.duties_of(host.name)
@@ -308,7 +323,7 @@ class Coordinator:
             settings=settings,
         )
 
-    def _arrived(self, host: HeardHost, is_known: bool) -> None:
+    def _arrived(self, host: Member, is_known: bool) -> None:
         """Hear the first beat of a host, or the first one after it was lost."""
         self._unsettled = True
         self._assignment.changed.add(host.name)
@@ -326,7 +341,7 @@ class Coordinator:
             if moved:
                 self._event("move", f"{_some(moved)} to {host.name}, as planned")
 
-    def _lost(self, host: HeardHost, silent_s: float, now: float) -> None:
+    def _lost(self, host: Member, silent_s: float, now: float) -> None:
         host.lost()
         had = self._assignment.lost(host.name, now)
         self._unsettled = True
@@ -334,7 +349,7 @@ class Coordinator:
 
     # Reports
 
-    def _take(self, host: HeardHost, report: HostReport, now: float) -> bool:
+    def _take(self, host: Member, report: HostReport, now: float) -> bool:
         """Take the lines of a report; return False where they were not taken, and the host must send them again.
 
         Lines of duties that the plan does not have are let go. While it learns what runs, it accepts every epoch that
@@ -364,7 +379,7 @@ class Coordinator:
             self._assignment.took(name, host.name, model, epoch)
         return True
 
-    def _watch(self, host: HeardHost, report: HostReport, now: float) -> None:
+    def _watch(self, host: Member, report: HostReport, now: float) -> None:
         """Hear what the duties of a host say of themselves; a camera that does not open goes to another host."""
         problems: dict[str, str] = {}
         for running in report.running:
@@ -402,3 +417,181 @@ def _some(names: Sequence[str]) -> str:
     """Return the first few names for a message, and how many more there are."""
     shown = ", ".join(names[:5])
     return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+class _Memory(msgspec.Struct):
+    ceiling: int = 0
+    plan: FleetPlan | None = None
+    known: list[str] = []
+    leaving: list[str] = []
+
+
+class CoordinatorMemory:
+    """What must not be forgotten at a restart: the numbers that were given, the plan, and the known hosts.
+
+    It is a small file, written whole; with `path` None nothing outlives the object. Epochs and versions of orders are
+    such numbers. The file has one that is greater than all that were given, so that it is written once for many of
+    them. What runs where is not in it: hosts tell that.
+
+    Attributes:
+        plan: the last that was followed.
+        known: hosts that were heard since the plan was followed.
+        leaving: hosts outside the plan that may have had cameras when it was followed.
+        problem: why the file cannot be read or written; empty where it can.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.problem = ""
+        self._path = path
+        content = self._read(path) if path else _Memory()
+        self._number = self._ceiling = content.ceiling
+        self.plan, self.known, self.leaving = content.plan, set(content.known), set(content.leaving)
+
+    def number(self) -> int:
+        """Return a number greater than all before."""
+        self._number += 1
+        if self._number >= self._ceiling and not self.problem:
+            self.write()
+        return self._number
+
+    def above(self, heard: int) -> None:
+        """Have every later number be greater than this one, which a host has told."""
+        self._number = max(self._number, heard)
+
+    def look(self) -> None:
+        """Write the file where it could not be written, or read, before; to be called now and then."""
+        if self.problem:
+            self.write()
+
+    def write(self) -> None:
+        """Write the file. Where that fails, `problem` says so, and `look` tries again."""
+        if self._path is None:
+            self._ceiling = self._number + NUMBERS_A_WRITE
+            return
+        content = _Memory(self._number + NUMBERS_A_WRITE, self.plan, sorted(self.known), sorted(self.leaving))
+        try:
+            with replacing(self._path) as temporary:
+                temporary.touch(0o600)  # sources hold passwords
+                temporary.write_bytes(msgspec.json.encode(content))
+        except (PipelineError, OSError) as error:
+            self.problem = f"the coordinator's memory: {error}"
+            _log.warning("%s", self.problem)
+        else:
+            self.problem, self._ceiling = "", content.ceiling
+
+    def _read(self, path: Path) -> _Memory:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=_Memory)
+        except FileNotFoundError:
+            return _Memory()
+        except (OSError, *DAMAGED) as error:
+            self.problem = f"the coordinator's memory {path} is left out ({error}); hosts tell what they run"
+            _log.warning("%s", self.problem)
+            return _Memory()
+
+
+@dataclass(slots=True)
+class Member:
+    """A host that was heard: its last report and order, and the cameras that it may hold open.
+
+    Attributes:
+        agent: who speaks for it.
+        heard_s: the time of its last beat.
+        order: the last; None before the first and while it is lost.
+        held: camera -> the version of the first order without it, from which on the host lets it go; ORDERED while it
+            is ordered, FOUND where it was not ordered by this coordinator.
+        rival: another agent that speaks under the same name, and when it did.
+    """
+
+    name: str
+    agent: str = ""
+    heard_s: float = 0.0
+    alive: bool = False
+    report: HostReport | None = None
+    order: Order | None = None
+    held: dict[str, int] = field(default_factory=dict)
+    rival: tuple[str, float] | None = None
+
+    def ordered(self, order: Order) -> None:
+        """Note what a new order lists, and what it does not list any more."""
+        self.order = order
+        listed = {duty.camera for duty in order.duties}
+        for camera, version in self.held.items():
+            if version <= 0 and camera not in listed:
+                self.held[camera] = order.version
+        self.held.update(dict.fromkeys(listed, ORDERED))
+
+    def reported(self, report: HostReport, safe: bool) -> None:
+        """Note which cameras the host has let go: its report follows an order without them, and lists them no more.
+
+        Args:
+            safe: whether the lines of the report were taken. A camera whose last lines were not is not let go.
+        """
+        running = {duty.camera for duty in report.running}
+        if safe:
+            gone = [name for name, since in self.held.items() if 0 < since <= report.version and name not in running]
+            for name in gone:
+                del self.held[name]
+        for name in running:
+            if name not in self.held:
+                self.held[name] = self.order.version if self.order else FOUND
+
+    def lost(self) -> None:
+        """Note that it is lost: it holds nothing any more."""
+        self.alive, self.order, self.rival = False, None, None
+        self.held.clear()
+
+
+def _rivals(host: str, agent: str, other: str) -> str:
+    """Return the sentence about two agents that speak under the name of one host."""
+    return f"two agents speak as {host}: {agent} and {other}; join one of them under another name"
+
+
+def _holders(hosts: Collection[Member], camera: str, besides: str) -> list[str]:
+    """Return the living hosts other than one that may have a camera open."""
+    return [host.name for host in hosts if host.alive and camera in host.held and host.name != besides]
+
+
+def _host_statuses(
+    assignment: Assignment, hosts: Mapping[str, Member], planned: Collection[str], now_s: float
+) -> dict[str, HostStatus]:
+    """Return host -> its state, for those of the plan and all others that were heard."""
+    return {
+        name: _host_status(name, assignment, hosts.get(name), name in planned, now_s)
+        for name in sorted({*planned, *hosts})
+    }
+
+
+def _duty_statuses(assignment: Assignment, hosts: Collection[Member], now_s: float) -> Iterator[DutyStatus]:
+    """Yield the state of each duty, in the order of cameras and models."""
+    for name, camera in sorted(assignment.cameras.items()):
+        problem = camera.problem
+        if camera.host is not None and not camera.granted:
+            let_go = " and ".join(_holders(hosts, name, camera.host))
+            problem = f"goes to {camera.host}" + (f" when {let_go} lets it go" if let_go else "")
+        for model, duty in sorted(camera.duties.items()):
+            counts = duty.counts
+            yield DutyStatus(
+                name,
+                model,
+                camera.host if camera.granted else None,
+                duty.epoch,
+                counts.fps(),
+                counts.lines,
+                dict(counts.lost_until(now_s, duty.rate_fps)),
+                counts.gap_until(now_s),
+                problem,
+            )
+
+
+def _host_status(name: str, assignment: Assignment, host: Member | None, is_planned: bool, now_s: float) -> HostStatus:
+    cameras, utilisation = tuple(assignment.cameras_of(name)), assignment.utilisation(name)
+    if host is None or host.report is None:
+        return HostStatus("unknown", None, cameras, utilisation)
+    problems = host.report.problems
+    if host.rival and now_s - host.rival[1] < RIVAL_SHOWN_S:
+        problems = (*problems, _rivals(name, host.agent, host.rival[0]))
+    state = "alive" if host.alive else "late"
+    if host.alive and not is_planned:
+        state = "leaving" if host.held else "spare"
+    return HostStatus(state, max(0.0, now_s - host.heard_s), cameras, utilisation, host.report.figures, problems)
