@@ -30,7 +30,7 @@ def test_every_benchmark_has_a_figure() -> None:
 
 def test_files_that_pages_name_exist() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    named = re.compile(r"\b(?:benchmarks|examples|profiles|tests|tvm_pipeline|backends)/[\w/.-]*\w")
+    named = re.compile(r"\b(?:benchmarks|examples|profiles|tests|tvm_pipeline|backends|plugins)/[\w/.-]*\w")
     missing = {
         f"{page.name}: {name}"
         for page in pages

@@ -20,6 +20,7 @@ from tests.support.parts import needs
 
 needs("ai_edge_litert")
 needs("av")
+needs("tvm_pipeline_video")
 
 from PIL import Image
 from tvm_pipeline_edgetpu.delegate import edge_tpus

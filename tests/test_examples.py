@@ -46,6 +46,7 @@ def test_centerface_decoder_finds_a_planted_face():
         from centerface import decode
     finally:
         sys.path.pop(0)
+    needs("tvm_pipeline_video")
     from tvm_pipeline_video import Transform
 
     heat, size, offset, marks = (np.zeros((1, n, 8, 8), np.float32) for n in (1, 2, 2, 10))
@@ -64,6 +65,7 @@ def test_classification_decoder_names_the_best():
         from classification import decode
     finally:
         sys.path.pop(0)
+    needs("tvm_pipeline_video")
     from tvm_pipeline_video import Transform
 
     scores = np.zeros((1, 10), np.float32)

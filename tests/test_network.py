@@ -71,5 +71,6 @@ def test_compile_bench_and_run_send_nothing(engine, tmp_path):
     model, bundle, platform = tmp_path / "net.onnx", tmp_path / "net.tar", ("--platform", tmp_path / "p.toml")
     assert packets(tmp_path, *ours, "compile", model, "-o", bundle, "--verify", "0", *platform) == 0
     assert packets(tmp_path, *ours, "bench", bundle, "--seconds", "0.2", "--rounds", "1") == 0
+    needs("tvm_pipeline_video")
     assert packets(tmp_path, *ours, "run", bundle, "--source", "synthetic:64x48@30:5", "--verify", "0") == 0
     assert not list(tmp_path.rglob("Microsoft"))

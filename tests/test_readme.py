@@ -114,6 +114,7 @@ def test_the_commands_for_a_model_run(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needs("av")
+    needs("tvm_pipeline_video")
     from tests.plugins.video.test_sources import encode
 
     encode(here / "bikes.mp4")

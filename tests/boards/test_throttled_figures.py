@@ -62,15 +62,8 @@ def test_a_profile_of_no_jetson_is_not_doubted_for_that(tmp_path: Path) -> None:
     assert elsewhere(replace(profile, environment={}), TREES[TX2].write(tmp_path / "tx2")) == []
 
 
-def test_throttling_is_an_event_that_is_watched() -> None:
-    from tvm_pipeline_video.watch import LiveWatch
-
+def test_throttling_is_an_event() -> None:
     bundle, problem = example_bundle(), example_problem()
     with LivePipeline(bundle.compiled, problem, bundle.plan) as live:
-        watch = LiveWatch(live)
-        assert not watch.snapshot().throttled
         live.note("throttled", "it is hot")
-        assert watch.snapshot().throttled
         assert (live.events[-1].kind, live.events[-1].reason, live.events[-1].frame) == ("throttled", "it is hot", -1)
-        live.note("unthrottled", "it has cooled down")
-        assert not watch.snapshot().throttled

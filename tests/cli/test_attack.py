@@ -121,8 +121,6 @@ def test_whatever_a_bundle_holds_the_command_ends_cleanly(cli, bundle: Path, wor
         (("plan", "{work}/graph.json", "--input-shapes", "x:[1]"), ["--input-shapes goes with a model", "graph.json"]),
         (("plan", "{work}/graph.json", "--pareto", "--objective", "memory,communication"), ["--pareto compares"]),
         (("profile", "{work}/graph.json"), ["graph.json: it is no Relay module", "operator graph"]),
-        (("run", "no.tar", "--source", "synthetic:32x32", "--limit", str(2**63)), ["--limit", "no source"]),
-        (("run", "no.tar", "--source", "synthetic:32x32", "--policy", f"every={'9' * 5000}"), ["--policy"]),
     ],
 )
 def test_what_cannot_be_is_said_before_anything_is_read_or_compiled(command, words, cli, work: Path) -> None:

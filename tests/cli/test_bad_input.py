@@ -78,7 +78,7 @@ def test_plans_that_do_not_fit(cli, bundle, tmp_path, change, word):
     plan = tmp_path / "plan.txt"
     assert cli("plan", bundle, "--scheduler", "single", "-o", plan).code == 0
     plan.write_text(change(plan.read_text()))
-    fails(cli("run", bundle, "--plan", plan, "--source", "synthetic:64x48@30:3"), word)
+    fails(cli("bench", bundle, "--plan", plan), word)
 
 
 def test_a_plan_with_a_cycle_between_its_stages(cli, bundle, tmp_path):
@@ -86,7 +86,7 @@ def test_a_plan_with_a_cycle_between_its_stages(cli, bundle, tmp_path):
     assert cli("plan", bundle, "--stages", 2, "--verify", 0, "-o", plan).code == 0
     head, first, second = plan.read_text().partition("stage ")[0], *plan.read_text().split("stage ")[1:]
     plan.write_text(f"{head}stage {second}stage {first}")
-    fails(cli("run", bundle, "--plan", plan, "--source", "synthetic:64x48@30:3"), "cycle")
+    fails(cli("bench", bundle, "--plan", plan), "cycle")
 
 
 def rewritten(bundle: Path, target: Path, change) -> Path:
@@ -134,7 +134,7 @@ def test_a_bundle_of_another_machine(cli, bundle, tmp_path):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             new.addfile(member, io.BytesIO(content))
-    fails(cli("run", other, "--source", "synthetic:64x48@30:3"), "other.tar", "another machine", "4096")
+    fails(cli("bench", other), "other.tar", "another machine", "4096")
 
 
 def test_damaged_and_truncated_bundles(cli, bundle, tmp_path):
@@ -144,40 +144,16 @@ def test_damaged_and_truncated_bundles(cli, bundle, tmp_path):
     fails(cli("plan", rewritten(bundle, tmp_path / "spoilt.tar", spoil)), "plan.txt", "damaged")
     cut = tmp_path / "cut.tar"
     cut.write_bytes(bundle.read_bytes()[: bundle.stat().st_size // 2])
-    fails(cli("run", cut, "--source", "synthetic"), "cut.tar")
+    fails(cli("bench", cut), "cut.tar")
     (tmp_path / "empty.tar").write_bytes(b"")
     fails(cli("plan", tmp_path / "empty.tar"), "empty.tar")
     fails(cli("plan", tmp_path / "absent.tar"), "absent.tar")
-
-
-def test_empty_and_broken_videos_leave_no_output(cli, bundle, tmp_path):
-    (tmp_path / "empty.mp4").write_bytes(b"")
-    (tmp_path / "noise.mp4").write_bytes(bytes(range(256)) * 40)
-    for name in ("empty.mp4", "noise.mp4", "absent.mp4"):
-        fails(cli("run", bundle, "--source", tmp_path / name, "--output", tmp_path / "out.mp4"), name)
-    assert not (tmp_path / "out.mp4").exists()
-
-
-@pytest.mark.thorough
-def test_a_stream_that_ends_midway_keeps_what_came_before(cli, bundle, tmp_path):
-    whole = tmp_path / "whole.mp4"
-    assert cli("run", bundle, "--source", "synthetic:64x48@30:60", "--output", whole).code == 0
-    cut = tmp_path / "cut.mp4"
-    content = whole.read_bytes()
-    # The index of an mp4 stands at one end; cut the pictures, wherever they are, and keep the index readable.
-    start = content.index(b"mdat")
-    cut.write_bytes(content[: start + 4] + content[start + 4 :][: (len(content) - start) // 3])
-    outcome = cli("run", bundle, "--source", cut, "--results", tmp_path / "out.jsonl")
-    assert outcome.code == 1
-    assert "cut.mp4" in outcome.err
 
 
 @pytest.mark.thorough
 def test_no_space_and_read_only_places(cli, bundle, model):
     fails(cli("plan", bundle, "--verify", 0, "-o", "/proc/plan.txt"), "/proc/plan.txt")
     fails(cli("compile", model, "-o", "/proc/net.tar", "--scheduler", "single"), "/proc/net.tar")
-    outcome = cli("run", bundle, "--source", "synthetic:64x48@30:3", "--results", "/dev/full")
-    assert (outcome.code, "error: cannot write /dev/full: No space left" in outcome.err) == (1, True)
 
 
 def test_traceback_is_shown_when_asked_for(cli, tmp_path):

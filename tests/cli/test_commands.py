@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import typer
 from PIL import Image
@@ -87,16 +86,16 @@ def test_a_given_number_of_stages_is_kept(cli, bundle):
     assert len(cli("plan", bundle, "--verify", 0, "--stages", 2, "--json").json["stages"]) == 2
 
 
-def test_compile_then_run_a_hand_written_plan(cli, model, bundle, tmp_path):
+def test_compile_then_bench_a_hand_written_plan(cli, model, bundle, tmp_path):
     plan = tmp_path / "plan.txt"
     assert cli("plan", bundle, "--verify", 0, "--stages", 2, "-o", plan).code == 0
     compiled = cli("compile", model, "-o", tmp_path / "net.tar", "--plan", plan, "--json")
     assert compiled.code == 0, compiled.err
     assert len(compiled.json["stages"]) == 2
-    outcome = cli("run", tmp_path / "net.tar", "--source", "synthetic:64x48@30:20", "--adapt", "off", "--json")
+    outcome = cli("bench", tmp_path / "net.tar", "--plan", plan, "--seconds", 0.05, "--rounds", 1, "--json")
     assert outcome.code == 0, outcome.err
-    assert outcome.json["measured"]["frames"] == 20
-    assert {stage["stage"] for stage in outcome.json["measured"]["stages"]} == {0, 1}
+    (given,) = outcome.json["candidates"]
+    assert {stage["stage"] for stage in given["measured"]["statistics"]["stages"]} == {0, 1}
 
 
 def test_compile_measures_the_candidates_and_the_bundle_says_so(cli, model, tmp_path, monkeypatch):
@@ -133,52 +132,6 @@ def test_compile_measures_the_candidates_and_the_bundle_says_so(cli, model, tmp_
 def test_without_time_for_it_nothing_is_measured(cli, bundle):
     planned = cli("plan", bundle, "--verify", 0, "--json").json
     assert (planned["decided_by"], planned["verified"]) == ("prediction", [])
-
-
-def test_run_writes_a_video_and_a_line_for_each_frame(cli, bundle, tmp_path):
-    import av
-
-    video, lines = tmp_path / "out.mp4", tmp_path / "out.jsonl"
-    outcome = cli("run", bundle, "--source", "synthetic:64x48@30:12", "--output", video, "--results", lines)
-    assert outcome.code == 0, outcome.err
-    rows = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert [row["frame"] for row in rows] == list(range(12))
-    with av.open(str(video)) as container:
-        assert sum(1 for _ in container.decode(video=0)) == 12
-
-
-def test_run_gives_the_model_s_own_outputs(cli, bundle, tmp_path):
-    """The highest score of each line is that of the whole model run frame by frame."""
-    from tvm_pipeline_video import open_source, preprocess, preprocessing_for
-
-    from tvm_pipeline import open_bundle
-
-    lines = tmp_path / "out.jsonl"
-    assert cli("run", bundle, "--source", "synthetic:64x48@30:6", "--results", lines).code == 0
-    rows = [json.loads(line) for line in lines.read_text().splitlines()]
-    with open_bundle(bundle) as opened, open_source("synthetic:64x48@30:6") as source:
-        settings = preprocessing_for(opened.graph)
-        whole = opened.compiled.stage([o.name for o in opened.graph.operators], opened.platform.devices[0])
-        inputs, outputs = [p.buffer() for p in whole.inputs], [p.buffer() for p in whole.outputs]
-        for row, frame in zip(rows, source, strict=True):
-            preprocess(frame.image, settings, inputs[0])
-            whole.run(inputs, outputs)
-            (described,) = row["outputs"].values()
-            assert described["max"] == float(outputs[0].max())
-
-
-def test_run_with_a_decoder_from_a_file(cli, bundle, tmp_path):
-    decoder = tmp_path / "decoder.py"
-    decoder.write_text(
-        "from tvm_pipeline_video import Annotation\n"
-        "def decode(outputs, transform):\n"
-        "    return [Annotation('seen', 1.0, (*transform.to_image(0, 0), *transform.to_image(16, 16)))]\n"
-    )
-    lines = tmp_path / "out.jsonl"
-    arguments = ["--source", "synthetic:64x48@30:3", "--decoder", f"{decoder}:decode", "--results", lines]
-    assert cli("run", bundle, *arguments).code == 0
-    first = json.loads(lines.read_text().splitlines()[0])
-    assert np.allclose(first["annotations"][0]["box"], [0, 0, 32, 24])
 
 
 def test_bench_sets_predicted_beside_measured(cli, bundle):
@@ -275,14 +228,3 @@ def test_show_draws(cli, bundle, tmp_path, suffix):
     assert all(f"stage {index} on" in graph.read_text() for index in range(len(stages)))
     assert all(device in text for stage in stages for device in stage["devices"])
     assert all(f"<!-- {frame}" in text for frame in range(8))
-
-
-@pytest.mark.thorough
-def test_preprocessing_beside_the_model_goes_into_the_bundle(cli, model, tmp_path):
-    from tvm_pipeline import open_bundle
-
-    (tmp_path / "net.onnx").write_bytes(model.read_bytes())
-    (tmp_path / "net.toml").write_text('size = [32, 32]\nfit = "letterbox"\nscale = 1.0\n')
-    assert cli("compile", tmp_path / "net.onnx", "-o", tmp_path / "net.tar", "--scheduler", "single").code == 0
-    with open_bundle(tmp_path / "net.tar") as opened:
-        assert opened.preprocessing["fit"] == "letterbox"

@@ -83,6 +83,7 @@ def assert_says_stand_ins(told: dict[str, str], errors: str) -> None:
 
 def test_every_command_says_what_stands_in(cli, model, tmp_path):
     needs("av")
+    needs("tvm_pipeline_video")
     bundle = tmp_path / "net.tar"
     for arguments in (
         ("plan", model, "--platform", PLATFORM),
@@ -149,6 +150,7 @@ def test_without_the_library_and_with_it():
 
 def test_devices_that_are_here_run_what_was_compiled(cli, model, devices, compiler, tmp_path):
     needs("av")
+    needs("tvm_pipeline_video")
     compiled = cli(
         "compile", model, "--platform", PLATFORM, "--stages", 2, "--verify", 0, "-o", tmp_path / "net.tar", "--json"
     )
@@ -164,6 +166,7 @@ def test_devices_that_are_here_run_what_was_compiled(cli, model, devices, compil
 
 def test_a_bundle_whose_device_was_unplugged(cli, model, devices, compiler, tmp_path, monkeypatch):
     needs("av")
+    needs("tvm_pipeline_video")
     assert (
         cli("compile", model, "--platform", PLATFORM, "--stages", 2, "--verify", 0, "-o", tmp_path / "net.tar").code
         == 0

@@ -1,4 +1,4 @@
-"""Profiles, platforms, plans, layer times, settings and bundles, changed as an attacker or a bad disk would."""
+"""Profiles, platforms, plans, layer times and bundles, changed as an attacker or a bad disk would."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import cache, partial
 from pathlib import Path
 
 import msgspec
-from tvm_pipeline_video.service.file import read_service
 
 from tests.support.mutations import mutated, packed, unpacked
 from tvm_pipeline import open_bundle, write_bundle
@@ -23,15 +22,6 @@ from tvm_pipeline.planning import plan
 from tvm_pipeline.profiling.layer_times import read_layer_times
 from tvm_pipeline.testing import example_backend, example_bundle, example_problem, installed
 
-SERVICE = b"""bundle = "model.tar"
-source = ["camera:0", "rtsp://gate/1"]
-policy = ["latest", "fps=5"]
-results = "results.jsonl"
-segment = 3600
-watch = 9600
-watchdog = 10.5
-supervise = true
-"""
 LAYER_TIMES = b"""{"device": {"name": "d0", "backend": "host", "target": "llvm", "cores": [0]},
 "networks": {"net": [{"name": "conv", "kind": "conv2d", "seconds": 0.001, "macs": 1000, "shape": [1, 3, 8, 8]}]}}
 """
@@ -48,7 +38,6 @@ def sound() -> dict[str, bytes]:
         "platform.toml": platform_toml(problem.platform).encode(),
         "profile.json": msgspec.json.encode(problem.profile),
         "plan.txt": str(plan(problem).plan).encode(),
-        "service.toml": SERVICE,
         "layers.json": LAYER_TIMES,
         "net.tar": bundle,
     }
@@ -56,7 +45,11 @@ def sound() -> dict[str, bytes]:
 
 def read(name: str, reader: Callable[[Path], object], rng: random.Random) -> None:
     """Change a sound file, and read it."""
-    content = sound()[name]
+    read_changed(name, sound()[name], reader, rng)
+
+
+def read_changed(name: str, content: bytes, reader: Callable[[Path], object], rng: random.Random) -> None:
+    """Change a file, and read it."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         content = mutated(name, content, rng)
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +82,6 @@ FUZZERS = {
     "platform": partial(read, "platform.toml", read_platform),
     "profile": partial(read, "profile.json", read_profile),
     "plan": partial(read, "plan.txt", read_plan),
-    "settings": partial(read, "service.toml", read_service),
     "layer times": partial(read, "layers.json", read_layer_times),
     "bundle": bundle,
 }

@@ -1,4 +1,4 @@
-"""Damaged videos and pictures: whatever is in a file, reading it ends well or by an error of the package.
+"""Damaged videos, pictures and settings: whatever is in a file, reading it ends well or by an error of the package.
 
 Each call damages one valid file as `random.Random` draws it, so that a seed repeats it, and reads the file to its end.
 """
@@ -17,7 +17,9 @@ import av
 import numpy as np
 from PIL import Image
 from tvm_pipeline_video import open_source
+from tvm_pipeline_video.service.file import read_service
 
+from tests.fuzz.documents import read_changed
 from tests.support.mutations import cut, flipped, spliced
 from tvm_pipeline.errors import PipelineError
 
@@ -37,6 +39,15 @@ VIDEOS = (
     (".flv", "flv", "flv"),
     (".gif", "gif", "gif"),
 )
+SERVICE = b"""bundle = "model.tar"
+source = ["camera:0", "rtsp://gate/1"]
+policy = ["latest", "fps=5"]
+results = "results.jsonl"
+segment = 3600
+watch = 9600
+watchdog = 10.5
+supervise = true
+"""
 PICTURES = {".png": "PNG", ".jpg": "JPEG", ".webp": "WEBP", ".bmp": "BMP"}
 
 
@@ -62,9 +73,15 @@ def read_damaged_pictures(rng: random.Random) -> None:
             assert read(Path(folder)) > 0
 
 
+def read_changed_settings(rng: random.Random) -> None:
+    """Read the settings of a service that are changed."""
+    read_changed("service.toml", SERVICE, read_service, rng)
+
+
 FUZZERS: dict[str, Callable[[random.Random], None]] = {
     "videos": read_damaged_video,
     "pictures": read_damaged_pictures,
+    "settings": read_changed_settings,
 }
 
 

@@ -27,6 +27,7 @@ from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.power import Meter, Reading, Sensor
 from tvm_pipeline.runtime import Adaptation, LivePipeline
 from tvm_pipeline.runtime.metering import RunEnergy
+from tvm_pipeline.testing import example_bundle, example_problem
 
 
 def plan_of(problem: Problem, *stages: tuple[str, ...]) -> Plan:
@@ -157,3 +158,14 @@ def test_others_see_the_joules_of_a_frame_and_who_tells_them():
     assert not unmeasured.energy.is_measured
     state = measured.state(live.statistics(), 10.0, picture=False)
     assert state.energy == measured.energy
+
+
+def test_throttling_is_watched() -> None:
+    bundle, problem = example_bundle(), example_problem()
+    with LivePipeline(bundle.compiled, problem, bundle.plan) as live:
+        watch = LiveWatch(live)
+        assert not watch.snapshot().throttled
+        live.note("throttled", "it is hot")
+        assert watch.snapshot().throttled
+        live.note("unthrottled", "it has cooled down")
+        assert not watch.snapshot().throttled
