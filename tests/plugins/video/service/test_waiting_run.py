@@ -21,8 +21,8 @@ from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.file import SettingsReader
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.running import Service
+from tvm_pipeline_video.service.running_model import waiting_plan
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.waiting_model import waiting_plan
 
 from tests.plugins.video.service.test_running import Heard
 from tests.plugins.video.test_sources import encode
