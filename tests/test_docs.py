@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from tvm_pipeline_video.service.option_names import OTHER_NAMES
 
 import tvm_pipeline
 from tests.support.parts import needs
+from tvm_pipeline.option_names import OTHER_NAMES
 from tvm_pipeline.planning import Scheduler
 from tvm_pipeline.planning.registry import ALL_LIMITS, BY_CUTS, EVERY, OWN, TIMED
 
@@ -30,7 +30,7 @@ def test_every_benchmark_has_a_figure() -> None:
 
 def test_files_that_pages_name_exist() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    named = re.compile(r"\b(?:benchmarks|examples|profiles|tests|tvm_pipeline|backends)/[\w/.-]*\w")
+    named = re.compile(r"\b(?:benchmarks|examples|profiles|tests|tvm_pipeline|backends|plugins)/[\w/.-]*\w")
     missing = {
         f"{page.name}: {name}"
         for page in pages

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from tests.support.guests import guests
-from tests.workflow.test_power_meter import logger
 from tvm_pipeline import read_profile
 from tvm_pipeline.profiling import joules
 
 PLATFORM = 'name = "core"\n[[device]]\nname = "cpu0"\nbackend = "host"\ncores = [0]\n'
+
+
+@contextmanager
+def logger(path: Path, watts: float) -> Iterator[None]:
+    """Append a line of a meter every 10 ms."""
+    ended = threading.Event()
+    path.write_text("time,power_w\n")
+
+    def log() -> None:
+        while not ended.wait(0.01):
+            with path.open("a") as file:
+                file.write(f"{time.time():.6f},{watts}\n")
+
+    thread = threading.Thread(target=log)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 @pytest.mark.thorough

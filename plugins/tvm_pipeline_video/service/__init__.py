@@ -4,10 +4,7 @@ settings.py         the options of a run
 file.py             the options of a run, from a TOML file
 running.py          Service: a run, from the bundles to the last record
 model_bundle.py     the bundle of a model file, compiled into the cache
-running_model.py    one model of a run: its pipeline, its sources, its results
-watched_model.py    its watcher over HTTP
-timed_decoder.py    a decoder that tells how long it has been at its frame
-waiting_model.py    the plan of a model that waits for sources, and the noise that warms it
+running_model.py    one model of a run: its pipeline, its sources, its results, what watches it
 host_planning.py    the plan of a model with the host work around it
 inputs.py           the sources of a run
 changing_inputs.py  sources that come and go while a run waits for them

@@ -1,37 +1,41 @@
 """One model of a run: its bundle, pipeline and sources, what watches it, and where its results go.
 
-Each model has a thread that takes its results. Read next: running.py, which starts these threads and ends them.
+Each model has a thread that takes its results. A model that waits for sources (changing_inputs.py) has the plan of the
+model alone, and a frame of noise warms its pipeline. Read next: running.py, which starts these threads and ends them.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tvm_pipeline import Bundle, Problem
+from tvm_pipeline import Bundle, PipelineError, Problem
 from tvm_pipeline.addresses import shown
+from tvm_pipeline.core.plan import shown_stages
 from tvm_pipeline.core.state_loops import carry_of
 from tvm_pipeline.cost.busy_energy import energy_by_watts
 from tvm_pipeline.cost.device_costs import known_idle_w
 from tvm_pipeline.cost.evaluate import judged
 from tvm_pipeline.errors import OptionError, RunError
 from tvm_pipeline.power import Meter
-from tvm_pipeline.runtime import LivePipeline
+from tvm_pipeline.runtime import Event, LivePipeline
 from tvm_pipeline.runtime.adaptation import strategy_of
 from tvm_pipeline.runtime.host_work import model_stages
 from tvm_pipeline.runtime.isolation import isolated, making_limit_s
 from tvm_pipeline.runtime.metering import RunEnergy
-from tvm_pipeline.runtime.replanning import quick_plan
+from tvm_pipeline.runtime.replanning import nearest_plan, quick_plan
 from tvm_pipeline.workflow.power_meter import opened_meter
-from tvm_pipeline.workflow.steps import chosen_plan
+from tvm_pipeline.workflow.steps import chosen_plan, given_plan
 from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.control import requested_problem
 from tvm_pipeline_video.service.host_planning import (
@@ -49,23 +53,29 @@ from tvm_pipeline_video.service.records import ModelReport, WriteEvent, event_lo
 from tvm_pipeline_video.service.result_files import ResultFiles
 from tvm_pipeline_video.service.result_lines import result_line
 from tvm_pipeline_video.service.settings import Settings, for_each
-from tvm_pipeline_video.service.timed_decoder import TimedDecoder
 from tvm_pipeline_video.service.video_extra import (
     USUAL_FPS,
     Analysed,
+    Annotation,
     Application,
+    Decoder,
     Frame,
     Interpretation,
+    Outputs,
+    Preprocessing,
     Request,
+    Transform,
+    decoder_name,
+    draw,
     host_devices,
     interpret,
     is_known,
     stream,
 )
-from tvm_pipeline_video.service.waiting_model import tell_source, waiting_plan, warmed_results
-from tvm_pipeline_video.service.watched_model import watched
 
 SAMPLED_S = 0.1  # between two reads of a sensor of power, for weeks
+LOOK_S = 0.1  # between two looks at whether the run ends, until the noise is through
+NOISE_SIZE = 640, 480  # of the picture that warms a pipeline up; a model that takes any size has one of its own
 Picture = NDArray[np.uint8]
 
 
@@ -73,6 +83,42 @@ class Write(Protocol):
     """Writes what was found on a frame of the model of that label; the picture has it drawn, where that was done."""
 
     def __call__(self, label: str, seen: Analysed[Frame], picture: Picture | None = None) -> None: ...
+
+
+class TimedDecoder:
+    """A decoder that tells for how many seconds it has been at its frame."""
+
+    def __init__(self, decode: Decoder) -> None:
+        update_wrapper(self, decode)
+        self.name = decoder_name(decode)
+        self._decode, self._since_s = decode, math.inf
+
+    def __call__(self, outputs: Outputs, transform: Transform) -> Sequence[Annotation]:
+        self._since_s = time.perf_counter()
+        try:
+            return self._decode(outputs, transform)
+        finally:
+            self._since_s = math.inf
+
+    @property
+    def busy_s(self) -> float:
+        """Return the seconds, 0 or less where it is at none."""
+        return time.perf_counter() - self._since_s
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEvent(Event):
+    """What became of a source of a run with `wait`: `source-opened`, `-failed`, `-ended` or `-closed`.
+
+    Attributes:
+        source: its name, with passwords hidden.
+        tag: the text that it was given; empty without one.
+        seconds: that it took, where it was opened.
+    """
+
+    source: str = ""
+    tag: str = ""
+    seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -378,3 +424,126 @@ def writing(opened: Sequence[_Opened], settings: Settings, keeps_results: bool, 
                 files.write(seen, line, label, picture, partial(model.sources.count, line.counted_as, line.frame))
 
         yield write
+
+
+@contextmanager
+def watched(model: RunningModel, index: int, settings: Settings, listener: Listener) -> Iterator[None]:
+    """Let others watch the model over HTTP while the block lasts, where the settings request it."""
+    where = settings.watch_port(index)
+    if where is None:
+        yield
+        return
+    try:
+        from tvm_pipeline_video.watch import LiveWatch, WatchServer
+        from tvm_pipeline_video.watch.picture import Preview
+    except ImportError as error:
+        raise PipelineError(f"`watch` needs an extra: pip install 'tvm-pipeline[watch]' ({error})") from error
+
+    with WatchServer(
+        LiveWatch(
+            model.pipeline, model.sources.summary, lambda: model.metering, awaited_s=lambda: model.sources.awaited_s
+        ),
+        *where,
+        token=settings.token,
+        unhealthy_after_s=settings.unhealthy_after,
+        picture=Preview(lambda: model.last, lambda seen: draw(seen.frame.image, seen.annotations)),
+    ) as server:
+        listener.say(f"watch {model.label or 'it'} at {server.url}")
+        yield
+
+
+def tell_source(
+    pipeline: LivePipeline,
+    write_event: WriteEvent,
+    listener: Listener,
+    kind: str,
+    reason: str,
+    source: str,
+    tag: str,
+    seconds: float,
+) -> None:
+    """Tell what became of a source, as an event of the pipeline that runs; warn where it gives no frames."""
+    now_s, shown = time.perf_counter() - pipeline.began_s, shown_stages(pipeline.plan.stages)
+    event = SourceEvent(now_s, kind, reason, pipeline.version, plan=shown, source=source, tag=tag, seconds=seconds)
+    pipeline.events.append(event)
+    write_event(event, "")
+    if kind in ("source-failed", "source-ended"):
+        again = "; it is tried again" if kind == "source-failed" else ""
+        listener.warn(f"{reason}{again}")
+
+
+def waiting_plan(settings: Settings, bundle: Bundle, plan: Path | None) -> HostPlan:
+    """Return the plan of the model alone: there is no source on which the work around it could be measured.
+
+    It is that of a file, the best one for what the settings request, or the bundle's own without its host operators.
+    """
+    graph = bundle.compiled.graph
+    own = Problem(graph, bundle.platform, bundle.profile, bundle.plan.objective)
+    problem = requested_problem(own, settings.objective, settings.min_throughput, settings.max_latency)
+    if plan:
+        return HostPlan(problem, replace(given_plan(problem, plan), objective=problem.objective))
+    if settings.objective or settings.min_throughput or settings.max_latency:
+        return HostPlan(problem, quick_plan(problem))
+    names = {operator.name for operator in graph.operators}
+    stages = (
+        replace(stage, operators=tuple(name for name in stage.operators if name in names))
+        for stage in bundle.plan.stages
+    )
+    alone = replace(bundle.plan, stages=tuple(stage for stage in stages if stage.operators))
+    return HostPlan(problem, judged(problem, alone))
+
+
+def warmed_results(
+    pipeline: LivePipeline,
+    frames: Iterator[Frame],
+    preprocessing: Preprocessing,
+    decoder: Decoder | None,
+    input_shape: tuple[int, ...],
+    warm: Callable[[], None],
+    *,
+    replans: bool,
+) -> Callable[[Callable[[], bool]], Iterator[Analysed[Frame]]]:
+    """Return what gives the results of frames, after a frame of noise went the same way and was left out.
+
+    No frame is taken before: it would grow old inside, and those behind it would be dropped.
+
+    Args:
+        input_shape: of the model's input.
+        warm: is called when the noise is through.
+        replans: whether what a change of plan takes is loaded before, for some seconds.
+    """
+    noise = _noise(preprocessing, input_shape)
+
+    def results(stopped: Callable[[], bool]) -> Iterator[Analysed[Frame]]:
+        through = threading.Event()
+
+        def taken() -> Iterator[Frame]:
+            yield noise
+            while not through.wait(LOOK_S):
+                if stopped():
+                    return
+            yield from frames
+
+        try:
+            for seen in stream(pipeline, taken(), preprocessing, decoder, stopped):
+                if seen.frame is noise:
+                    pipeline.reset_statistics()
+                    if replans:
+                        with suppress(PipelineError):
+                            nearest_plan(pipeline.given)
+                    warm()
+                    through.set()
+                else:
+                    yield seen
+        finally:
+            through.set()
+
+    return results
+
+
+def _noise(preprocessing: Preprocessing, input_shape: tuple[int, ...]) -> Frame:
+    width, height = NOISE_SIZE
+    if preprocessing.size is None:
+        _, height, width = input_shape[1:] if preprocessing.layout == "NCHW" else (0, *input_shape[1:3])
+    image: Any = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    return Frame(0, 0.0, image, "noise")

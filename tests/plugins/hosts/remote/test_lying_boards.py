@@ -5,11 +5,11 @@ from __future__ import annotations
 import socket
 
 import pytest
-from tvm_pipeline_video.service.option_names import explained
 
 from tests.plugins.hosts.remote.conftest import serving_board, until
 from tests.plugins.hosts.remote.lying_board import WELCOME, answering, lying_board, raw
 from tvm_pipeline.errors import BoardLostError, OptionError, StageError
+from tvm_pipeline.option_names import explained
 from tvm_pipeline_hosts.remote import dialing
 from tvm_pipeline_hosts.remote.board import Board
 from tvm_pipeline_hosts.remote.frames import read_frame

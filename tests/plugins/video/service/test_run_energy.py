@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.cli.test_profile_power import logger
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_video.service.running import Service
 from tvm_pipeline_video.service.settings import Settings
-
-
-@contextmanager
-def logger(path: Path, watts: float) -> Iterator[None]:
-    """Append a line of a meter every 10 ms."""
-    ended = threading.Event()
-    path.write_text("time,power_w\n")
-
-    def log() -> None:
-        while not ended.wait(0.01):
-            with path.open("a") as file:
-                file.write(f"{time.time():.6f},{watts}\n")
-
-    thread = threading.Thread(target=log)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def settings(bundle: Path, sensor: str) -> Settings:

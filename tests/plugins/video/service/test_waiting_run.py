@@ -31,8 +31,8 @@ from tvm_pipeline_video.service.changing_inputs import ChangingInputs
 from tvm_pipeline_video.service.file import SettingsReader
 from tvm_pipeline_video.service.progress import FrameCounts
 from tvm_pipeline_video.service.running import Service
+from tvm_pipeline_video.service.running_model import waiting_plan
 from tvm_pipeline_video.service.settings import Settings
-from tvm_pipeline_video.service.waiting_model import waiting_plan
 
 HALL, GATE, YARD = "synthetic:64x48@50", "synthetic:32x32@60", "synthetic:48x48@40"
 
