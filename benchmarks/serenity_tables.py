@@ -46,10 +46,10 @@ from tvm_pipeline.memory.arena import lifetimes
 from tvm_pipeline.memory.concatenation import free_concatenations
 from tvm_pipeline.memory.orders import Ordering, kahn_order, program_order
 from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
-from tvm_pipeline.memory.serenity import cells, serenity_order
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.report.drawing import CUT, INK, PALE, check_picture, new_figure, save_figure
 from tvm_pipeline_papers.peak_distribution import Orders
+from tvm_pipeline_papers.serenity import cells, serenity_order
 from tvm_pipeline_papers.tflite_arena import online_arena
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.support

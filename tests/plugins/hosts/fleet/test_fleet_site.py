@@ -18,8 +18,8 @@ needs("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.fleet.plans import plan_of
-from tests.fleet.test_coordinator import HOME, Fleet
+from tests.plugins.hosts.fleet.plans import plan_of
+from tests.plugins.hosts.fleet.test_coordinator import HOME, Fleet
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline_hosts.fleet.fleet_site import FleetSite
 from tvm_pipeline_hosts.fleet.messages import FleetStatus

@@ -10,11 +10,11 @@ from dataclasses import fields
 from inspect import signature
 
 import pytest
-from tvm_pipeline.cli.run import command
 
-from tests.boards.trees import TREES, write
+from tests.support.board_trees import TREES, write
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.option_names import OTHER_NAMES, SAME_NAMES, long_name
+from tvm_pipeline_video.commands.run import command
 from tvm_pipeline_video.service.file import KINDS
 from tvm_pipeline_video.service.listener import Listener
 from tvm_pipeline_video.service.running import Service
