@@ -1,7 +1,7 @@
 """PredPar and Pred-ProfPar: bisect the bottleneck of a pipeline by predicted, and by measured, seconds of segments.
 
 Source: Zou et al., "A Performance Prediction-based DNN Partitioner for Edge TPU Pipelining", MILCOM 2024, after
-libcoral's profiling partitioner (`baselines/coral.py`). What the paper leaves open is chosen here, and marked so.
+libcoral's profiling partitioner (`coral.py`). What the paper leaves open is chosen here, and marked so.
 
 Next: `predpar.py`, the schedulers; `corrected.py`, which finds the best partition under the same predictions exactly,
 and corrects them by what was measured.

@@ -105,11 +105,11 @@ def _run(order: Order, progress: Callable[[str], None]) -> set[str] | tuple[Ende
     """Run a child; return the model's dtypes, or how it died, at which stage and operator; raise what it raised."""
     doing, done = ("starting", ""), set[str]()
 
-    def heard(report: Report) -> None:
+    def heard(report: CompileReport) -> None:
         nonlocal doing, done
         doing, done = report.doing if report.doing[0] else doing, set(report.done)
 
-    ended = run_child(f"{__name__}:serve", order, Report, heard, progress)
+    ended = run_child(f"{__name__}:serve", order, CompileReport, heard, progress)
     if done and ended.status == 0:
         sys.stderr.write(ended.words)
         return done
@@ -122,7 +122,7 @@ def _run(order: Order, progress: Callable[[str], None]) -> set[str] | tuple[Ende
 def serve(told: bytes, channel: socket.socket) -> None:
     """Do what an order says, and report."""
     order = msgspec.msgpack.decode(told, type=Order)
-    with reporting(channel, Report, order.log_level) as report:
+    with reporting(channel, CompileReport, order.log_level) as report:
         report(doing=("importing TVM", ""))
         from tvm_pipeline.tvm.relay.build import compile_module, element_types
         from tvm_pipeline.tvm.relay.importer import import_model
@@ -146,7 +146,7 @@ def serve(told: bytes, channel: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _told(report: Callable[..., None], one_by_one: bool) -> Iterator[None]:
-    """Report each operator that Relay lowers, and when LLVM begins to make code."""
+    """CompileReport each operator that Relay lowers, and when LLVM begins to make code."""
     import tvm
     from tvm.relay.backend import te_compiler
 
