@@ -51,7 +51,7 @@ class Order(msgspec.Struct, frozen=True):
     one_by_one: bool = False
 
 
-class Report(child_process.Report, frozen=True, omit_defaults=True):
+class CompileReport(child_process.Report, frozen=True, omit_defaults=True):
     """What a child tells.
 
     Attributes:
@@ -146,7 +146,7 @@ def serve(told: bytes, channel: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _told(report: Callable[..., None], one_by_one: bool) -> Iterator[None]:
-    """CompileReport each operator that Relay lowers, and when LLVM begins to make code."""
+    """Report each operator that Relay lowers, and when LLVM begins to make code."""
     import tvm
     from tvm.relay.backend import te_compiler
 
