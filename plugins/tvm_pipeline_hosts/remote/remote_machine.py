@@ -189,9 +189,10 @@ class RemoteMachine:
         for device in platform.devices:
             try:
                 backend = find_backend(device.backend)
-                backend.settle_elsewhere(device)
                 if refused := backend.refuses(model):
                     reasons[device.name] = refused
+                else:
+                    backend.settle_elsewhere(device)
             except PlatformError as error:
                 reasons[device.name] = str(error)
         kept = tuple(device for device in platform.devices if device.name not in reasons)
