@@ -15,7 +15,7 @@ version.py   the version of this package
 errors.py    the errors a user can meet, as one tree
 addresses.py  addresses of cameras and brokers, shown without their secrets
 files.py     reading and writing files, with errors that name them
-processes.py  how other processes ended, in words
+processes.py  child processes: started, talked to, waited for with limits, ended with their parent
 documents.py  JSON, TOML and text of others: what is wrong is said with the file
 core/        the vocabulary: graph, platform, profile, problem, plan
 solvers/     tools that the searches of several rooms share

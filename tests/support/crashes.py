@@ -7,8 +7,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from tests.support.fake_backend import FakeBackend
 from tvm_pipeline.backends.contract import Array
@@ -91,3 +97,29 @@ def unpickled(kind: type[EndsLoading], way: str, once: Path | None) -> EndsLoadi
         return kind(once)
     WAYS[way]()
     return kind(once)
+
+
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started."""
+    return {int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()}
+
+
+HOLDER = """
+import ctypes, sys, time
+SEIZE, STOP_AT_EXIT = 0x4206, 0x40
+print(ctypes.CDLL(None).ptrace(SEIZE, int(sys.argv[1]), 0, STOP_AT_EXIT), flush=True)
+time.sleep(1000)
+"""
+
+
+@contextmanager
+def held(process: int) -> Iterator[None]:
+    """Keep a process from ending, as a driver may: it stops on its way out for whoever traces it."""
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(process)], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout
+            if holder.stdout.readline().strip() != "0":
+                pytest.skip("this system lets no process trace another one")
+            yield
+        finally:
+            holder.kill()
