@@ -8,28 +8,25 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from tests.runtime.test_isolation import _nothing_left, chain, children, wait_until
-from tests.support.crashes import AddOne, HangsLoading
+from tests.support.crashes import AddOne, held
 from tests.support.fake_backend import fake_platform
+from tvm_pipeline import processes
 from tvm_pipeline.core.graph import Operator, OperatorGraph, Tensor
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import RunError, StageError
 from tvm_pipeline.profiling.bound import in_bound_thread
 from tvm_pipeline.runtime import stage_process
 from tvm_pipeline.runtime.isolation import isolated, making_limit_s
-from tvm_pipeline.runtime.stage_process import CHILD, Order, StageProcess
+from tvm_pipeline.runtime.stage_process import Order, StageProcess
 
 __all__ = ["_nothing_left"]
 
@@ -39,6 +36,7 @@ DEVICE = Device("d0", "fake")
 @pytest.fixture
 def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage_process, "GRACE_S", 0.3)
+    monkeypatch.setattr(processes, "GONE_S", 0.3)
 
 
 def test_one_that_never_reads_its_long_order_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,27 +64,6 @@ def test_one_that_is_stopped_is_killed_when_its_stage_is_closed_and_that_is_told
         assert len(children()) == 1
         assert caplog.text.count("op0 on d0 did not end within 0.3 s after its stage was closed, and was killed") == 1
     assert caplog.text.count("and was killed") == 2  # the end of the block closed the other
-
-
-HOLDER = """
-import ctypes, sys, time
-SEIZE, STOP_AT_EXIT = 0x4206, 0x40
-print(ctypes.CDLL(None).ptrace(SEIZE, int(sys.argv[1]), 0, STOP_AT_EXIT), flush=True)
-time.sleep(1000)
-"""
-
-
-@contextmanager
-def held(process: int) -> Iterator[None]:
-    """Keep a process from ending, as a driver may: it stops on its way out for whoever traces it."""
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(process)], stdout=subprocess.PIPE, text=True) as holder:
-        try:
-            assert holder.stdout
-            if holder.stdout.readline().strip() != "0":
-                pytest.skip("this system lets no process trace another one")
-            yield
-        finally:
-            holder.kill()
 
 
 @pytest.mark.thorough
@@ -118,33 +95,6 @@ def test_one_that_cannot_be_killed_holds_up_neither_its_thread_nor_the_end(
             assert "op0 on d0 was ended, since its stage was" in str(raised)
             assert f"({child}) cannot be killed" in caplog.text
     wait_until(lambda: child not in children())
-
-
-def test_one_whose_parent_is_gone_before_it_looks_does_not_even_load(tmp_path: Path) -> None:
-    """It would hang there, and nobody would end it."""
-    model, platform = chain(op0=HangsLoading()), fake_platform("d0")
-    ours, theirs = os.pipe()
-    os.close(theirs)
-    parents, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with (
-        parents,
-        channel,
-        isolated(model, platform, ()) as compiled,
-        open(os.memfd_create("order"), "wb") as order,
-    ):
-        folder = compiled._folder  # type: ignore[attr-defined]
-        order.write(msgspec.json.encode(Order(("fake",), folder, ("op0",), platform.devices[0])))
-        order.flush()
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(channel.fileno()), str(order.fileno()), *sys.path],
-            stdin=ours,
-            pass_fds=(channel.fileno(), order.fileno()),
-        )
-        os.close(ours)
-        try:
-            assert child.wait(20) == 0
-        finally:
-            child.kill()
 
 
 @contextmanager

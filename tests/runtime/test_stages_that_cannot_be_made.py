@@ -151,11 +151,11 @@ def test_a_child_whose_parent_has_hung_up_prints_nothing(gone: bool, capfd: pyte
     """It tells what it made, or that the model's folder is gone, to nobody."""
     model, platform = chain(), fake_platform("d0")
     with isolated(model, platform, ()) as compiled:
-        process = compiled.stage(["op0"], platform.devices[0])._process  # type: ignore[attr-defined]
+        child = compiled.stage(["op0"], platform.devices[0])._process._child  # type: ignore[attr-defined]
         if gone:
             shutil.rmtree(compiled._folder)  # type: ignore[attr-defined]
-        process._channel.close()
-        wait_until(lambda: process._process.poll() is not None)
-        assert process._process.returncode == 0
+        child.hang_up()
+        assert child.wait(20)
+        assert child.status == 0
         Path(compiled._folder).mkdir(exist_ok=True)  # type: ignore[attr-defined]
     assert capfd.readouterr().err == ""

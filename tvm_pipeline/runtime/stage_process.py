@@ -1,32 +1,26 @@
 """A process that makes one stage and runs it, as its parent has it (`StageProcess`) and as it is itself (`serve`).
 
-The child is started anew, never forked, because threads run here. It tells the ports, since to make a stage may open
-the device, which the parent must then leave alone. Then a message stands for a frame, and the tensors go through memory
-that both map. That memory has no name (memfd), so nothing is left behind whichever side dies, and in what way.
+The child tells the ports, since to make a stage may open the device, which the parent must then leave alone. Then a
+message stands for a frame, and the tensors go through memory that both map. That memory has no name (memfd), so nothing
+is left behind whichever side dies, and in what way.
 
 The parent waits for nothing without a limit but for a frame:
 
-    start          nothing is waited for: the order is a file in memory, however long it is
+    start          nothing is waited for, however long the order is
     load, make     `making_s` from the start on, whether the child never runs, dies, hangs or stops
     tie, a frame   `making_s`; without a limit, until the pipeline's watchdog closes the stage
-    end            GRACE_S by itself, so that its backend may let go of the device, and GRACE_S after a kill; a child
-                   that a driver holds even then is left behind
-
-A child also ends when its parent is gone, even in the middle of a kernel.
+    end            GRACE_S by itself, so that its backend may let go of the device, and `processes.GONE_S` after a kill;
+                   a child that a driver holds even then is left behind
 """
 
 from __future__ import annotations
 
 import ctypes
 import faulthandler
-import fcntl
 import logging
 import mmap
 import os
-import select
 import socket
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -46,22 +40,13 @@ from tvm_pipeline.backends.ports import PAGE
 from tvm_pipeline.backends.registry import compose
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import BundleError, ModelError, PlanError, PlatformError, RunError, StageError
-from tvm_pipeline.processes import how_ended
+from tvm_pipeline.processes import Child, send
 
 _log = logging.getLogger(__name__)
 
-TICK_S = 0.1  # between two looks at whether a child still runs
-GRACE_S = 5.0  # for a child to end once nothing more can come, and again once it was killed
-MOST_BYTES = 1 << 17  # of a message
+GRACE_S = 5.0  # for a child to end once nothing more can come
 MOST_TEXT = 4096  # characters of an error
 
-# Its arguments are the descriptors of the channel and of the order, and the path: the child finds modules where its
-# parent does, as one of `multiprocessing` would. SIGINT and SIGTERM are for the parent, which may want to drain.
-CHILD = (
-    "import sys; sys.path[:] = sys.argv[3:]; import signal; "
-    "[signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)]; "
-    "from tvm_pipeline.runtime import stage_process; stage_process.serve()"
-)
 DONE = b"done"
 # Of a child's errors these keep their type; of others the name is passed on.
 TYPES = {kind.__name__: kind for kind in (BundleError, ModelError, PlanError, PlatformError)}
@@ -94,32 +79,12 @@ class StageProcess:
         self._until_s = time.monotonic() + making_s  # when the stage must be made
         self._waiting = threading.Lock()  # held by the thread that waits for an answer
         self._given_up = False  # `close` came while a thread waited for an answer
-        with ExitStack() as ours:
-            try:
-                self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                ours.callback(self._channel.close)
-                with theirs, os.fdopen(os.memfd_create("tvm-pipeline"), "wb") as told:
-                    # A file and no pipe: a child that does not read a long order must not hold its parent up.
-                    told.write(msgspec.json.encode(order))
-                    told.flush()
-                    given = (theirs.fileno(), told.fileno())
-                    # Standard output is the caller's own, for results; the child's goes where errors go. A session of
-                    # its own: Ctrl-C comes to the parent alone. Standard input stays open while the parent lives.
-                    self._process = subprocess.Popen(
-                        [sys.executable, "-c", CHILD, *map(str, given), *sys.path],
-                        stdin=subprocess.PIPE,
-                        stdout=2,
-                        pass_fds=given,
-                        start_new_session=True,
-                    )
-            except OSError as error:
-                raise RunError(
-                    f"no process can be started for {order}: {error.strerror}; run without isolation"
-                ) from error
-            ours.pop_all()
-        self._channel.settimeout(TICK_S)
+        try:
+            self._child = Child(f"{__name__}:serve", msgspec.json.encode(order))
+        except OSError as error:
+            raise RunError(f"no process can be started for {order}: {error.strerror}; run without isolation") from error
         # What calls it first ends the child; a process must not outlive a stage that nobody closed.
-        self._end = weakref.finalize(self, _end, self._process, self._channel, str(order))
+        self._end = weakref.finalize(self, _end, self._child, str(order))
 
     @cached_property
     def ports(self) -> Ports:
@@ -152,7 +117,7 @@ class StageProcess:
         """
         _ = self._loaded
         with suppress(BrokenPipeError, ConnectionResetError):
-            self._channel.send(what)
+            self._child.send(what)
         answer, _ = self._receive(None if limit_s is None else time.monotonic() + limit_s, what.decode())
         if answer != DONE:
             raise _told(answer, self._order)
@@ -160,18 +125,18 @@ class StageProcess:
     def close(self) -> None:
         """End the child, by force where a thread still waits for it; that thread closes again when it hears of it.
 
-        Return in twice GRACE_S at most, whatever the child does.
+        Return in GRACE_S and `processes.GONE_S` at most, whatever the child does.
         """
         if self._waiting.acquire(blocking=False):
             try:
                 if "_loaded" not in vars(self):  # nobody waits for what it makes
-                    self._process.kill()
+                    self._child.kill()
                 self._end()
             finally:
                 self._waiting.release()
         else:
             self._given_up = True
-            self._process.kill()
+            self._child.kill()
 
     def _receive(self, until_s: float | None, what: str) -> tuple[bytes, list[int]]:
         """Return the child's next message, and the descriptors that came with it.
@@ -179,72 +144,37 @@ class StageProcess:
         A child that has not done `what` by the time `until_s` is killed, and RunError is raised.
         """
         with self._waiting:
-            answer: bytes = b""
-            while True:
-                try:
-                    answer, descriptors, flags, _ = socket.recv_fds(self._channel, MOST_BYTES, 1)
-                except TimeoutError:
-                    if self._process.poll() is None:
-                        if self._given_up:  # and not even a kill has ended it yet
-                            raise RunError(f"the process of {self._order} was ended, since its stage was") from None
-                        if until_s is None or time.monotonic() < until_s:
-                            continue
-                        self._process.kill()
-                        raise RunError(
-                            f"the process of {self._order} did not {what} within {self.making_s:g} s, and was ended; "
-                            "where this device needs longer, give a longer time as `watchdog`"
-                        ) from None
-                except ConnectionResetError:
-                    pass
-                if answer and flags & socket.MSG_CTRUNC:
-                    raise RunError(
-                        f"what the process of {self._order} shares cannot be opened: this process has no more "
-                        "descriptors; allow it more (ulimit -n)"
-                    )
-                if answer:
-                    return answer, descriptors
-                raise RunError(f"the process of {self._order} {_death(self._process)}; its standard error may say why")
+            try:
+                answer, descriptors = self._child.receive(until_s)
+            except TimeoutError:
+                self._child.kill()
+                raise RunError(
+                    f"the process of {self._order} did not {what} within {self.making_s:g} s, and was ended; "
+                    "where this device needs longer, give a longer time as `watchdog`"
+                ) from None
+            except OSError as error:
+                raise RunError(f"what the process of {self._order} shares cannot be opened: {error}") from error
+            if answer:
+                return answer, descriptors
+            if self._given_up:  # and not even a kill may have ended it yet
+                raise RunError(f"the process of {self._order} was ended, since its stage was")
+            raise RunError(f"the process of {self._order} {self._child.how()}; its standard error may say why")
 
 
-def _end(process: subprocess.Popen[bytes], channel: socket.socket, what: str) -> None:
+def _end(child: Child, what: str) -> None:
     """End a child: by itself, so that its backend may let go of the device, or by force if it does not."""
-    with suppress(OSError):
-        channel.shutdown(socket.SHUT_RDWR)
-    channel.close()
-    if _gone(process):
-        return
-    _log.warning("the process of %s did not end within %g s after its stage was closed, and was killed", what, GRACE_S)
-    process.kill()
-    if not _gone(process):
+    child.hang_up()
+    if not child.wait(GRACE_S):
+        _log.warning(
+            "the process of %s did not end within %g s after its stage was closed, and was killed", what, GRACE_S
+        )
+    if not child.end():
         _log.warning(
             "the process of %s (%d) cannot be killed: a driver may hold it. It is left behind with its device; the log "
             "of the kernel (dmesg) may say why",
             what,
-            process.pid,
+            child.pid,
         )
-        threading.Thread(target=process.wait, name=f"end of {process.pid}", daemon=True).start()
-
-
-def _gone(process: subprocess.Popen[bytes]) -> bool:
-    """Return whether a child ends in the time that it has."""
-    try:
-        process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        if process.poll() is not None and process.stdin:
-            process.stdin.close()
-    return True
-
-
-def _death(process: subprocess.Popen[bytes]) -> str:
-    """Say how a child that has hung up ended."""
-    try:
-        code = process.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return "hung up"
-    return how_ended(code)
 
 
 def _told(answer: bytes, order: Order) -> Exception:
@@ -273,23 +203,10 @@ def shared_arrays(descriptor: int, inputs: Sequence[Port], outputs: Sequence[Por
 # The child
 
 
-def serve() -> None:
-    """Run a child: make the stage that is ordered, then do what each message says until no more can come.
-
-    A parent that has hung up, because it gave the stage up or is gone, wants to hear of nothing.
-    """
+def serve(told: bytes, channel: socket.socket) -> None:
+    """Make the stage that is ordered, then do what each message says until no more can come."""
     faulthandler.enable()
-    with suppress(BrokenPipeError, ConnectionResetError):
-        _serve()
-
-
-def _serve() -> None:
-    _end_with_parent()
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    channel.set_inheritable(False)
-    with open(int(sys.argv[2]), "rb") as told:
-        told.seek(0)
-        order = msgspec.json.decode(told.read(), type=Order)
+    order = msgspec.json.decode(told, type=Order)
     with ExitStack() as opened:
         try:
             backend = opened.enter_context(closing(compose(order.backends)))
@@ -300,7 +217,7 @@ def _serve() -> None:
             memory = os.memfd_create("tvm-pipeline")
             kept = os.dup(memory)
             inputs, outputs = shared_arrays(memory, runner.inputs, runner.outputs)
-            socket.send_fds(channel, [msgspec.json.encode((runner.inputs, runner.outputs))], [kept])
+            send(channel, msgspec.json.encode((runner.inputs, runner.outputs)), kept)
             os.close(kept)
         except Exception as error:  # whatever it is, the parent must hear of it
             channel.send(_telling(error))
@@ -320,14 +237,6 @@ def _return_freed_memory() -> None:
     """Give the system back what loading took and freed again; of C libraries, glibc keeps that."""
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end this process (SIGIO) when the other end of standard input is closed, whatever it is doing."""
-    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([0], [], [], 0)[0]:  # it was closed before
-        sys.exit()
 
 
 def _telling(error: Exception) -> bytes:
