@@ -33,7 +33,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
-from tvm_pipeline.tvm.relay.child_process import run_child
+from tvm_pipeline.tvm.relay.child_process import Report, run_child
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.schedules.device_choices import (
@@ -53,7 +53,7 @@ from tvm_pipeline.tvm.relay.tuning.device_records import (
     read_device_records,
     recorded_device_choices,
 )
-from tvm_pipeline.tvm.relay.tuning.device_tuner import _point, _Search, _State, _threads
+from tvm_pipeline.tvm.relay.tuning.device_tuner import _DeviceSearch, _point, _State, _threads
 from tvm_pipeline.tvm.relay.tuning.race import COMPARISONS, race_on
 from tvm_pipeline.tvm.relay.tuning.tasks import device_tasks_of, optimized
 
@@ -207,7 +207,7 @@ def test_another_order_of_sums_is_seen_and_refused() -> None:
 
 def test_what_a_vendor_cannot_schedule_is_tuned_by_the_schedules_that_it_is_compiled_with() -> None:
     device = Device("gpu", "gpu", (), "opencl -device=mali -max_num_threads=256")
-    search = _Search(network("grouped"), device, HOST, 0.0, lambda _: None, lambda *_: None)
+    search = _DeviceSearch(network("grouped"), device, HOST, 0.0, lambda _: None, lambda *_: None)
     [found] = search._tasks()
     assert found.workload == task("grouped", tvm.target.Target(TARGET, HOST)).workload
     assert "-device=" not in str(search._target)
@@ -361,22 +361,21 @@ def test_a_child_that_is_silent_for_too_long_is_ended(tmp_path: Path, monkeypatc
     """A kernel that hangs; here a child says when it must be heard again, and sleeps."""
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     monkeypatch.syspath_prepend(str(tmp_path))
-    heard: list[bytes] = []
+    said: list[str] = []
 
-    def hear(line: bytes) -> float | None:
-        heard.append(line)
-        return float(line.split()[1]) if line.startswith(b"within") else None
+    def limit_s(_: Report) -> float | None:
+        return float(said[-1].split()[1]) if said[-1].startswith("within") else None
 
-    ended = run_child("sleeper", b"an order", hear)
-    assert (heard, ended.was_silent) == ([b"an order", b"within 0.2"], True)
-    assert ended.how == "SIGKILL"
+    ended = run_child("sleeper:serve", Report("an order"), Report, limit_s, said.append)
+    assert (said, ended.was_silent) == (["an order", "within 0.2"], True)
+    assert ended.how == "was killed by SIGKILL"
 
 
 SLEEPER = """
-import os, time
-def serve(descriptor, folder):
-    os.write(descriptor, open(folder + "/order", "rb").read() + b"\\n")
-    time.sleep(0.3)  # a child that has set no limit may be silent
-    os.write(descriptor, b"within 0.2\\nhalf a li")
+import msgspec, time
+def serve(order, channel):
+    channel.send(msgspec.json.encode(msgspec.msgpack.decode(order)))
+    time.sleep(0.7)  # a child that has set no limit may be silent
+    channel.send(b'{"progress": "within 0.2"}')
     time.sleep(1000)
 """
