@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from tvm_pipeline import errors
 from tvm_pipeline.backends.tuning import TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, RunError
-from tvm_pipeline.tvm.relay.child import Sending
-from tvm_pipeline.tvm.relay.child_process import ORDER, end_with_parent, run_child
+from tvm_pipeline.tvm.relay.child_process import ChildReport, last_words, reporting, run_child
 from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
 
 MOST_DEATHS = 5  # of children in one search
@@ -53,21 +50,18 @@ class Order(msgspec.Struct, frozen=True):
     begun: int = -1
 
 
-class Report(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of what a child tells; fields that are empty are not meant.
+class Report(ChildReport, frozen=True, omit_defaults=True):
+    """What a child tells.
 
     Attributes:
         trying: candidates that are about to run.
-        limit_s: the next line comes within so many seconds; 0 for any time.
+        limit_s: the next report comes within so many seconds; 0 for any time.
         begun: how many records there were before the first child.
     """
 
-    progress: str = ""
     trying: Tried | None = None
     limit_s: float = 0.0
     begun: int = -1
-    log: tuple[str, int, str] = ("", 0, "")
-    error: tuple[str, str] = ("", "")
     done: TuningReport | None = None
 
 
@@ -116,58 +110,48 @@ def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[
     tried: Tried = ()
     begun = order.begun
     limit_s = 0.0
-    last = Report()
+    done: TuningReport | None = None
 
-    def heard(line: bytes) -> float | None:
-        nonlocal tried, limit_s, begun, last
-        last = msgspec.json.decode(line, type=Report)
-        if last.progress:
-            progress(last.progress)
-        if last.log[0]:
-            logging.getLogger(last.log[0]).log(last.log[1], "%s", last.log[2])
-        if last.trying is not None:
-            tried, limit_s = last.trying, last.limit_s
-        begun = max(begun, last.begun)
+    def heard(report: Report) -> float | None:
+        nonlocal tried, limit_s, begun, done
+        if report.trying is not None:
+            tried, limit_s = report.trying, report.limit_s
+        begun, done = max(begun, report.begun), report.done
         return limit_s or None
 
-    ended = run_child(__name__, msgspec.msgpack.encode(order), heard)
-    if last.done is not None:
-        return last.done
-    if last.error[0]:
-        raise getattr(errors, last.error[0], RunError)(last.error[1])
-    how = f"it did not answer in {limit_s:g} s" if ended.was_silent else f"{ended.how} ({ended.last_words})"
+    try:
+        child = run_child(f"{__name__}:serve", order, Report, heard, progress)
+        how = f"it {child.how()} ({last_words(child)})"
+    except TimeoutError:
+        how = f"it did not answer in {limit_s:g} s"
+    if done is not None:
+        return done
     return tried, begun, how
 
 
 # --- The child ---
 
 
-def serve(descriptor: int, folder: str) -> None:
-    """Do the order in `folder` and report on `descriptor`."""
-    end_with_parent()
-    order = msgspec.msgpack.decode((Path(folder) / ORDER).read_bytes(), type=Order)
-    with open(descriptor, "wb", buffering=0) as stream:
+def serve(told: bytes, channel: socket.socket) -> None:
+    """Do what an order says, and report."""
+    order = msgspec.msgpack.decode(told, type=Order)
+    if order.device.cores:  # before threads of a driver are made
+        os.sched_setaffinity(0, order.device.cores)
+    import tvm
 
-        def report(**fields: Any) -> None:
-            stream.write(msgspec.json.encode(Report(**fields)) + b"\n")
+    from tvm_pipeline.tvm.devices.runtimes import ready_to_run
+    from tvm_pipeline.tvm.devices.targets import index_of, kind_of
+    from tvm_pipeline.tvm.relay.tuning.device_candidates import DeviceLostError
+    from tvm_pipeline.tvm.relay.tuning.device_records import DeviceRecord, append_device_record, read_device_records
+    from tvm_pipeline.tvm.relay.tuning.device_tuner import tune_device
 
-        def trying(candidates: Sequence[tuple[DeviceWorkload, DeviceChoice]], limit_s: float | None) -> None:
-            report(trying=tuple(candidates), limit_s=limit_s or 0.0)
+    target = order.device.target
+    try:
+        with reporting(channel, Report, order.log_level) as report:
 
-        if order.device.cores:  # before threads of a driver are made
-            os.sched_setaffinity(0, order.device.cores)
-        import tvm
+            def trying(candidates: Sequence[tuple[DeviceWorkload, DeviceChoice]], limit_s: float | None) -> None:
+                report(trying=tuple(candidates), limit_s=limit_s or 0.0)
 
-        from tvm_pipeline.tvm.devices.runtimes import ready_to_run
-        from tvm_pipeline.tvm.devices.targets import index_of, kind_of
-        from tvm_pipeline.tvm.relay.tuning.device_candidates import DeviceLostError
-        from tvm_pipeline.tvm.relay.tuning.device_records import DeviceRecord, append_device_record, read_device_records
-        from tvm_pipeline.tvm.relay.tuning.device_tuner import tune_device
-
-        logging.getLogger().addHandler(Sending(report))
-        logging.getLogger().setLevel(order.log_level)
-        target = order.device.target
-        try:
             ready_to_run(kind_of(target), lambda line: report(progress=line))
             named = tvm.device(kind_of(target), index_of(target)).device_name
             if kind_of(target) == "opencl" and named != order.known_as:
@@ -190,11 +174,9 @@ def serve(descriptor: int, folder: str) -> None:
                 order.only,
             )
             report(done=done)
-        except DeviceLostError as error:
-            sys.stderr.write(f"the device is lost: {error}\n")
-            sys.stderr.flush()
-            os._exit(1)
-        except errors.PipelineError as error:
-            report(error=(type(error).__name__, str(error)))
-        # What the device holds is freed by the driver: a device that hangs would keep this process.
-        os._exit(0)
+    except DeviceLostError as error:
+        sys.stderr.write(f"the device is lost: {error}\n")
+        sys.stderr.flush()
+        os._exit(1)
+    # What the device holds is freed by the driver: a device that hangs would keep this process.
+    os._exit(0)
