@@ -3,7 +3,7 @@
 gpu.py        the backend: it finds GPUs, settles and compiles, and binds threads
 targets.py    which TVM target a GPU has, and whether a target fits it
 detection.py  lists the GPUs of this machine as TVM numbers them
-probing.py    asks one driver for its devices, as a program of its own
+probing.py    asks one driver for its devices, in a child
 
 Nothing of this has run on a real GPU yet; `detect` needs neither TVM nor anything built.
 """

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 import msgspec
+
+from tvm_pipeline.processes import Child
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +119,7 @@ class Survey:
 
 
 class _Answer(msgspec.Struct):
-    """What `probing.py` writes."""
+    """What `probing.py` tells."""
 
     devices: list[Gpu] = []
     absent: str = ""
@@ -166,36 +164,24 @@ def _version(device: Gpu) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
-def _start(kind: str) -> subprocess.Popen[bytes] | OSError:
-    # Isolated and without site-packages, since it needs the standard library alone.
-    command = [sys.executable, "-I", "-S", str(_PROBING), kind]
+def _start(kind: str) -> Child | OSError:
     try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C comes to this process alone
-        )
+        return Child(f"{_PROBING}:tell", kind.encode(), keeps_words=True, alone=True)
     except OSError as error:
         return error
 
 
-def _finished(kind: str, probe: subprocess.Popen[bytes] | OSError, deadline: float) -> _Answer:
+def _finished(kind: str, probe: Child | OSError, deadline: float) -> _Answer:
     library, _ = LIBRARIES[kind]
     if isinstance(probe, OSError):
         return _Answer(fault=f"{library} cannot be asked for its devices: no process can be started ({probe})")
     try:
         # Some time in any case: another driver may have taken all of it, while this one has long answered.
-        said, complaints = probe.communicate(timeout=max(GRACE_S, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        probe.kill()
-        with suppress(subprocess.TimeoutExpired):  # one that the kernel holds cannot be ended
-            probe.communicate(timeout=1)
+        if said := probe.receive(max(time.monotonic() + GRACE_S, deadline))[0]:
+            return msgspec.json.decode(said, type=_Answer)
+        how, last = probe.how(), probe.words.strip().rpartition("\n")[2][-200:]
+    except TimeoutError:
         return _Answer(fault=f"{library} did not list its devices in {TIMEOUT_S:g} s")
-    with suppress(msgspec.DecodeError):
-        return msgspec.json.decode(said, type=_Answer)
-    names = {-number.value: number.name for number in signal.Signals}
-    how = names.get(probe.returncode, f"exit code {probe.returncode}")
-    last = complaints.decode(errors="replace").strip().rpartition("\n")[2][-200:]
-    return _Answer(fault=f"{library} ended its process with {how} when asked for its devices{last and f' ({last})'}")
+    finally:
+        probe.end()  # one that the kernel holds is left behind
+    return _Answer(fault=f"{library} was asked for its devices by a process that {how}{last and f' ({last})'}")

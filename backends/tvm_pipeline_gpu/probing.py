@@ -1,6 +1,6 @@
-"""Ask one driver for its devices, as a program of its own: a driver may hang, or end the process that it is in.
+"""Ask one driver for its devices, in a child: a driver may hang, or end the process that it is in.
 
-`detection.py` runs this file with `cuda` or `opencl` and reads one JSON object: the devices, or why there are none.
+`detection.py` starts `tell` with `cuda` or `opencl` and receives one JSON object: the devices, or why there are none.
 Only the standard library is imported, so that the answer comes in some hundredths of a second, and only the drivers'
 own libraries are asked: TVM is not needed here.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -170,22 +170,14 @@ def _load(name: str) -> ctypes.CDLL:
         raise kind(f"{name} cannot be loaded ({error})") from error
 
 
-def main(kind: str) -> None:
-    """Write the answer to standard output, and what drivers print to standard error."""
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG: a driver that hangs outlives no one
-    report = os.fdopen(os.dup(1), "w")
+def tell(kind: bytes, channel: socket.socket) -> None:
+    """Send the answer; what drivers print goes to standard error."""
     os.dup2(2, 1)
     answer: Described = {"devices": []}
     try:
-        answer["devices"] = list({"cuda": cuda, "opencl": opencl}[kind]())
+        answer["devices"] = list({b"cuda": cuda, b"opencl": opencl}[kind]())
     except _AbsentError as error:
         answer["absent"] = str(error)
     except (_FaultError, AttributeError) as error:  # AttributeError: the library lacks a function
         answer["fault"] = str(error)
-    with report:
-        json.dump(answer, report)
-    os._exit(0)  # the answer is given: what a driver does when its process ends does not matter
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    channel.send(json.dumps(answer).encode())

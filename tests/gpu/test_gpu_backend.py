@@ -178,7 +178,7 @@ def test_software_stands_in_and_says_so(drivers: Drivers, listed: dict[str, str]
         ({"opencl": POCL}, "", r"a GPU is not here \(libcuda.*Here: PoCL \(opencl:0, software"),
         ({}, "cuda", r"cuda:0 is not here \(libcuda\.so\.1 finds no device\), and no other GPU\. Install the driver"),
         ({}, "", r"a GPU is not here \(libcuda.*libOpenCL.*\), and no other GPU"),
-        ({"cuda": "crash"}, "cuda", r"libcuda\.so\.1 ended its process with SIGSEGV"),
+        ({"cuda": "crash"}, "cuda", r"libcuda\.so\.1 was asked for .* killed by SIGSEGV"),
         ({"cuda": f"{CUDA_GEFORCE}\n{CUDA_ORIN}"}, "", r"does not say which GPU it is; give `target`\. Here: .*cuda:1"),
         ({"cuda": CUDA_ORIN}, "llvm", r"'llvm' is no target of a GPU, whose kind is one of cuda, opencl"),
         (

@@ -85,7 +85,7 @@ MOST_LINES = {
     "tvm_pipeline/watch": 1100,
     "tvm_pipeline/workflow": 2300,
     "backends/tvm_pipeline_edgetpu": 2750,
-    "backends/tvm_pipeline_gpu": 950,
+    "backends/tvm_pipeline_gpu": 930,
     "backends/tvm_pipeline_host": 450,
     "backends/tvm_pipeline_onnxruntime": 400,
     "plugins/tvm_pipeline_papers": 550,
