@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crashes import held
+from tests.support.crashes import children_of, held
 from tvm_pipeline import processes
 from tvm_pipeline.processes import MOST_BYTES, Child, how_ended, status_of_copy
 
@@ -324,10 +324,6 @@ def test_no_child_outlives_a_parent_that_is_killed(tmp_path: Path, how: str) -> 
         assert all(is_running(pid) for pid in pids)
         parent.kill()
     wait_until(lambda: not any(is_running(pid) for pid in pids))
-
-
-def children_of(pid: int) -> set[int]:
-    return {int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()}
 
 
 def test_one_whose_parent_is_gone_before_it_looks_does_nothing(tmp_path: Path) -> None:

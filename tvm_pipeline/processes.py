@@ -1,24 +1,22 @@
 """Python processes that may die or hang: how one is started, talks, is waited for, ended, and how it ended.
 
-A `Child` is a fresh interpreter that runs one function, never a fork, because threads run here. `status_of_copy` forks,
-for what takes milliseconds and needs nothing but the memory of this process. Both end with this process, in whatever
-way this process ends, and whatever they do, also in the middle of native code:
+A `Child` is a fresh interpreter, never a fork, because threads run here; `status_of_copy` forks, for milliseconds. Both
+end with this process, however it ends, and whatever they do, also in the middle of native code:
 
-    lifeline   the standard input of a child, which only this process holds open. The kernel sends the child, with all
-               that it started, the signal SIGIO when it closes. (PR_SET_PDEATHSIG would end the child with the *thread*
-               that started it.)
+    lifeline   the standard input of a child, which only this process holds open. When it closes, the kernel sends SIGIO
+               to the child and to all that it started. (PR_SET_PDEATHSIG means the end of the *thread* that starts it.)
     channel    a socket of whole messages, so that nobody waits for the rest of half a message. A long one travels as a
                file in memory, so that a child that does not read holds nobody up.
 
-A child that was killed may still not go, because a driver holds it. It is left behind; nothing waits for it without a
-limit. Only the standard library is imported: a child runs this file, in some hundredths of a second.
+A child that was killed may still not go, because a driver holds it: then it is left behind. Only the standard library
+is imported, since a child runs this file, in some hundredths of a second.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
+import runpy
 import select
 import signal
 import socket
@@ -29,12 +27,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import BinaryIO
 
 GONE_S = 5.0  # for a process to go once it was killed, or has hung up
 TICK_S = 0.5  # between two looks at whether a silent child still runs
 MOST_BYTES = 1 << 16  # of a message in the channel itself
-_MOST_DESCRIPTORS = 2  # of a message: a file with its text, and one of the sender's
 
 # A child finds modules where its parent does. One that is alone has no path to get.
 _START = (
@@ -143,16 +141,14 @@ class Child:
 
     def wait(self, limit_s: float | None = None) -> bool:
         """Return whether the child ends within `limit_s`, or, without a limit, when it has."""
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+        return self.status is not None
 
     def how(self) -> str:
         """Say how a child that has hung up ended; one that goes on is killed."""
-        if self.wait(GONE_S) and self.status is not None:
-            return how_ended(self.status)
+        if self.wait(GONE_S):
+            return how_ended(self._process.returncode)
         self.kill()
         return "hung up"
 
@@ -174,12 +170,11 @@ class Child:
         """
         self.kill()
         self._channel.close()
-        if is_gone := self.wait(GONE_S):
-            assert self._process.stdin
-            self._process.stdin.close()
-        else:
+        if not self.wait(GONE_S):
             threading.Thread(target=self._process.wait, name=f"end of {self.pid}", daemon=True).start()
-        return is_gone
+            return False
+        self._process.communicate()  # closes the lifeline
+        return True
 
 
 def status_of_copy(do: Callable[[], object], limit_s: float) -> int | None:
@@ -194,7 +189,16 @@ def status_of_copy(do: Callable[[], object], limit_s: float) -> int | None:
         process = os.fork()
         if process == 0:
             ours.close()
-            _be_copy(do, theirs)
+            try:
+                for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGTERM", "SIGINT"):
+                    signal.signal(signal.Signals[name], signal.SIG_DFL)
+                _end_with(theirs.fileno(), os.getpid())
+                silent = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(silent, 1)
+                os.dup2(silent, 2)
+                do()
+            finally:
+                os._exit(0)
         theirs.close()
     try:
         poll = select.poll()
@@ -227,13 +231,13 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
         OSError: this process has no descriptors left for those that came.
     """
     try:
-        message, descriptors, flags, _ = socket.recv_fds(channel, MOST_BYTES, _MOST_DESCRIPTORS)
+        message, descriptors, flags, _ = socket.recv_fds(channel, MOST_BYTES, 2)  # the text, and the sender's own
     except ConnectionResetError:
         return b"", []
     if flags & socket.MSG_CTRUNC:
         for descriptor in descriptors:
             os.close(descriptor)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise OSError("this process has no more descriptors; allow it more (ulimit -n)")
     if descriptors and not message:
         with open(descriptors.pop(0), "rb") as file:
             file.seek(0)
@@ -243,9 +247,6 @@ def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
 
 def _file_in_memory() -> BinaryIO:
     return os.fdopen(os.memfd_create("tvm-pipeline"), "w+b")
-
-
-# The child
 
 
 def begin(function: str, channel: int) -> None:
@@ -262,34 +263,19 @@ def begin(function: str, channel: int) -> None:
     link = socket.socket(fileno=channel)
     link.set_inheritable(False)
     module, _, name = function.rpartition(":")
-    if module.endswith(".py"):
-        import runpy
-
-        found = runpy.run_path(module)[name]
-    else:
-        from importlib import import_module
-
-        found = getattr(import_module(module), name)
+    found = runpy.run_path(module) if module.endswith(".py") else vars(import_module(module))
     order, _ = receive(link)
     with suppress(BrokenPipeError, ConnectionResetError):
-        found(order, link)
-
-
-def _be_copy(do: Callable[[], object], theirs: socket.socket) -> None:
-    try:
-        for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
-        _end_with(theirs.fileno(), os.getpid())
-        silent = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silent, 1)
-        os.dup2(silent, 2)
-        do()
-    finally:
-        os._exit(0)
+        found[name](order, link)
 
 
 def _end_with(lifeline: int, whom: int) -> None:
-    """Have the kernel end a process, or the group -`whom`, by SIGIO when the other end of a lifeline closes."""
+    """Have the kernel end a process, or the group -`whom`, by SIGIO when the other end of a lifeline closes.
+
+    The parent may ignore or block SIGIO itself, which a child inherits.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, whom)
     fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()

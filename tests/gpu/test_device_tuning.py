@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.crashes import children_of
 from tests.support.parts import needs
 
 needs("tvm")
@@ -32,7 +33,7 @@ from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.files import cache_folder
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile, ready_to_run
-from tvm_pipeline.tvm.relay.child_process import Report, run_child
+from tvm_pipeline.tvm.relay.child_process import ChildReport, run_child
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.fold import building
 from tvm_pipeline.tvm.relay.schedules.device_choices import (
@@ -363,12 +364,14 @@ def test_a_child_that_is_silent_for_too_long_is_ended(tmp_path: Path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     said: list[str] = []
 
-    def limit_s(_: Report) -> float | None:
+    def limit_s(_: ChildReport) -> float | None:
         return float(said[-1].split()[1]) if said[-1].startswith("within") else None
 
-    ended = run_child("sleeper:serve", Report("an order"), Report, limit_s, said.append)
-    assert (said, ended.was_silent) == (["an order", "within 0.2"], True)
-    assert ended.how == "was killed by SIGKILL"
+    before = children_of(os.getpid())
+    with pytest.raises(TimeoutError):
+        run_child("sleeper:serve", ChildReport("an order"), ChildReport, limit_s, said.append)
+    assert said == ["an order", "within 0.2"]
+    assert children_of(os.getpid()) == before
 
 
 SLEEPER = """

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported, imports_of, is_here, module, name
+from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported, imports_of, is_here, module, name, tree
 
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
@@ -157,6 +157,46 @@ def test_packages_keep_to_their_lines() -> None:
     }
     assert found.keys() == {package for package in MOST_LINES if is_here(package)}
     assert {package: lines for package, lines in found.items() if lines > MOST_LINES[package]} == {}
+
+
+# What starts programs beside `processes.py`, by the name of the file.
+PROGRAMS = {
+    "addons.py": "compilers of C++",
+    "compiler.py": "the compiler of the Edge TPU",
+    "credentials.py": "openssl",
+    "fleet_join.py": "the command `devices`, as a user would",
+    "linking.py": "a linker",
+    "node_keeper.py": "an errand that calls Ray, in a child of ours: not moved, since no machine of ours tests it",
+    "nvpmodel.py": "the program of a Jetson",
+    "ray_node.py": "Ray",
+    "service_process.py": "the command `run`, which outlives the agent that started it, as cameras must",
+    "supervisor.py": "the command `run`, which gets the signals of its supervisor and drains",
+}
+
+
+def starts_processes(parsed: ast.AST) -> bool:
+    """Whether a file starts programs by itself, or forks."""
+    names: set[str] = set()
+    for node in ast.walk(parsed):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {getattr(node, "module", ""), *(one.name for one in node.names)}
+    return not names.isdisjoint({"subprocess", "multiprocessing", "ProcessPoolExecutor", "fork", "posix_spawn"})
+
+
+def test_children_are_those_of_processes() -> None:
+    """A Python process of ours is a `processes.Child`, which knows what such a process can do to its parent."""
+    found = {path.name for path in files() if starts_processes(tree(path))}
+    assert found == PROGRAMS.keys() | {"processes.py"}
+
+
+@pytest.mark.parametrize(
+    "line", ["import subprocess", "from subprocess import Popen", "import os\nos.fork()", "from os import fork"]
+)
+def test_the_guard_sees_every_start(line: str) -> None:
+    """Each of these lines starts a program, or may."""
+    assert starts_processes(ast.parse(line))
 
 
 def is_public(dotted: str) -> bool:

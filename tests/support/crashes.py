@@ -99,6 +99,11 @@ def unpickled(kind: type[EndsLoading], way: str, once: Path | None) -> EndsLoadi
     return kind(once)
 
 
+def children_of(pid: int) -> set[int]:
+    """Return the processes that a process has started."""
+    return {int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()}
+
+
 HOLDER = """
 import ctypes, sys, time
 SEIZE, STOP_AT_EXIT = 0x4206, 0x40

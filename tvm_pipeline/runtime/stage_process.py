@@ -152,10 +152,7 @@ class StageProcess:
                     "where this device needs longer, give a longer time as `watchdog`"
                 ) from None
             except OSError as error:
-                raise RunError(
-                    f"what the process of {self._order} shares cannot be opened: this process has no more "
-                    "descriptors; allow it more (ulimit -n)"
-                ) from error
+                raise RunError(f"what the process of {self._order} shares cannot be opened: {error}") from error
             if answer:
                 return answer, descriptors
             if self._given_up:  # and not even a kill may have ended it yet

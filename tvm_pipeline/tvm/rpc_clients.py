@@ -5,25 +5,21 @@ The process is made for one such client, by remote/serving.py, and ends with it.
 
 from __future__ import annotations
 
-import os
+import faulthandler
+import signal
 import socket
 import struct
-import sys
-import threading
 
 MOST_KEY_BYTES = 4096
 
 
-def serve() -> None:
-    """Take the connection that comes over the descriptor `argv[1]`, and have TVM's server serve it to its end."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    control.set_inheritable(False)
-    _, descriptors, _, _ = socket.recv_fds(control, 16, 1)
-    if not descriptors:
-        return
-    threading.Thread(target=_end_with, args=(control,), daemon=True).start()
-    with socket.socket(fileno=descriptors[0]) as link:
-        serve_client(link)
+def serve(order: bytes, control: socket.socket) -> None:
+    """Take the connection that comes, and have TVM's server serve it to its end; `order` says nothing."""
+    faulthandler.enable()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which TVM ends its process of a client whose time is over
+    if descriptors := socket.recv_fds(control, 16, 1)[1]:
+        with socket.socket(fileno=descriptors[0]) as link:
+            serve_client(link)
 
 
 def serve_client(link: socket.socket) -> None:
@@ -46,10 +42,3 @@ def serve_client(link: socket.socket) -> None:
     told = b"server:"
     link.sendall(struct.pack("<ii", base.RPC_CODE_SUCCESS, len(told)) + told)
     server._serving(link, link.getpeername(), server._parse_server_opt(options), None)
-
-
-def _end_with(control: socket.socket) -> None:
-    """End this process when the server does, which then ends what this one started."""
-    while control.recv(1):
-        pass
-    os._exit(0)

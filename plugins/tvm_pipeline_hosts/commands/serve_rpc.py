@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import closing
 from typing import Annotated
 
@@ -13,16 +11,10 @@ import typer
 from tvm_pipeline.cli.output import say, warn
 from tvm_pipeline.core.platform import core_ranges
 from tvm_pipeline.files import cache_folder
+from tvm_pipeline.processes import Child
 from tvm_pipeline_hosts.remote.address import PORT, Address, parse_address
 from tvm_pipeline_hosts.remote.methods import Description
 from tvm_pipeline_hosts.remote.serving import BoardServer
-
-# Devices are looked for by another process: what a backend opens for that, such as a GPU, stays open.
-LOOK = (
-    "import sys; sys.path[:] = sys.argv[2:]; import msgspec; "
-    "from tvm_pipeline_hosts.remote.methods import described_board; "
-    "sys.stdout.buffer.write(msgspec.json.encode(described_board(sys.argv[1])))"
-)
 
 
 def command(
@@ -54,16 +46,16 @@ def command(
 
 
 def _devices(name: str) -> str:
-    """Return the devices of this machine as one text, found by a process that ends."""
-    found = subprocess.run(
-        [sys.executable, "-c", LOOK, name, *sys.path], stdin=subprocess.DEVNULL, capture_output=True, check=False
-    )
-    try:
-        description = msgspec.json.decode(found.stdout, type=Description)
-    except msgspec.MsgspecError:
-        why = found.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {found.returncode}"]
+    """Return the devices as one text, found by a process that ends: what a backend opens, such as a GPU, stays open."""
+    child = Child("tvm_pipeline_hosts.remote.methods:tell_board", name.encode(), keeps_words=True)
+    told, _ = child.receive()
+    how = child.how()
+    child.end()
+    if not told:
+        why = child.words.strip().splitlines() or [f"the process that looked {how}"]
         warn(f"no device can be found here, so that clients will be refused: {why[-1]}")
         return "none"
+    description = msgspec.json.decode(told, type=Description)
     for warning in description.warnings:
         warn(warning)
     devices = description.platform.devices

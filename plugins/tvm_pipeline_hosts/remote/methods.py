@@ -8,6 +8,7 @@ client. A room of methods is a dictionary that METHODS takes in. Next: board.py,
 from __future__ import annotations
 
 import platform as python_platform
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from tvm_pipeline import Platform, __version__, settle_platform
 from tvm_pipeline.backends.contract import Array
 from tvm_pipeline.backends.registry import find_backend
 from tvm_pipeline.errors import PlatformError
+from tvm_pipeline.processes import send
 from tvm_pipeline.workflow.machine import HERE
 from tvm_pipeline_hosts.remote.board_measuring import MEASURING
 from tvm_pipeline_hosts.remote.remote_stages import STAGES
@@ -53,6 +55,11 @@ def described_board(name: str) -> Description:
         with suppress(PlatformError):
             software |= find_backend(backend).versions()
     return Description(name, replace(settled, name=name), software, tuple(warnings))
+
+
+def tell_board(name: bytes, channel: socket.socket) -> None:
+    """Send this machine as a board, as a child that looks for it."""
+    send(channel, msgspec.json.encode(described_board(name.decode())))
 
 
 def describe(session: Session, _: dict[str, Any], __: list[Array], ___: Say) -> tuple[Description, list[Array]]:

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -31,7 +28,7 @@ from pathlib import Path
 import msgspec
 
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.processes import how_ended
+from tvm_pipeline.processes import Child
 from tvm_pipeline_hosts.remote.address import Address, is_loopback
 from tvm_pipeline_hosts.remote.channel import BEAT_S, KEEP_S, SILENT_S
 from tvm_pipeline_hosts.remote.dialing import Hello, Refusal
@@ -45,7 +42,7 @@ from tvm_pipeline_hosts.remote.greetings import (
     read_hello,
     refuse,
 )
-from tvm_pipeline_hosts.remote.session import ABANDONED, BROKE, GRACE_S, LEAVING, READY, Begin
+from tvm_pipeline_hosts.remote.session import ABANDONED, BROKE, GRACE_S, READY, Begin
 
 HELLO_S = 5.0  # for a client to say who it is
 MOST_AT_THE_DOOR = 64  # connections that have no session yet
@@ -55,12 +52,7 @@ MOST_SESSIONS = 64  # of the client: each stage of a pipeline on this host has o
 MOST_NAME = 80  # characters of a client's name that are shown
 MOST_ENDS = 64  # sessions whose end is remembered for a client that comes back
 
-# A child finds modules where its parent does. Signals of a terminal are for the parent, which ends its children.
-_CHILD = (
-    "import sys; sys.path[:] = sys.argv[2:]; import faulthandler, signal; faulthandler.enable(); "
-    "signal.signal(signal.SIGINT, signal.SIG_IGN); from {} import serve; serve()"
-)
-SESSION, TVM_CLIENT = _CHILD.format("tvm_pipeline_hosts.remote.session"), _CHILD.format("tvm_pipeline.tvm.rpc_clients")
+SESSION, TVM_CLIENT = "tvm_pipeline_hosts.remote.session:serve", "tvm_pipeline.tvm.rpc_clients:serve"
 
 
 @dataclass(slots=True)
@@ -69,8 +61,7 @@ class _Running:
 
     id: str
     client: str
-    process: subprocess.Popen[bytes]
-    control: socket.socket
+    process: Child
     folder: tempfile.TemporaryDirectory[str]
     since_s: float = field(default_factory=time.time)
     ready: threading.Event = field(default_factory=threading.Event)
@@ -147,12 +138,11 @@ class BoardServer:
         with self._lock:
             sessions = list(self._sessions.values())
         for running in sessions:
-            _shut(running.control)
+            running.process.hang_up()
         for running in sessions:
             if running.id:  # a session lets go of its devices by itself
                 running.over.wait(2 * GRACE_S)
-            with suppress(ProcessLookupError):
-                os.killpg(running.process.pid, signal.SIGKILL)
+            running.process.kill()
             running.over.wait(GRACE_S)
 
     def _come_in(self, link: socket.socket) -> None:
@@ -241,27 +231,16 @@ class BoardServer:
 
     def _begin(self, program: str, client: str, id: str) -> _Running:
         """Start the process that serves a client; an empty id is one of TVM's. The lock is held."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        begin = Begin(id, self.name, str(self._folder), self._silent_s, self._keep_s)
         folder = tempfile.TemporaryDirectory(prefix="tvm-pipeline-", ignore_cleanup_errors=True)
         try:
-            with theirs:
-                process = subprocess.Popen(
-                    [sys.executable, "-c", program, str(theirs.fileno()), *sys.path],
-                    stdin=subprocess.DEVNULL,
-                    stdout=2,
-                    pass_fds=(theirs.fileno(),),
-                    # What a process that crashes leaves behind goes with the folder.
-                    env={**os.environ, "TMPDIR": folder.name},
-                    start_new_session=True,
-                )
+            # What a process that crashes leaves behind goes with the folder.
+            environment = {**os.environ, "TMPDIR": folder.name}
+            process = Child(program, msgspec.json.encode(begin), environment=environment)
         except BaseException:
-            ours.close()
             folder.cleanup()
             raise
-        running = self._sessions[id] = _Running(id, client, process, ours, folder)
-        if id:
-            begin = Begin(id, self.name, str(self._folder), self._silent_s, self._keep_s)
-            ours.send(msgspec.json.encode(begin))
+        running = self._sessions[id] = _Running(id, client, process, folder)
         threading.Thread(target=self._watch, args=(running,), name="session", daemon=True).start()
         self._tell(f"{running.name} is here")
         return running
@@ -269,28 +248,28 @@ class BoardServer:
     def _watch(self, running: _Running) -> None:
         """Wait for a session to be ready, and for its end."""
         with suppress(OSError):
-            while told := running.control.recv(len(LEAVING)):
+            while told := running.process.receive()[0]:
                 (running.ready if told == READY else running.leaving).set()
-        code = running.process.wait()
-        with suppress(ProcessLookupError, PermissionError):  # what it started itself
-            os.killpg(running.process.pid, signal.SIGKILL)
-        running.why = _how_it_ended(code, self._keep_s)
+        running.process.wait()
+        running.process.end()  # and what it started itself
+        running.why = _how_it_ended(running.process, self._keep_s)
         running.folder.cleanup()
         with self._lock:
             del self._sessions[running.id]
             self._ends[running.id] = running.why
             while len(self._ends) > MOST_ENDS:
                 self._ends.popitem(last=False)
-        running.control.close()
         running.over.set()
-        self._tell(f"{running.name} is gone" if code == 0 else f"the session of {running.name} {running.why}")
+        self._tell(
+            f"{running.name} is gone" if running.process.status == 0 else f"the session of {running.name} {running.why}"
+        )
 
     def _hand_over(self, running: _Running, link: socket.socket, seen: int) -> None:
         """Give a connection to the process of a session, when it can take it; keep the client waiting until then."""
         while not running.ready.wait(self._beat_s) and not running.over.is_set():
             write_frame(link, Header("beat"))
         with suppress(OSError):
-            socket.send_fds(running.control, [msgspec.json.encode(seen)], [link.fileno()])
+            running.process.send(msgspec.json.encode(seen), link.fileno())
             return
         running.over.wait(2 * GRACE_S)
         refuse(link, Refusal(running.why or "ended", has_ended=True))
@@ -306,7 +285,7 @@ class BoardServer:
                 limit_waits(link, 0)
                 notice_death(link)
                 child = self._begin(TVM_CLIENT, client, "")
-                socket.send_fds(child.control, [b"0"], [link.fileno()])
+                child.process.send(b"0", link.fileno())
                 return
         if running is not None:
             self._tell(f"{client} was sent away: {self._in_use(running)}")
@@ -334,12 +313,12 @@ def _listening(address: Address, allow_others: bool) -> socket.socket:
         ) from error
 
 
-def _how_it_ended(code: int, keep_s: float) -> str:
-    if code == ABANDONED:
+def _how_it_ended(process: Child, keep_s: float) -> str:
+    if process.status == ABANDONED:
         return f"was given up, since its client was gone for {keep_s:g} s"
-    if code == BROKE:
+    if process.status == BROKE:
         return "was given up, since its client broke the protocol again and again"
-    return how_ended(code)
+    return process.how()
 
 
 def _shut(link: socket.socket) -> None:

@@ -1,11 +1,12 @@
 """A session of a client: the process on the board that does what the client calls, one call after the other.
 
-It is started anew, never forked, and gets the connection itself from the server, so that a tensor passes no other
-process. What crashes here, such as a kernel with an instruction that this processor lacks, ends the session alone. The
-server gives it another connection when the client comes back over a new link.
+It gets the connection itself from the server, so that a tensor passes no other process. What crashes here, such as a
+kernel with an instruction that this processor lacks, ends the session alone. The server gives it another connection
+when the client comes back over a new link.
 
-    descriptor argv[1]      of the server: a line of JSON with the name of the board and the times; later each
-                            connection, beside the number of the last frame that the client has. Its end is ours.
+    order                   the name of the board and the times
+    channel                 of the server: each connection, beside the number of the last frame that the client has. Its
+                            end is ours.
     exit code ABANDONED     the client did not come back
     exit code BROKE         the client broke the protocol again and again
 
@@ -14,11 +15,12 @@ Next: methods.py, for what can be called.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import queue
+import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -50,7 +52,7 @@ _ARGUMENTS = msgspec.json.Decoder(dict[str, Any])
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """What a session is told first."""
+    """The order of a session."""
 
     session: str
     board: str
@@ -96,11 +98,12 @@ class Session:
             self._open.popitem()[1][1].close()
 
 
-def serve() -> None:
+def serve(order: bytes, control: socket.socket) -> None:
     """Be the process of a session until its client, the server or KEEP_S ends it."""
-    control = socket.socket(fileno=int(sys.argv[1]))
-    control.set_inheritable(False)
-    begin = msgspec.json.decode(control.recv(MOST_MESSAGE_BYTES), type=Begin)
+    faulthandler.enable()
+    # A server that was killed ends it as another one does, by the end of the channel: bundles are closed first.
+    signal.signal(signal.SIGIO, signal.SIG_IGN)
+    begin = msgspec.json.decode(order, type=Begin)
     from tvm_pipeline_hosts.remote.methods import METHODS  # which import more than this module, and take a while
 
     links: _Links = queue.Queue()

@@ -24,8 +24,8 @@ import msgspec
 
 from tvm_pipeline import errors
 from tvm_pipeline.core.model import Model
-from tvm_pipeline.tvm.relay import child_process
-from tvm_pipeline.tvm.relay.child_process import Ended, reporting, run_child
+from tvm_pipeline.processes import Child
+from tvm_pipeline.tvm.relay.child_process import ChildReport, last_words, reporting, run_child
 from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload
 
 CODE = "making code"  # the stage of a compile in which LLVM runs
@@ -51,7 +51,7 @@ class Order(msgspec.Struct, frozen=True):
     one_by_one: bool = False
 
 
-class CompileReport(child_process.Report, frozen=True, omit_defaults=True):
+class Report(ChildReport, frozen=True, omit_defaults=True):
     """What a child tells.
 
     Attributes:
@@ -81,39 +81,39 @@ def compile_in_child(
     outcome = _run(order, progress)
     if isinstance(outcome, set):
         return outcome
-    ended, stage, operator = outcome
-    if stage == CODE and ended.status != -SIGKILL:  # which no operator does
+    child, stage, operator = outcome
+    if stage == CODE and child.status != -SIGKILL:  # which no operator does
         for file in library.iterdir():
             file.unlink()
         again = _run(msgspec.structs.replace(order, one_by_one=True), lambda _: None)
         operator = "" if isinstance(again, set) else again[2]
     where = f" in operator {operator}" if operator else ""
-    said = f" ({ended.last_words})" if ended.last_words else ""
+    said = f" ({last_words(child)})" if last_words(child) else ""
     raise errors.ModelError(
-        f"{model.name}: the process that compiled it for {target} {ended.how} while {stage}{where}{said}; "
-        f"{_advice(ended.status)}"
+        f"{model.name}: the process that compiled it for {target} {child.how()} while {stage}{where}{said}; "
+        f"{_advice(child.status)}"
     )
 
 
-def _advice(status: int) -> str:
+def _advice(status: int | None) -> str:
     if status == -SIGKILL:
         return "the system kills what takes too much memory: free some, or compile on a larger machine"
     return "give the device a target with fewer features (llvm -mcpu=x86-64-v3, or -mattr=-FEATURE), and report this"
 
 
-def _run(order: Order, progress: Callable[[str], None]) -> set[str] | tuple[Ended, str, str]:
+def _run(order: Order, progress: Callable[[str], None]) -> set[str] | tuple[Child, str, str]:
     """Run a child; return the model's dtypes, or how it died, at which stage and operator; raise what it raised."""
     doing, done = ("starting", ""), set[str]()
 
-    def heard(report: CompileReport) -> None:
+    def heard(report: Report) -> None:
         nonlocal doing, done
         doing, done = report.doing if report.doing[0] else doing, set(report.done)
 
-    ended = run_child(f"{__name__}:serve", order, CompileReport, heard, progress)
-    if done and ended.status == 0:
-        sys.stderr.write(ended.words)
+    child = run_child(f"{__name__}:serve", order, Report, heard, progress)
+    if done and child.status == 0:
+        sys.stderr.write(child.words)
         return done
-    return ended, *doing
+    return child, *doing
 
 
 # --- The child ---
@@ -122,7 +122,7 @@ def _run(order: Order, progress: Callable[[str], None]) -> set[str] | tuple[Ende
 def serve(told: bytes, channel: socket.socket) -> None:
     """Do what an order says, and report."""
     order = msgspec.msgpack.decode(told, type=Order)
-    with reporting(channel, CompileReport, order.log_level) as report:
+    with reporting(channel, Report, order.log_level) as report:
         report(doing=("importing TVM", ""))
         from tvm_pipeline.tvm.relay.build import compile_module, element_types
         from tvm_pipeline.tvm.relay.importer import import_model

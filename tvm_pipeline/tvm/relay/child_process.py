@@ -10,7 +10,6 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +21,7 @@ from tvm_pipeline.processes import Child, send
 _ENDING_S = 60.0  # that a child has for ending after it has hung up
 
 
-class Report(msgspec.Struct, frozen=True, omit_defaults=True):
+class ChildReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a child tells; fields that are empty are not meant.
 
     Attributes:
@@ -36,31 +35,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     error: tuple[str, str] = ("", "")
 
 
-AnyReport = TypeVar("AnyReport", bound=Report)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a child ended.
-
-    Attributes:
-        status: as `subprocess` has it: that of a signal is negative.
-        how: in words.
-        words: what it wrote to standard error.
-        was_silent: it was killed because a report did not come in time.
-    """
-
-    status: int
-    how: str
-    words: str
-    was_silent: bool = False
-
-    @property
-    def last_words(self) -> str:
-        """Return the assertion that failed, or the last line, without the path of LLVM's source in front of it."""
-        lines = [line.strip() for line in self.words.splitlines() if line.strip()]
-        told = [line for line in lines if "Assertion" in line or "LLVM ERROR" in line] or lines[-1:]
-        return told[0][-300:] if told else ""
+AnyReport = TypeVar("AnyReport", bound=ChildReport)
 
 
 def run_child(
@@ -69,8 +44,8 @@ def run_child(
     kind: type[AnyReport],
     heard: Callable[[AnyReport], float | None],
     progress: Callable[[str], None],
-) -> Ended:
-    """Run a function, as `Child` names it, in a child until it ends, or until it is silent for too long.
+) -> Child:
+    """Run a function, as `Child` names it, in a child until it ends; return the child.
 
     Args:
         order: what it is to do, which comes as MessagePack.
@@ -79,6 +54,7 @@ def run_child(
 
     Raises:
         PipelineError: the child reported it as the last thing.
+        TimeoutError: a report did not come in time, and the child was killed.
         RunError: it cannot be started; or it was killed and does not go, because a driver holds it.
     """
     try:
@@ -88,23 +64,16 @@ def run_child(
             f"no process can be started for {function}: {error.strerror or error}; end other programs, or raise the "
             "limit of processes (`ulimit -u`)"
         ) from error
-    report, limit_s, was_silent = kind(), None, False
+    report, limit_s = kind(), None
     try:
-        while True:
-            try:
-                message, _ = child.receive(None if limit_s is None else time.monotonic() + limit_s)
-            except TimeoutError:
-                was_silent = True
-                break
-            if not message:
-                child.wait(_ENDING_S)
-                break
+        while message := child.receive(None if limit_s is None else time.monotonic() + limit_s)[0]:
             report = msgspec.json.decode(message, type=kind)
             if report.progress:
                 progress(report.progress)
             if report.log[0]:
                 logging.getLogger(report.log[0]).log(report.log[1], "%s", report.log[2])
             limit_s = heard(report)
+        child.wait(_ENDING_S)
     finally:
         if not child.end():
             raise RunError(
@@ -113,11 +82,18 @@ def run_child(
             )
     if report.error[0]:
         raise getattr(errors, report.error[0], RunError)(report.error[1])
-    return Ended(child.status or 0, child.how(), child.words, was_silent)
+    return child
+
+
+def last_words(child: Child) -> str:
+    """Return the assertion that failed, or the last line, without the path of LLVM's source in front of it."""
+    lines = [line.strip() for line in child.words.splitlines() if line.strip()]
+    told = [line for line in lines if "Assertion" in line or "LLVM ERROR" in line] or lines[-1:]
+    return told[0][-300:] if told else ""
 
 
 @contextlib.contextmanager
-def reporting(channel: socket.socket, kind: type[Report], log_level: int) -> Iterator[Callable[..., None]]:
+def reporting(channel: socket.socket, kind: type[ChildReport], log_level: int) -> Iterator[Callable[..., None]]:
     """Have a child report: records of its log, the PipelineError that ends the block, and what it is called with."""
 
     def report(**fields: Any) -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from tvm_pipeline import errors
 from tvm_pipeline.testing import example_backend, installed
-from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote import session
 from tvm_pipeline_hosts.remote.methods import METHODS
 
-_INSTALL = "from tests.plugins.hosts.remote import extra_methods; extra_methods.install(); from tvm_pipeline"
-SESSION = serving.SESSION.replace("from tvm_pipeline", _INSTALL, 1)
+SESSION = f"{__name__}:serve"
 
 _calls = 0
 
@@ -50,9 +49,10 @@ def crash(_, arguments, __, ___):
     return ctypes.string_at(0), []
 
 
-def install() -> None:
-    """Let the board have the devices of a fake backend, which need no TVM."""
-    installed(example_backend()).__enter__()
+def serve(order, control):
+    """Be a session whose board has the devices of a fake backend, which need no TVM."""
+    with installed(example_backend()):
+        session.serve(order, control)
 
 
 METHODS.update(count=count, wait=wait, fail=fail, crash=crash)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import socket
+
 from tvm_pipeline_host.host import HostBackend
-from tvm_pipeline_hosts.remote import serving
+from tvm_pipeline_hosts.remote import session
 
-SESSION = serving.SESSION.replace(
-    "from tvm_pipeline", "from tests.plugins.hosts.remote import other_tvm; other_tvm.install(); from tvm_pipeline", 1
-)
+SESSION = f"{__name__}:serve"
 
 
-def install() -> None:
-    """Have this process believe in another TVM."""
+def serve(order: bytes, control: socket.socket) -> None:
+    """Believe in another TVM."""
     HostBackend.versions = lambda _: {"tvm": "0.99 with Relay"}
+    session.serve(order, control)

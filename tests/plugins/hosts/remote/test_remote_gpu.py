@@ -14,7 +14,6 @@ needs("onnx")
 
 from tests.cli.conftest import cli
 from tests.plugins.hosts.remote.conftest import serving_board
-from tests.plugins.hosts.remote.extra_methods import SESSION
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline import open_bundle
 from tvm_pipeline.backends.registry import find_backend, settle_platform
@@ -98,9 +97,10 @@ def test_a_gpu_of_a_board_is_compiled_for_measured_and_planned(cli, net, both, s
 
 
 @pytest.mark.thorough
-def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, monkeypatch):
+def test_what_a_gpu_computes_wrongly_stays_on_other_devices(net, both, server, monkeypatch, tmp_path):
     """The board finds it when a model was compiled for it, and its profile has no times of it."""
-    monkeypatch.setattr(serving, "SESSION", f"{SESSION.removesuffix('serve()')}exec({WRONG!r}); serve()")
+    (tmp_path / "wrong.py").write_text(f"from tests.remote.extra_methods import serve\n{WRONG}")
+    monkeypatch.setattr(serving, "SESSION", f"{tmp_path / 'wrong.py'}:serve")
     warned: list[str] = []
     with Board.connect(str(server.address)) as board:
         machine = RemoteMachine(board, lambda _: None)

@@ -15,12 +15,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tvm_pipeline.backends.contract import TuningReport
+from tvm_pipeline.backends.tuning import TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, RunError
-from tvm_pipeline.tvm.relay import child_process
-from tvm_pipeline.tvm.relay.child_process import reporting, run_child
+from tvm_pipeline.tvm.relay.child_process import ChildReport, last_words, reporting, run_child
 from tvm_pipeline.tvm.relay.schedules.device_choices import DEFAULT, DeviceChoice, DeviceWorkload
 
 MOST_DEATHS = 5  # of children in one search
@@ -51,7 +50,7 @@ class Order(msgspec.Struct, frozen=True):
     begun: int = -1
 
 
-class Report(child_process.Report, frozen=True, omit_defaults=True):
+class Report(ChildReport, frozen=True, omit_defaults=True):
     """What a child tells.
 
     Attributes:
@@ -120,10 +119,13 @@ def _run(order: Order, progress: Callable[[str], None]) -> TuningReport | tuple[
         begun, done = max(begun, report.begun), report.done
         return limit_s or None
 
-    ended = run_child(f"{__name__}:serve", order, Report, heard, progress)
+    try:
+        child = run_child(f"{__name__}:serve", order, Report, heard, progress)
+        how = f"it {child.how()} ({last_words(child)})"
+    except TimeoutError:
+        how = f"it did not answer in {limit_s:g} s"
     if done is not None:
         return done
-    how = f"it did not answer in {limit_s:g} s" if ended.was_silent else f"it {ended.how} ({ended.last_words})"
     return tried, begun, how
 
 
