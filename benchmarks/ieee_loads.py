@@ -11,13 +11,13 @@ from itertools import repeat, takewhile
 
 from ieee_measure import Row, Subject, shown
 from loads import Load
+from tvm_pipeline_papers.every_cut import every_cut
 from tvm_pipeline_papers.line_search import LineSearch
 
 from tvm_pipeline.backends.contract import Port
 from tvm_pipeline.backends.ports import noise
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.comparison import compare
 from tvm_pipeline.runtime.frame_stream import FrameStream

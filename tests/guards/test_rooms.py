@@ -69,12 +69,12 @@ MOST_LINES = {
     "tvm_pipeline/fleet": 7650,
     "tvm_pipeline/frontends": 2250,
     "tvm_pipeline/memory": 2800,
-    "tvm_pipeline/planning": 12_100,
+    "tvm_pipeline/planning": 12_000,
     "tvm_pipeline/power": 1300,
     "tvm_pipeline/profiling": 2300,
     "tvm_pipeline/remote": 3100,
-    "tvm_pipeline/report": 1500,
-    "tvm_pipeline/runtime": 3950,
+    "tvm_pipeline/report": 1350,
+    "tvm_pipeline/runtime": 3800,
     "tvm_pipeline/service": 3850,
     "tvm_pipeline/solvers": 250,
     "tvm_pipeline/testing": 950,
@@ -86,12 +86,12 @@ MOST_LINES = {
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 450,
     "backends/tvm_pipeline_onnxruntime": 400,
-    "plugins/tvm_pipeline_papers": 2800,
+    "plugins/tvm_pipeline_papers": 3300,
 }
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
-UNPUBLISHED = {"tvm_pipeline_papers": 8}
+UNPUBLISHED = {"tvm_pipeline_papers": 17}
 
 
 # What a guest may import besides the names of the package itself: the errors, and for each door what comes in by it.
