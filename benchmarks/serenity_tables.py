@@ -11,7 +11,7 @@
    of all choices of rewritings. Then what Figure 10 compares: the arena of 2019's TFLite
    (`tvm_pipeline_papers/tflite_arena.py`) for the listed order with copies, and those of the best orders without. The
    paper's text has figures of cell A alone, and two means.
-2. ablation: Table 2, by `memory/serenity.py` with its ideas left out; seconds of CPU time. N/A is what --limit seconds
+2. ablation: Table 2, by `serenity.py` of the papers' plug-in with its ideas left out; seconds of CPU time. N/A is what --limit seconds
    did not suffice for. The exact search beside it.
 3. orders: Figure 3, exactly: how many of all topological orders of a cell have which peak, and arenas of orders drawn
    uniformly from all of them and from the best ones.
@@ -39,6 +39,7 @@ from pathlib import Path
 from memory_rewriting import int8
 from planner import CONSOLE, s, show
 from tvm_pipeline_papers.peak_distribution import Orders
+from tvm_pipeline_papers.serenity import cells, serenity_order
 from tvm_pipeline_papers.tflite_arena import online_arena
 
 from tvm_pipeline.core.graph import OperatorGraph
@@ -48,7 +49,6 @@ from tvm_pipeline.memory.arena import lifetimes
 from tvm_pipeline.memory.concatenation import free_concatenations
 from tvm_pipeline.memory.orders import Ordering, kahn_order, program_order
 from tvm_pipeline.memory.rewriting import rewritable, rewrite, rewritten
-from tvm_pipeline.memory.serenity import cells, serenity_order
 from tvm_pipeline.memory.traffic import traffic
 from tvm_pipeline.report.drawing import CUT, INK, PALE, check_picture, new_figure, save_figure
 
