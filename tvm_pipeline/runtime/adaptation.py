@@ -110,7 +110,7 @@ STRATEGIES = Plugged[type[Strategy]](
     "strategy",
     {"replan": Adaptation},
     lambda loaded: isinstance(loaded, type) and issubclass(loaded, Strategy),
-    "docs/service.md",
+    "docs/schedulers.md",
 )
 
 
