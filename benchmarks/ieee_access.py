@@ -45,7 +45,7 @@ from rich.console import Console
 from tvm_pipeline.cli.output import every_few_seconds
 from tvm_pipeline.errors import PipelineError
 from tvm_pipeline.profiling.environment import environment
-from tvm_pipeline.runtime.measured_cuts import TURN_S
+from tvm_pipeline_papers.measured_cuts import TURN_S
 
 NETWORKS = ("mobilenet", "squeezenet1.1", "inception_v3", "vgg-19")
 SWEPT, SCHEDULED = "mobilenet", "squeezenet1.1"  # Figures 4, 5 and 12, and Table 5; Figure 11

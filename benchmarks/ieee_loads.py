@@ -15,10 +15,10 @@ from loads import Load
 from tvm_pipeline.backends.ports import frame_of_noise
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.errors import PipelineError
-from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.runtime import Adaptation, LivePipeline, Pipeline
 from tvm_pipeline.runtime.comparison import compare
 from tvm_pipeline.runtime.frame_stream import FrameStream
+from tvm_pipeline_papers.every_cut import every_cut
 from tvm_pipeline_papers.line_search import LineSearch
 
 SETTLED_S = 1.0  # until the load is as heavy as it will be

@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from networks import load_lively
+from tvm_pipeline.planning.every_cut import every_cut
 
 from tvm_pipeline import Platform, Problem, detect_platform, planning, profile_model, settle_platform
 from tvm_pipeline.backends.contract import Backend, CompiledModel
@@ -21,13 +22,12 @@ from tvm_pipeline.core.plan import Measured, Plan, Prediction, Stage
 from tvm_pipeline.core.profile import Profile
 from tvm_pipeline.cost.evaluate import evaluate, judged
 from tvm_pipeline.errors import NoPlanError, PlatformError
-from tvm_pipeline.planning.every_cut import every_cut
 from tvm_pipeline.power import chosen_sensor, survey
 from tvm_pipeline.profiling.links import measure_link
 from tvm_pipeline.runtime.comparison import runner, side_by_side
-from tvm_pipeline.runtime.measured_cuts import MeasuredCut, measured_cuts
 from tvm_pipeline.runtime.metering import metered
 from tvm_pipeline.workflow.power_meter import opened_meter, with_joules
+from tvm_pipeline_papers.measured_cuts import MeasuredCut, measured_cuts
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]

@@ -11,8 +11,8 @@
    of all choices of rewritings. Then what Figure 10 compares: the arena of 2019's TFLite
    (`tvm_pipeline_papers/tflite_arena.py`) for the listed order with copies, and those of the best orders without. The
    paper's text has figures of cell A alone, and two means.
-2. ablation: Table 2, by `memory/serenity.py` with its ideas left out; seconds of CPU time. N/A is what --limit seconds
-   did not suffice for. The exact search beside it.
+2. ablation: Table 2, by `tvm_pipeline_papers/serenity.py` with its ideas left out; seconds of CPU time. N/A is what
+   --limit seconds did not suffice for. The exact search beside it.
 3. orders: Figure 3, exactly: how many of all topological orders of a cell have which peak, and arenas of orders drawn
    uniformly from all of them and from the best ones.
 4. curves: Figure 12, bytes alive and the top of the arena at each operator of cell A; --draw makes the picture.

@@ -28,7 +28,6 @@ OTHER_NAMES = {
 SAME_NAMES = frozenset(
     [
         "adapt",
-        "all_cuts",
         "allow_others",
         "allow_power_modes",
         "carry",

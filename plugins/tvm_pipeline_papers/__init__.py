@@ -1,7 +1,11 @@
-"""Algorithms of papers to compare the engine with: schedulers that `plan` takes, and others for tests and benchmarks.
+"""Algorithms of papers to compare the engine with: schedulers, strategies, a command, and others for benchmarks.
 
 balance.py            the strategy `balance`: one operator at a time moves to the faster stage
 line_search.py        the strategy `line-search`: Algorithm 2 of Velasco-Montero et al., trials of one cut after another
+all_cuts.py           the command `all-cuts`
+every_cut.py          every cut in two on two devices, to be measured
+measured_cuts.py      every cut in two, measured beside its prediction
+cut_tables.py         that comparison as a table and as a picture
 coral.py              libcoral's partitioners, the schedulers `coral-parameters` and `coral-profiling`
 learned/              the schedulers `respect`, `predpar` and `pred-profpar`, which were trained
 serenity.py           SERENITY's scheduler of the operators of a device by their memory

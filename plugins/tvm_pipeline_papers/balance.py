@@ -55,7 +55,7 @@ class Balance(Strategy):
             self._before, self._resting = None, False
 
     def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
-        self._observe(records, problem.platform.devices)
+        self.observe(records, problem.platform.devices)
         plan = self._plan
         known = [worker.seconds for worker in self.seen if worker is not None]
         if plan is None or not is_chain(plan) or len(known) < len(plan.stages):

@@ -116,7 +116,7 @@ class LineSearch(Strategy):
             self._forget()
 
     def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
-        self._observe(records, problem.platform.devices)
+        self.observe(records, problem.platform.devices)
         able = frozenset(device.name for device in problem.platform.devices)
         if able != self._able:
             self._able, self._has_none = able, False

@@ -162,43 +162,6 @@ def test_bench_runs_plans_of_files_alone(cli, bundle, tmp_path):
     assert all(each["measured"]["throughput_fps"] > 0 for each in found)
 
 
-def test_bench_runs_every_cut_of_two_devices(cli, bundle, tmp_path):
-    cores = [device["name"] for device in cli("devices", "--json").json["devices"] if len(device["cores"]) == 1][:2]
-    if len(cores) < 2:
-        pytest.skip("this machine has one core")
-    picture, two = tmp_path / "cuts.png", ",".join(cores)
-    arguments = ["--all-cuts", two, "--seconds", 0.02, "--rounds", 1, "--draw", picture, "--json"]
-    outcome = cli("bench", bundle, *arguments)
-    assert outcome.code == 0, outcome.err
-    cuts = outcome.json["cuts"]
-    total = sum(cuts[0]["operators"])
-    assert [cut["operators"][0] for cut in cuts] == [*range(1, total + 1)] * 2
-    assert all(cut["predicted"]["throughput_fps"] > 0 and cut["measured"]["throughput_fps"] > 0 for cut in cuts)
-    assert outcome.json["predicted_best"]["predicted"]["throughput_fps"] == max(
-        cut["predicted"]["throughput_fps"] for cut in cuts
-    )
-    assert outcome.json["measured_best"] in cuts
-    assert outcome.json["ratio"] >= 1
-    with Image.open(picture) as image:
-        assert image.format == "PNG"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["--all-cuts", "cpu0"], "--all-cuts cpu0: give two devices, as cpu0,cpu1"),
-        (["--all-cuts", "cpu0,cpu0"], "--all-cuts cpu0,cpu0: a sweep needs two devices that can work at the same time"),
-        (["--draw", "cuts.png"], "--draw draws every cut: give --all-cuts too"),
-        (["--all-cuts", "cpu0,cpu1", "--draw", "cuts.pdf"], "pictures are .png or .svg"),
-        (["--all-cuts", "cpu0,cpu1", "--plan", "a.txt"], "leave one out"),
-    ],
-)
-def test_bench_refuses_what_makes_no_sweep(cli, bundle, arguments, error):
-    outcome = cli("bench", bundle, *arguments)
-    assert outcome.code == 2
-    assert error in outcome.err
-
-
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_show_draws(cli, bundle, tmp_path, suffix):
     outcome = cli("show", bundle, "-o", tmp_path / "pictures", "--format", suffix, "--json")

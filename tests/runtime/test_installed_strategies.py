@@ -47,6 +47,6 @@ def test_an_installed_strategy_is_listed_and_loads_when_a_run_asks(
     with pytest.raises(OptionError, match=r"no strategy is called hasty; there are off, replan, .*patient"):
         check_strategy("hasty")
     with pytest.raises(
-        PipelineError, match=r"the strategy wrong of the package fair .* is a function; docs/service.md"
+        PipelineError, match=r"the strategy wrong of the package fair .* is a function; docs/schedulers.md"
     ):
         strategy_of("wrong")

@@ -7,7 +7,6 @@ power_modes.py   the best plan over the power modes of a machine
 registry.py      the schedulers, with the objectives and limits that they declare
 conflict.py      the reasons where there is no plan
 stage_orders.py  orders of operators whose activations fit into memory
-every_cut.py     every cut in two on two devices, to be measured
 rehearsal.py     plans for shared buses, chosen by simulation
 measured.py      the schedulers whose stages are compiled and timed
 corrected.py     its search: a partitioner that a model guides and measurements correct

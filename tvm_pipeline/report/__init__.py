@@ -7,14 +7,12 @@ drawing.py        the operator graph, coloured by stage, with its cuts
 layered.py        where the operators of that drawing stand
 memory_tables.py  the memory that orders of operators need, what is alive at the peak, memory over time
 parts_tables.py   what is done in parts to save memory, and what that saves
-cut_tables.py     every cut in two: predicted beside measured, as a table and as a picture
 markdown.py       all of it in one file, with the commands that repeat it
 
 Pictures need matplotlib (`pip install 'tvm-pipeline[plot]'`), which is imported when the first is drawn.
 """
 
 from tvm_pipeline.core.statistics import Bar
-from tvm_pipeline.report.cut_tables import cuts_table, draw_cuts, plot_cuts
 from tvm_pipeline.report.drawing import check_picture, draw_graph
 from tvm_pipeline.report.frame_bars import draw_frame_time
 from tvm_pipeline.report.gantt import DRAWN_FRAMES, draw_gantt, first_frames
@@ -49,9 +47,7 @@ __all__ = [
     "candidates_table",
     "check_picture",
     "comparison_table",
-    "cuts_table",
     "devices_table",
-    "draw_cuts",
     "draw_frame_time",
     "draw_gantt",
     "draw_graph",
@@ -62,7 +58,6 @@ __all__ = [
     "joules_table",
     "orders_table",
     "peak_table",
-    "plot_cuts",
     "sensors_table",
     "size",
     "stage_memories",

@@ -18,7 +18,6 @@ strategy.py        the base of the strategies of adaptation: how slow each devic
 adaptation.py      the strategy `replan`: another plan if it is worth a change; the table of strategies
 replanning.py      planning while a pipeline runs, in milliseconds
 comparison.py      plans that run side by side, predicted against measured
-measured_cuts.py   every cut in two, measured beside its prediction
 metering.py        the joules of a frame, of plans in turns and of runs that last
 verification.py    the choice among candidates by running them, where predictions cannot decide
 """

@@ -55,7 +55,7 @@ class Adaptation(Strategy):
         self._plan, self._judged_for, self._better, self._settled = plan, None, 0, 0
 
     def look(self, records: Sequence[StageRecord], problem: Problem) -> tuple[Plan, str] | None:
-        self._observe(records, problem.platform.devices)
+        self.observe(records, problem.platform.devices)
         running = self._plan
         if running is None:
             return None
@@ -110,7 +110,7 @@ STRATEGIES = Plugged[type[Strategy]](
     "strategy",
     {"replan": Adaptation},
     lambda loaded: isinstance(loaded, type) and issubclass(loaded, Strategy),
-    "docs/service.md",
+    "docs/schedulers.md",
 )
 
 

@@ -130,8 +130,8 @@ class Strategy(ABC):
         """Return the problem with each device as slow as it was measured."""
         return slowed(problem, self.factors)
 
-    def _observe(self, records: Sequence[StageRecord], devices: Sequence[Device]) -> None:
-        """Update the slow-downs by the latest frames."""
+    def observe(self, records: Sequence[StageRecord], devices: Sequence[Device]) -> None:
+        """Update `factors` and `seen` by the latest frames; `look` begins with it."""
         self.seen = [_seen(record) for record in records]
         took_s: dict[str, float] = defaultdict(float)
         should_s: dict[str, float] = defaultdict(float)

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.brute_force import figure
 from tests.support.graphs import TIMED, Traits, random_problem
+from tests.test_docs import declared_row
 from tvm_pipeline import evaluate, plan, read_graph, read_platform
 from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
@@ -65,6 +66,11 @@ def test_each_plans_a_published_network_on_edge_tpus(scheduler: str) -> None:
     best = plan(problem).plan.value
     assert best is not None
     assert found.value <= best
+
+
+def test_the_page_of_the_papers_states_what_each_takes() -> None:
+    page = (PROFILES.parent / "docs/papers/index.md").read_text()
+    assert "\n".join(declared_row(name, SCHEDULERS[name]) for name in PREDICTING) in page
 
 
 def test_help_lists_them_and_nothing_loads_the_plugin_before_it_is_asked_for() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from tvm_pipeline.backends.tuning import TuningReport
+from tvm_pipeline.backends.contract import TuningReport
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.errors import PlatformError, RunError

@@ -15,10 +15,10 @@ from tests.support.parts import needs
 from tvm_pipeline.core.plan import Plan
 from tvm_pipeline.core.statistics import RunStatistics
 from tvm_pipeline.errors import OptionError, PlanError, RunError
-from tvm_pipeline.planning.every_cut import Cut, every_cut
-from tvm_pipeline.report import cuts_table, draw_cuts
 from tvm_pipeline.runtime.comparison import Turn, runner
-from tvm_pipeline.runtime.measured_cuts import FINAL_ROUNDS, FINALISTS, expected_s, measured_cuts
+from tvm_pipeline_papers.cut_tables import cuts_table, draw_cuts
+from tvm_pipeline_papers.every_cut import Cut, every_cut
+from tvm_pipeline_papers.measured_cuts import FINAL_ROUNDS, FINALISTS, expected_s, measured_cuts
 
 PROBLEM = problem_of({"a": [0.01] * 8, "b": [0.02] * 8})
 
@@ -103,7 +103,7 @@ def test_without_any_cut_that_runs_the_error_is_that_of_the_first() -> None:
     with pytest.raises(PlanError, match="none of the 16 cuts is a plan; the first: too large"):
         measured_cuts(impossible, Runs(lambda name, turn: 1.0))
     joules = every_cut(problem_of({"a": [0.01], "b": [0.02]}, {"a": 1.0, "b": 2.0}, objective="energy"), "a", "b")
-    with pytest.raises(OptionError, match="`all_cuts` compares throughput or latency"):
+    with pytest.raises(OptionError, match="all cuts are compared by throughput or latency"):
         measured_cuts(joules, Runs(lambda name, turn: 1.0))
 
 

@@ -15,7 +15,7 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import DeviceProfile, Profile
 from tvm_pipeline.errors import NoPlanError, OptionError, PlatformError
 from tvm_pipeline.planning.baselines.two_stage import two_stage
-from tvm_pipeline.planning.every_cut import every_cut
+from tvm_pipeline_papers.every_cut import every_cut
 
 GRAPH = chain_model(3).graph
 NAMES = tuple(operator.name for operator in GRAPH.operators)
@@ -59,7 +59,7 @@ def test_devices_that_cannot_work_at_the_same_time_are_refused() -> None:
     platform = Platform("box", (Device("a", "fake", (0,)), Device("both", "fake", (0, 1))))
     seconds = {name: DeviceProfile.in_order(GRAPH, [0.1, 0.1, 0.1]) for name in ("a", "both")}
     problem = Problem(GRAPH, platform, Profile(GRAPH.name, GRAPH.fingerprint, seconds))
-    with pytest.raises(OptionError, match="`all_cuts` a,both: a sweep needs two devices that can work at the same"):
+    with pytest.raises(OptionError, match="all cuts of a,both: a sweep needs two devices that can work at the same"):
         every_cut(problem, "a", "both")
     with pytest.raises(OptionError):
         every_cut(problem, "a", "a")

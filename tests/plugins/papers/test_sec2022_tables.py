@@ -15,14 +15,14 @@ from tvm_pipeline.core.problem import Problem
 from tvm_pipeline.core.profile import unmeasured
 from tvm_pipeline.cost.simulate import simulate
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 
 import sec2022_instances
 import sec2022_table2
 import sec2022_times
 from edgetpu_model import hub
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ROWS: list[dict[str, Any]] = json.loads((ROOT / "profiles/published/sec2022-table-2.json").read_text())["rows"]
 NODES = json.loads((ROOT / "profiles/keras/ResNet50V2.json").read_text())
 # The last operator in front of each first cut, and whether the pooling of the block's shortcut is in front, too. The

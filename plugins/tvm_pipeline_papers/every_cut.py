@@ -3,17 +3,15 @@
 This is the space of Algorithm 1 of Velasco-Montero et al. (IEEE Access 2023), each of its plans judged. `two_stage`
 returns the best of it for the devices of a platform; a sweep shows all of it, as Figures 5, 11 and 12 of the paper do.
 
-Next: `runtime/measured_cuts.py`, which runs them; `cost/evaluate.py`, which predicts what they cost.
+Next: `measured_cuts.py`, which runs them; `cost/evaluate.py`, which predicts what they cost.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tvm_pipeline import Plan, Problem, Stage, evaluate
 from tvm_pipeline.core.graph import crossing_tensors
-from tvm_pipeline.core.plan import Plan, Stage
-from tvm_pipeline.core.problem import Problem
-from tvm_pipeline.cost.evaluate import evaluate
 from tvm_pipeline.errors import OptionError, PlanError
 
 
@@ -61,10 +59,8 @@ def every_cut(problem: Problem, first: str, second: str) -> list[Cut]:
     """
     if problem.platform.device(first).overlaps(problem.platform.device(second)):
         raise OptionError(
-            f"`all_cuts` {first},{second}: a sweep needs two devices that can work at the same time, and these share "
-            "cores; `tvm-pipeline devices` lists the devices with their cores",
-            option="all_cuts",
-            value=f"{first},{second}",
+            f"all cuts of {first},{second}: a sweep needs two devices that can work at the same time, and these share "
+            "cores; `tvm-pipeline devices` lists the devices with their cores"
         )
     count = len(problem.graph)
     return [

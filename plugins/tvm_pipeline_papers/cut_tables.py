@@ -1,6 +1,6 @@
 """Every cut as a table and as a picture: predicted beside measured, with the chosen and the best one marked.
 
-Next: `runtime/measured_cuts.py`, which measures; `drawing.py`, which makes and writes figures.
+Next: `measured_cuts.py`, which measures; `report/drawing.py`, which makes and writes figures.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tvm_pipeline.report import TextTable, duration, size
 from tvm_pipeline.report.drawing import CUT, INK, new_figure, save_figure
-from tvm_pipeline.report.tables import TextTable, duration, joules, percent, relative_error, size
-from tvm_pipeline.runtime.measured_cuts import CutComparison, MeasuredCut
+from tvm_pipeline.report.tables import joules, percent, relative_error
+from tvm_pipeline_papers.measured_cuts import CutComparison, MeasuredCut
 
 COLOURS = ("#1f77b4", "#e07b00")  # one for each order of the devices
 

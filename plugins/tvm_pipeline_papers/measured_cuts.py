@@ -4,7 +4,7 @@ The cuts take turns, one pipeline at a time, each of some frames: a cut needs no
 more than its frames. The best of many noisy figures looks better than it is. Therefore those that were measured and
 those that are predicted to be best run in turns once more, and these figures alone decide between them.
 
-Read next: comparison.py, which runs one turn; planning/every_cut.py, which makes the plans.
+Read next: runtime/comparison.py, which runs one turn; every_cut.py, which makes the plans.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tvm_pipeline import PipelineError
 from tvm_pipeline.core.plan import Measured
-from tvm_pipeline.errors import OptionError, PipelineError, PlanError
-from tvm_pipeline.planning.every_cut import Cut
+from tvm_pipeline.errors import OptionError, PlanError
 from tvm_pipeline.runtime.comparison import SINGLE_FRAMES, TURN_FRAMES, Run, Turn, in_turn, measured
+from tvm_pipeline_papers.every_cut import Cut
 
 TURN_S = 0.3  # a turn of less has too few frames in steady state, or hardly more than the scheduler's time slices
 PREDICTED_FINALISTS = 3  # those that are predicted to be best
@@ -97,7 +98,7 @@ def measured_cuts(
     objective = plans[0].objective
     if objective not in ("throughput", "latency"):
         raise OptionError(
-            f"`all_cuts` compares throughput or latency, which every run measures; `objective` is {objective}",
+            f"all cuts are compared by throughput or latency, which every run measures; `objective` is {objective}",
             option="objective",
             value=objective,
         )
