@@ -134,7 +134,10 @@ def plant(fault: Fault, folder: Path) -> None:
 def first_failure(fault: Fault, folder: Path, selected: list[str]) -> str:
     """Return the test that fails first in a copy with a fault; an empty string if none does."""
     # The copy comes before the installed product.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(folder / "backends")])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (folder, folder / "backends", folder / "plugins"))),
+    }
     for tests in ([f"tests/{fault.file.partition('/')[0]}"], []):  # the room, then all
         command = [sys.executable, "-m", "pytest", "-x", "--verbose", "--numprocesses", "3", *selected, *tests]
         with tempfile.TemporaryFile("w+") as said:
