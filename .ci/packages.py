@@ -87,7 +87,9 @@ def plans(env: Environment) -> None:
     env.python(
         "import importlib.resources, tvm_pipeline as t\n"
         "assert all(hasattr(t, name) for name in t.__all__)\n"
-        "assert all(importlib.resources.files(t).joinpath(f).is_file() for f in ('py.typed', 'watch/page.html'))"
+        "assert all(importlib.resources.files(t).joinpath(f).is_file() for f in ('py.typed', 'watch/page.html'))\n"
+        "from tvm_pipeline.power import power_modes, survey\n"
+        "assert survey().looked_for and type(power_modes()).__name__ == 'BoardModes'"
     )
 
 
