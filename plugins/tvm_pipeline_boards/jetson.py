@@ -112,15 +112,6 @@ def read_jetson(root: Path = Path("/")) -> Jetson | None:
     )
 
 
-def board_environment(root: Path = Path("/")) -> dict[str, str]:
-    """Return what a profile keeps of the board: `board`, `l4t` and `power mode`; nothing where it is no Jetson."""
-    jetson = read_jetson(root)
-    if jetson is None:
-        return {}
-    known = {"board": jetson.name, "l4t": jetson.l4t, "power mode": jetson.power_mode}
-    return {key: value for key, value in known.items() if value}
-
-
 def _told_memory_bytes(root: Path) -> int | None:
     found = re.search(r"^MemTotal:\s*(\d{1,15}) kB", file_text(root / "proc/meminfo"), re.MULTILINE)
     return int(found[1]) * 1024 if found else None

@@ -13,12 +13,7 @@ from tvm_pipeline_boards.rapl import rapl_sensors
 
 # Of two sensors that cover as much, the one found earlier is the better one.
 KINDS: tuple[Callable[[Path], Found], ...] = (hwmon_sensors, jtop_sensors, rapl_sensors, nvml_sensors)
-LOOKED_FOR = (
-    "INA3221 and INA226 of boards (hwmon, iio)",
-    "RAPL of processors (powercap)",
-    "NVML of GPUs",
-    "jtop",
-)
+LOOKED_FOR = ("INA3221 and INA226 of boards (hwmon, iio)", "RAPL of processors (powercap)", "NVML of GPUs", "jtop")
 
 
 def machine_sensors(root: Path = Path("/")) -> Found:

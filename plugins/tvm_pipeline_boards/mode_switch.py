@@ -18,7 +18,7 @@ from pathlib import Path
 from tvm_pipeline.errors import PowerError
 from tvm_pipeline.power import PowerMode, PowerModes
 from tvm_pipeline_boards.clock_limits import read_limit, write_limit
-from tvm_pipeline_boards.jetson import board_environment, read_jetson
+from tvm_pipeline_boards.jetson import read_jetson
 from tvm_pipeline_boards.mode_record import (
     RECORD,
     ModeRecord,
@@ -50,8 +50,10 @@ class BoardModes(PowerModes):
         return [mode.power_mode for mode in nvpmodel_modes(self._root)]
 
     def environment(self) -> Mapping[str, str]:
-        """Return `board`, `l4t` and `power mode` of a Jetson."""
-        return board_environment(self._root)
+        """Return `board`, `l4t` and `power mode`; nothing where it is no Jetson."""
+        jetson = read_jetson(self._root)
+        known = {"board": jetson.name, "l4t": jetson.l4t, "power mode": jetson.power_mode} if jetson else {}
+        return {key: value for key, value in known.items() if value}
 
     def described(self) -> Iterator[str]:
         """Yield a line for the Jetson that this is, and one for each of its modes."""

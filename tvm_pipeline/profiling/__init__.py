@@ -18,7 +18,6 @@ speed.py         the speed of the machine beside a run, against that at the time
 merging.py       the profile of several models that are planned as one graph
 layer_times.py   seconds that nobody measured, predicted from shapes
 bound.py         work in threads that are bound to devices
-clocks.py        the present clocks of the cores and of the GPU, and their limits
 throttling.py    tells when the clocks are lowered because of heat or current, and when that ends
 environment.py   the machine, the software and the load during a measurement
 """

@@ -11,7 +11,9 @@ What counts as throttled, from files that need no permission:
   `thermal_throttle/*_throttle_count` of Intel's cores.
 
 What this cannot see: throttling by the firmware that shows in debugfs alone, for root, and that of a virtual machine's
-host. Clocks alone tell nothing, as idle ones are low.
+host. Clocks alone tell nothing, as idle ones are low. Clocks of cores are read in `/sys/devices/system/cpu/cpufreq`
+(Linux, Documentation/admin-guide/pm/cpufreq.rst), in kHz, that of a GPU in `/sys/class/devfreq`
+(Documentation/ABI/testing/sysfs-class-devfreq), in Hz.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tvm_pipeline.profiling.clocks import clocks
-from tvm_pipeline.system_files import entries, file_number, file_text
+from tvm_pipeline.core.platform import core_ranges
+from tvm_pipeline.system_files import GPU_CLOCK, entries, file_number, file_text, listed_cores
 
 PERIOD_S = 2.0  # between two readings
 QUIET_S = 10.0  # without a sign, until it counts as ended: events of current come one by one
@@ -35,6 +37,49 @@ _SLOWS = re.compile(r"throttle|cpufreq|devfreq|processor|powerclamp|-balanced|th
 _UNTRUE = re.compile(r"pmic", re.IGNORECASE)
 _SET_BY_USERS = "x86_pkg_temp"
 _LIKELY_C = (0.0, 150.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A clock.
+
+    Attributes:
+        name: what it drives, such as `cores 0-3` or `GPU`.
+        current: the file of the present frequency.
+        limit: the file of the highest frequency that is allowed now.
+        hertz: of one unit in these files.
+    """
+
+    name: str
+    current: Path
+    limit: Path
+    hertz: int
+
+    def current_hz(self) -> int | None:
+        return self._read(self.current)
+
+    def limit_hz(self) -> int | None:
+        return self._read(self.limit)
+
+    def _read(self, path: Path) -> int | None:
+        number = file_number(path)
+        return None if number is None or number <= 0 else number * self.hertz
+
+
+def gpu_clock_folder(root: Path = Path("/")) -> Path | None:
+    """Return the devfreq entry of the GPU; None where there is none. A Thor has one for each of its clock domains."""
+    found = [path for path in entries(root / "sys/class/devfreq", "*") if GPU_CLOCK.fullmatch(path.name)]
+    return found[0] if found else None
+
+
+def clocks(root: Path = Path("/")) -> Iterator[Clock]:
+    """Yield the clock of each group of cores that has one, and that of the GPU."""
+    for policy in entries(root / "sys/devices/system/cpu/cpufreq", "policy*"):
+        cores = listed_cores(file_text(policy / "related_cpus")) or listed_cores(policy.name.removeprefix("policy"))
+        name = f"core{'s' if len(cores) > 1 else ''} {', '.join(core_ranges(cores))}"
+        yield Clock(name, policy / "scaling_cur_freq", policy / "scaling_max_freq", 1000)
+    if gpu := gpu_clock_folder(root):
+        yield Clock("GPU", gpu / "cur_freq", gpu / "max_freq", 1)
 
 
 @dataclass(frozen=True, slots=True)

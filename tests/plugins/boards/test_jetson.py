@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tvm_pipeline.profiling.clocks import clocks, gpu_clock_folder
 
 from tests.support.board_trees import CPUS, TREES, Tree, release, replace_by_folder, write
 from tests.support.examples import examples
-from tvm_pipeline.profiling.clocks import clocks, gpu_clock_folder
-from tvm_pipeline_boards.jetson import board_environment, read_jetson
+from tvm_pipeline_boards.jetson import read_jetson
+from tvm_pipeline_boards.mode_switch import BoardModes
 from tvm_pipeline_host.core_kinds import core_names
 
 boards = pytest.mark.parametrize("tree", [pytest.param(tree, id=name) for name, tree in TREES.items()])
@@ -52,7 +53,7 @@ def test_the_clocks_of_cores_and_gpu(tree: Tree, tmp_path: Path) -> None:
 
 def test_a_profile_keeps_the_board(tmp_path: Path) -> None:
     root = TREES["Orin Nano Super, JetPack 6"].write(tmp_path / "root")
-    assert board_environment(root) == {
+    assert BoardModes(root).environment() == {
         "board": "NVIDIA Jetson Orin Nano 8GB (p3767-0005, Super)",
         "l4t": "36.4.3",
         "power mode": "2 (MAXN_SUPER)",
@@ -64,7 +65,7 @@ def test_what_is_no_jetson(compatible: str | None, tmp_path: Path) -> None:
     if compatible is not None:
         write(tmp_path, "proc/device-tree/compatible", compatible)
     assert read_jetson(tmp_path) is None
-    assert board_environment(tmp_path) == {}
+    assert BoardModes(tmp_path).environment() == {}
 
 
 def test_memory_tells_modules_of_one_device_tree_apart(tmp_path: Path) -> None:
@@ -172,5 +173,5 @@ def test_any_bytes_are_read(tmp_path_factory: pytest.TempPathFactory, contents: 
 def _read_all(root: Path) -> str:
     list(clocks(root))
     core_names((0, 1), root / CPUS)
-    board_environment(root)
+    BoardModes(root).environment()
     return str(read_jetson(root))
