@@ -87,12 +87,9 @@ def plans(env: Environment) -> None:
     env.python(
         "import importlib.resources, tvm_pipeline as t\n"
         "assert all(hasattr(t, name) for name in t.__all__)\n"
-        "assert importlib.resources.files(t).joinpath('py.typed').is_file()
-"
-        "assert importlib.resources.files('tvm_pipeline_video').joinpath('watch/page.html').is_file()
-"
-        "from tvm_pipeline.power import power_modes, survey
-"
+        "assert importlib.resources.files(t).joinpath('py.typed').is_file()\n"
+        "assert importlib.resources.files('tvm_pipeline_video').joinpath('watch/page.html').is_file()\n"
+        "from tvm_pipeline.power import power_modes, survey\n"
         "assert survey().looked_for and type(power_modes()).__name__ == 'BoardModes'"
     )
 

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tvm_pipeline import Plan, Problem, Stage
-from tvm_pipeline.cost.device_costs import cost_of
 from tvm_pipeline.errors import PlanError
+from tvm_pipeline.planning import cost_of
 from tvm_pipeline.runtime import StageRecord, Strategy, judged_now
 
 # The least share of its stage's time that a move takes from a stage.

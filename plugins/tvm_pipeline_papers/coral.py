@@ -193,7 +193,7 @@ class _ProfilingSearch:
     """The segments measured so far, and the search for one target. A candidate lists the sizes of its segments."""
 
     operators: int
-    segments: int
+    count: int  # of segments
     seconds: Callable[[int, int], float]
     step: int
     original: bool
@@ -203,8 +203,7 @@ class _ProfilingSearch:
     def aborted(self, why: str) -> InfeasibleError:
         version = "libcoral's profiling partitioner" + (" (original)" if self.original else "")
         return InfeasibleError(
-            f"{version} aborts with {self.segments} segments of {self.operators} operators: {why}; "
-            "use another scheduler"
+            f"{version} aborts with {self.count} segments of {self.operators} operators: {why}; use another scheduler"
         )
 
     def measured_s(self, start: int, end: int) -> float:
@@ -218,7 +217,7 @@ class _ProfilingSearch:
 
     def partition(self, target_s: float) -> tuple[int, ...] | None:
         """Return the cuts of the first candidate whose segments but the last meet the target; None without one."""
-        sizes = [self.operators - (self.segments - 1) * self.step] + [self.step] * (self.segments - 1)
+        sizes = [self.operators - (self.count - 1) * self.step] + [self.step] * (self.count - 1)
         if sizes[0] <= 0:
             raise self.aborted(f"at {self.step} operators a step there are not enough")
         if not self.extend(sizes, 0, target_s, set()):
@@ -231,7 +230,7 @@ class _ProfilingSearch:
 
         As in the source, `candidate` is reset even where it is not. `stuck` are the states that are known to fail.
         """
-        last = self.segments - 1
+        last = self.count - 1
         if segment == last:
             return True
         total = sum(candidate[segment:])

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from tvm_pipeline.core.topology import successors
-from tvm_pipeline.memory import MemoryGraph, Ordering, footprint, minimum_peak, predecessors
+from tvm_pipeline.memory import MemoryGraph, Ordering, footprint, kahn_order, predecessors
 from tvm_pipeline.memory.regions import split
 
 # The paper limits the seconds of a step, and does not name the limit. A number of schedules is the same on any machine.
@@ -39,7 +39,7 @@ def serenity_order(
             has.
     """
     deadline = float("inf") if time_limit_s is None else time.monotonic() + time_limit_s
-    kahn = minimum_peak(graph, "kahn").order
+    kahn = kahn_order(graph)
     steps = footprint(graph, kahn)
     machine = Machine(graph)
     order: list[int] = []

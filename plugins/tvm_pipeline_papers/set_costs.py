@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_pipeline.errors import InfeasibleError, OptionError
-from tvm_pipeline.planning.search.cuts import Cuts
+from tvm_pipeline.planning import Cuts
 
 # (device, operators in the graph's order) -> seconds; infinite if the device cannot run or hold them.
 SetSeconds = Callable[[str, tuple[str, ...]], float]

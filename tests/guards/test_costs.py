@@ -60,7 +60,6 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("tvm/relay/child.py", "order.model", "the network that a process is to compile"),
     ("tvm/relay/tuning/device_child.py", "order.model", "the network that a process is to tune"),
     ("testing/conformance.py", "part.model", "the network of a slice"),
-    ("plugins/tvm_pipeline_papers/coral.py", "self.segments", "the number of segments to cut into"),
     ("planning/sat/least_seconds.py", "self.joules", "joules that cost/ gave"),
     ("planning/measured.py", "segments.seconds", "stages that the search has just measured, not those of a profile"),
     ("planning/planner.py", "decision.segments", "stages that were measured on the way to the decision"),

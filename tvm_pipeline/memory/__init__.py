@@ -28,7 +28,7 @@ from tvm_pipeline.memory.memory_graph import (
     predecessors,
 )
 from tvm_pipeline.memory.minimum_peak import Method, minimum_peak
-from tvm_pipeline.memory.orders import Ordering
+from tvm_pipeline.memory.orders import Ordering, kahn_order
 
 __all__ = [
     "Buffer",
@@ -37,6 +37,7 @@ __all__ = [
     "Ordering",
     "check_order",
     "footprint",
+    "kahn_order",
     "memory_graph",
     "minimum_peak",
     "peak_bytes",

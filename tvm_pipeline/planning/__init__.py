@@ -18,6 +18,7 @@ local/           local search, and bounds, for graphs of any size
 baselines/       plans without a proof, to compare with
 """
 
+from tvm_pipeline.cost.device_costs import cost_of, known_cost_of
 from tvm_pipeline.planning.baselines.even_parameters import even_cuts
 from tvm_pipeline.planning.baselines.segments import Partition, best_pipeline, segment_seconds
 from tvm_pipeline.planning.corrected import measured_or_refused
@@ -26,6 +27,7 @@ from tvm_pipeline.planning.planner import plan
 from tvm_pipeline.planning.power_modes import plan_modes
 from tvm_pipeline.planning.registry import BEST, BY_CUTS, MEASURED, SCHEDULERS, THROUGHPUT, Scheduler, check_scheduler
 from tvm_pipeline.planning.search.along_order import along
+from tvm_pipeline.planning.search.cuts import Cuts, prefixes
 
 __all__ = [
     "BEST",
@@ -33,15 +35,19 @@ __all__ = [
     "MEASURED",
     "SCHEDULERS",
     "THROUGHPUT",
+    "Cuts",
     "Partition",
     "Scheduler",
     "along",
     "best_pipeline",
     "by_predictions",
     "check_scheduler",
+    "cost_of",
     "even_cuts",
+    "known_cost_of",
     "measured_or_refused",
     "plan",
     "plan_modes",
+    "prefixes",
     "segment_seconds",
 ]

@@ -36,8 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.planning.search.cuts import Integers
-from tvm_pipeline_papers.learned.weights import Floats32, Weights
+from tvm_pipeline_papers.learned.weights import Floats32, Integers, Weights
 
 PURPOSE = "respect"
 VERSION = 1

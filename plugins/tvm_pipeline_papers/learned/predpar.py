@@ -15,9 +15,16 @@ from functools import cache
 from pathlib import Path
 
 from tvm_pipeline import Device, Plan, Problem
-from tvm_pipeline.cost.device_costs import known_cost_of
 from tvm_pipeline.errors import PlatformError
-from tvm_pipeline.planning import THROUGHPUT, Partition, Scheduler, best_pipeline, by_predictions, even_cuts
+from tvm_pipeline.planning import (
+    THROUGHPUT,
+    Partition,
+    Scheduler,
+    best_pipeline,
+    by_predictions,
+    even_cuts,
+    known_cost_of,
+)
 from tvm_pipeline_papers.learned.partition_search import pred_profpar_partition, predpar_partition
 from tvm_pipeline_papers.learned.segment_predictor import SegmentPredictor, read_predictor, segment_predictor
 from tvm_pipeline_papers.learned.weights import Weights

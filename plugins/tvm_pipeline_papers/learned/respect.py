@@ -16,11 +16,10 @@ import numpy as np
 from tvm_pipeline import OperatorGraph, Plan, Problem
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.planning import BY_CUTS, Scheduler
-from tvm_pipeline.planning.search.cuts import Integers
 from tvm_pipeline_papers.learned.pointer_network import PURPOSE, VERSION, PointerNetwork, check_shapes
 from tvm_pipeline_papers.learned.respect_embedding import COLUMNS, embedding
 from tvm_pipeline_papers.learned.sequences import repaired, rho
-from tvm_pipeline_papers.learned.weights import Weights, read_weights
+from tvm_pipeline_papers.learned.weights import Integers, Weights, read_weights
 
 SHIPPED = Path(__file__).with_name("respect.npz")
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from tvm_pipeline import OperatorGraph
-from tvm_pipeline.planning.search.cuts import Integers
-from tvm_pipeline_papers.learned.weights import Floats32
+from tvm_pipeline_papers.learned.weights import Floats32, Integers
 
 # The largest in-degree of the paper's synthetic graphs.
 PARENTS = 6

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from tvm_pipeline import Operator, OperatorGraph, Tensor
 from tvm_pipeline.errors import OptionError
-from tvm_pipeline.planning.search.cuts import Integers, prefixes
-from tvm_pipeline_papers.learned.weights import Floats32
+from tvm_pipeline.planning import prefixes
+from tvm_pipeline_papers.learned.weights import Floats32, Integers
 
 Flags = npt.NDArray[np.bool_]
 

@@ -50,7 +50,6 @@ import numpy as np
 
 from tvm_pipeline import OperatorGraph
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.planning.search.cuts import Floats
 from tvm_pipeline_papers.learned.segment_features import (
     EXTENDED_NUMBERS,
     EXTENDED_SEGMENT_NUMBERS,
@@ -62,7 +61,7 @@ from tvm_pipeline_papers.learned.segment_features import (
     SegmentBatch,
     graph_features,
 )
-from tvm_pipeline_papers.learned.weights import Floats32, Weights, WeightsNote, read_weights
+from tvm_pipeline_papers.learned.weights import Floats, Floats32, Weights, WeightsNote, read_weights
 
 PURPOSE, VERSION = "predpar", 1  # of the weights; a change of the features or of the layers is another version
 

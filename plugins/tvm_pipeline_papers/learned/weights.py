@@ -21,7 +21,9 @@ import numpy.typing as npt
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.files import read_bytes, write_bytes
 
+Floats = npt.NDArray[np.float64]
 Floats32 = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
 Weights = Mapping[str, Floats32]
 
 MOST_WEIGHTS_BYTES = 64 << 20

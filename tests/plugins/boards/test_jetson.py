@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tvm_pipeline.profiling.clocks import clocks, gpu_clock_folder
 
 from tests.support.board_trees import CPUS, TREES, Tree, release, replace_by_folder, write
 from tests.support.examples import examples
+from tvm_pipeline.profiling.throttling import clocks, gpu_clock_folder
 from tvm_pipeline_boards.jetson import read_jetson
 from tvm_pipeline_boards.mode_switch import BoardModes
 from tvm_pipeline_host.core_kinds import core_names
