@@ -1,6 +1,7 @@
 """All code that calls TVM. Nothing outside this package and the backends imports TVM.
 
 installed_ir.py     which TVM is installed, and so which IR compiles
+kernel_sets.py      the door for kernels that are faster than TVM's own
 kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph

@@ -24,7 +24,9 @@ From a plain module to kernels:
 blocked.py            images in blocked layout, which fast convolutions read
 legalizations.py      products of matrices and softmax, made by the rules that schedule them
 schedules/            schedules of our own for CPU cores
-gpu_schedules.py      schedules for GPUs: ours of convolutions, TVM's of the rest
+kernel_set.py         what the engine is given of these schedules
+gpu_schedules.py      schedules for GPUs: those that are installed, TVM's of the rest
+gpu_rules.py          rules of convolutions and pools for GPUs
 gpu_conv2d.py         a convolution on a GPU
 gpu_tiles.py          the tiles of a convolution on a GPU
 concatenations_apart.py  concatenations are kernels of their own, which slices do in place

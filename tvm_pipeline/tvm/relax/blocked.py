@@ -22,12 +22,12 @@ import tvm
 from tvm import relax, topi
 
 from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
+from tvm_pipeline.tvm.relax.kernel_walkers import LAYOUT
 from tvm_pipeline.tvm.relax.numpy_table import constant
 from tvm_pipeline.tvm.relax.schedules import concatenate, conv2d, conv2d_transpose, depthwise, group_conv2d, pooling
 from tvm_pipeline.tvm.relax.schedules.cores import Cores
 from tvm_pipeline.tvm.tiles import channel_block
 
-LAYOUT = "tvm_pipeline.layout"  # of a function: the layout of its result; empty for the plain one
 READ_PLAIN = 4  # a convolution reads an image of so few channels as it comes
 
 _UNARY = frozenset(

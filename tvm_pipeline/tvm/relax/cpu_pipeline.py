@@ -21,7 +21,6 @@ from tvm_pipeline.errors import OptionError
 from tvm_pipeline.tvm.relax import kernel_passes
 from tvm_pipeline.tvm.relax.dataflow import fields, name_of
 from tvm_pipeline.tvm.relax.extraction import has_fixed_shape
-from tvm_pipeline.tvm.relax.schedules.cores import cores_of
 from tvm_pipeline.tvm.tvm_errors import reason as reason_of
 
 _log = logging.getLogger(__name__)
@@ -109,7 +108,7 @@ class FastKernels:
         """Return a module whose `main` calls scheduled kernels, or shows tensors under other shapes."""
         transform, rules = relax.transform, dict[str, str]()
         fuse: Any = kernel_passes.FuseKernels(self._target)
-        schedule: Any = kernel_passes.ScheduleKernels(cores_of(self._target), rules)
+        schedule: Any = kernel_passes.ScheduleKernels(self._target, rules)
         if any(name not in _LOWERED for name in _operators(mod["main"])):
             mod = fuse(mod)
         passes = [transform.FuseTIR(), transform.RewriteDataflowReshape(), transform.DeadCodeElimination(["main"])]

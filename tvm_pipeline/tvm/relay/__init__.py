@@ -13,6 +13,7 @@ fold_table.py          what numpy computes of Relay's operators
 child.py               a compile in a process of its own, which TVM or LLVM may end
 child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs
+kernel_set.py          what the engine is given of these schedules
 schedules/             schedules of our own for x86, and what tuning may choose of them
 distinct_outputs.py    each output of a model is a tensor of its own
 channels_first.py      images are stored channels first, as fast convolutions read them
