@@ -52,11 +52,6 @@ BAND_COLUMNS = 8  # as many sums hide the latency of an addition
 MOST_BAND_ROWS, MOST_BAND_COLUMNS = 28, 14
 CYCLES_TO_PAD = 0.3  # what a row of padding costs beside one that is computed
 
-# Of convolutions whose output channels are padded:
-PADDED_BLOCK = 16  # whatever the target is, so that all libraries of a platform have the same operators
-LEAST_CHANNELS = 64  # fewer are cheap, and often feed another convolution, for which the slice would be in the way
-MOST_VECTORS = 0.8  # of those without padding
-
 # Of grouped convolutions on plain images, whose vectors lie along the pixels:
 LEAST_VECTORS = 6  # of a band
 MOST_STORED = 64  # pixels at once, of which LLVM makes vectors
@@ -174,19 +169,6 @@ def channel_block(channels: int, lanes: int) -> int:
     It depends on nothing but the tensor, so that no tensor changes its layout between two convolutions.
     """
     return next(block for block in range(min(lanes, channels), 0, -1) if channels % block == 0)
-
-
-def padded_channels(channels: int) -> int:
-    """Return to how many output channels a convolution is padded; `channels` where it is left alone.
-
-    Examples:
-        >>> padded_channels(1000), padded_channels(96)
-        (1008, 96)
-    """
-    padded = channels + -channels % PADDED_BLOCK
-    vectors = channels // channel_block(channels, PADDED_BLOCK)
-    worthwhile = channels >= LEAST_CHANNELS and padded // PADDED_BLOCK <= MOST_VECTORS * vectors
-    return padded if worthwhile else channels
 
 
 def byte_block(channels: int, lanes: int) -> int:
