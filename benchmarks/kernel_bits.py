@@ -21,6 +21,7 @@ from networks import MODELS, load_lively
 from rich.console import Console
 from slices import exactness
 from tvm_pipeline_host.detection import missing_features
+from tvm_pipeline_kernels.relay.schedules.choices import Choice, Choices, Workload, possible_choices
 
 from tests.support.networks import every_tensor
 from tests.support.stages import random_frame
@@ -31,7 +32,6 @@ from tvm_pipeline.tvm.relay.build import compile_module
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.library import load_library
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, possible_choices
 
 import tvm  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip

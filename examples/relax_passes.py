@@ -14,15 +14,14 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.frontend import nn
+from tvm_pipeline_kernels.relax import TIR_PIPELINE, cpu_pipeline
 
 from tvm_pipeline import Plan, Prediction, Stage
 from tvm_pipeline.relax import (
-    TIR_PIPELINE,
     ExtractOperatorGraph,
     FuseKernels,
     MemoryOrder,
     PartitionPipeline,
-    cpu_pipeline,
     operator_graph,
 )
 

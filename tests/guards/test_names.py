@@ -29,6 +29,7 @@ DOCUMENTED = {
     "tvm_pipeline.service": "the application as a library",
     "tvm_pipeline.tvm.relay": "the passes on Relay modules",
     "tvm_pipeline.relax": "docs/relax.md: the passes on Relax modules",
+    "tvm_pipeline_kernels.relax": "docs/relax.md: our kernels in a script",
 }
 
 # Endings of numeric fields of the vocabulary, and words that have no unit.

@@ -80,7 +80,7 @@ MOST_LINES = {
     "tvm_pipeline/service": 3850,
     "tvm_pipeline/solvers": 250,
     "tvm_pipeline/testing": 950,
-    "tvm_pipeline/tvm": 21_900,
+    "tvm_pipeline/tvm": 14_100,
     "tvm_pipeline/video": 5650,
     "tvm_pipeline/watch": 1100,
     "tvm_pipeline/workflow": 2300,
@@ -88,12 +88,13 @@ MOST_LINES = {
     "backends/tvm_pipeline_gpu": 950,
     "backends/tvm_pipeline_host": 450,
     "backends/tvm_pipeline_onnxruntime": 400,
+    "plugins/tvm_pipeline_kernels": 8000,
     "plugins/tvm_pipeline_papers": 550,
 }
 
 
 # How many modules of the engine a plug-in imports that are not published: each is a name to publish, or to do without.
-UNPUBLISHED = {"tvm_pipeline_papers": 7}
+UNPUBLISHED = {"tvm_pipeline_kernels": 30, "tvm_pipeline_papers": 7}
 
 
 def room(dotted: str) -> str:

@@ -1,6 +1,6 @@
 """What a backend has as well if it can make its kernels faster by measuring: `tune`, and what that reports.
 
-Next: `contract.py`; `tvm_pipeline/tvm/relay/tuning/` for CPU cores and GPUs.
+Next: `contract.py`; the package `tvm_pipeline_kernels` for CPU cores and GPUs.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ shared_bytes.py     which tensors of a slice lie inside others, so that nothing 
 compiled_model.py   one library for each target under one operator graph, cut into stages
 agreement.py        the libraries of one model compute the same, which is checked when it is compiled
 padded_channels.py  which convolutions get more output channels
-tiles.py            register tiles: how much of a convolution one pass over the weights computes
-winograd.py         Winograd's algorithm: its transforms, and how far its values are off
 kernel_order.py     the order of kernels that needs the least memory
 weights_file.py     weights as a file that every process maps
 library_cache.py    one process compiles a library, others wait for it, and damaged ones are compiled anew

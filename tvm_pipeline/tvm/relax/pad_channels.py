@@ -8,7 +8,7 @@ pooling) is computed for the padding, too, and then the padding is cut off.
     ->  conv2d(x, w: (1008, C, 1, 1)) -> relu -> mean of rows and columns -> strided_slice to 1000
 
 `padded_channels` says which convolutions, whatever the target is, so that all libraries of a platform have the
-same operators. Next: `blocked.py`.
+same operators.
 """
 
 from __future__ import annotations
