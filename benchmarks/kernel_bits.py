@@ -30,8 +30,8 @@ from tvm_pipeline.tvm.relay.build import compile_module
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
 from tvm_pipeline.tvm.relay.library import load_library
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, Choices, Workload, possible_choices
 from tvm_pipeline_host.detection import missing_features
+from tvm_pipeline_kernels.relay.schedules.choices import Choice, Choices, Workload, possible_choices
 
 import tvm  # isort: skip
 from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from tvm_pipeline.core.graph import Operator
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.report import TextTable
 from tvm_pipeline.runtime.comparison import in_turn
+from tvm_pipeline.tvm.kernel_sets import RelayKernels
 from tvm_pipeline.tvm.relay import build, fold
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.importer import import_model
@@ -114,9 +115,10 @@ def _library(model: Model, target: str, *, own: bool) -> tuple[Library, float]:
     mod, params = import_model(model)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as without:
         if not own:
-            without.enter_context(patch.object(fold, "own_schedules", nullcontext))
-            for room, name in ((build, "pad_channels"), (build, "channels_first"), (fold, "lowered_int8")):
-                without.enter_context(patch.object(room, name, lambda mod, *_: mod))
+            for room in (build, fold):
+                without.enter_context(patch.object(room, "relay_kernels", RelayKernels))
+            for name in ("pad_channels", "channels_first"):
+                without.enter_context(patch.object(build, name, lambda mod, *_: mod))
         begin_s = sum(os.times()[:4])
         build.compile_module(model.name, mod, params, target, Path(folder), lambda _: None)
         took_s = sum(os.times()[:4]) - begin_s

@@ -24,11 +24,11 @@ from tvm_pipeline import frontends
 from tvm_pipeline.tvm.relax.build import functions_of
 from tvm_pipeline.tvm.relax.cuda_kernels import cuda_target, write_cuda_kernels
 from tvm_pipeline.tvm.relax.gpu_schedules import gpu_fused, gpu_kernels
-from tvm_pipeline.tvm.relax.gpu_tiles import gpu_of, resident_blocks
 from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import flat_module
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
 from tvm_pipeline.tvm.relax.simplify import simplified
+from tvm_pipeline_kernels.relax.gpu_tiles import gpu_of, resident_blocks
 
 
 def main() -> None:

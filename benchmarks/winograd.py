@@ -24,6 +24,7 @@ import numpy as np
 from networks import load_lively
 from peer_engines import apart
 from rich.console import Console
+from tvm_pipeline.tvm.winograd import TOLERANCE, Winograd
 
 from tvm_pipeline import Device
 from tvm_pipeline.backends.contract import Array
@@ -33,13 +34,12 @@ from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.fold import fast_build
 from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.relay.schedules.choices import Choice, is_winograd, possible_choices, winograd_choices
-from tvm_pipeline.tvm.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
-from tvm_pipeline.tvm.relay.tuning.race import race
-from tvm_pipeline.tvm.relay.tuning.tasks import Task, optimized, tasks_of
-from tvm_pipeline.tvm.relay.tuning.tuner import tune
-from tvm_pipeline.tvm.winograd import TOLERANCE, Winograd
 from tvm_pipeline_host.detection import host_target
+from tvm_pipeline_kernels.relay.schedules.choices import Choice, is_winograd, possible_choices, winograd_choices
+from tvm_pipeline_kernels.relay.tuning.candidates import Candidate, Stopwatch, compile_candidates
+from tvm_pipeline_kernels.relay.tuning.race import race
+from tvm_pipeline_kernels.relay.tuning.tasks import Task, optimized, tasks_of
+from tvm_pipeline_kernels.relay.tuning.tuner import tune
 
 import tvm  # isort: skip
 from tvm import relay  # isort: skip

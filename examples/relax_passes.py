@@ -17,14 +17,13 @@ from tvm.relax.frontend import nn
 
 from tvm_pipeline import Plan, Prediction, Stage
 from tvm_pipeline.relax import (
-    TIR_PIPELINE,
     ExtractOperatorGraph,
     FuseKernels,
     MemoryOrder,
     PartitionPipeline,
-    cpu_pipeline,
     operator_graph,
 )
+from tvm_pipeline_kernels.relax import TIR_PIPELINE, cpu_pipeline
 
 
 class Block(nn.Module):

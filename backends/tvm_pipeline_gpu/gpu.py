@@ -36,7 +36,7 @@ from tvm_pipeline_gpu.targets import address_of, completed, foreign_schedules, m
 
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.compiled_model import TvmModel
-    from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
+    from tvm_pipeline.tvm.kernel_sets import Choices
 
 HOST = "host"
 _CUDA_ALONE = (
@@ -185,7 +185,7 @@ class GpuBackend(Backend):
         devices: Sequence[Device],
         progress: Progress,
         order: Order,
-        choices: AnyChoices | None = None,
+        choices: Choices | None = None,
         elsewhere: Mapping[str, str] | None = None,
         processor: str = "",
     ) -> TvmModel[Any]:
@@ -236,11 +236,12 @@ class GpuBackend(Backend):
                 f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
                 "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
             )
-        from tvm_pipeline.tvm.relay.tuning.device_child import tune_in_child
+        from tvm_pipeline.tvm.kernel_sets import relay_kernels
 
         only = None if guide is None else tuple(map(str, guide({})))
         with _threads_of_pocl(device) if device.stand_in and device.cores else nullcontext():
-            return tune_in_child(model, device, _host_target([]), seconds, _meant(device).name, progress, only)
+            kernels = relay_kernels()
+            return kernels.tune_gpu(model, device, _host_target([]), seconds, _meant(device).name, progress, only)
 
     def load(self, folder: Path, devices: Sequence[Device]) -> TvmModel[Any]:
         _keep_software_on_its_cores(devices, lambda _: None)

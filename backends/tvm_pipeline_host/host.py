@@ -34,7 +34,7 @@ from tvm_pipeline_host.detection import (
 
 if TYPE_CHECKING:
     from tvm_pipeline.tvm.compiled_model import TvmModel
-    from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
+    from tvm_pipeline.tvm.kernel_sets import Choices
 
 _IR = installed_ir()
 
@@ -137,7 +137,7 @@ class HostBackend(Backend):
                 f"device {device.name} cannot be tuned for: the TVM that is installed has Relax, and tuning is Relay's "
                 "alone. Compile without it, or run `pip install 'tvm-pipeline[relay]'` in another environment"
             )
-        from tvm_pipeline.tvm.relay.tuning.tuner import tune
+        from tvm_pipeline.tvm.kernel_sets import relay_kernels
 
         stopped = threading.Event()
 
@@ -148,7 +148,7 @@ class HostBackend(Backend):
 
         def search() -> TuningReport:
             bind(replace(device, cores=device.cores[:1]))
-            return tune(model, device.target, seconds, tell, guide)
+            return relay_kernels().tune(model, device.target, seconds, tell, guide)
 
         with ThreadPoolExecutor(1) as pool:  # a thread of its own, which is bound to the core
             try:
@@ -157,14 +157,14 @@ class HostBackend(Backend):
                 stopped.set()  # the user may have stopped it, and the pool waits for its thread
 
     def tuning_records(self, device: Device) -> list[str]:
-        from tvm_pipeline.tvm.relay.tuning.tuning_records import lines_for
+        from tvm_pipeline.tvm.kernel_sets import relay_kernels
 
-        return [line.decode(errors="replace") for line in lines_for(device.target)]
+        return [line.decode(errors="replace") for line in relay_kernels().tuning_records(device.target)]
 
     def take_tuning_records(self, device: Device, processor: str, lines: Sequence[str]) -> int:
-        from tvm_pipeline.tvm.relay.tuning.tuning_records import take_lines
+        from tvm_pipeline.tvm.kernel_sets import relay_kernels
 
-        return take_lines(device.target, processor, [line.encode() for line in lines])
+        return relay_kernels().take_tuning_records(device.target, processor, [line.encode() for line in lines])
 
     def bind(self, device: Device) -> None:
         """Bind the calling thread to the device's cores: for a backend that serves this one's devices."""
@@ -196,7 +196,7 @@ def _compiled(
     if _IR == "relay":
         from tvm_pipeline.tvm.relay.compiled import RelayModel
 
-        choices: AnyChoices | None = None if is_tuned else {}
+        choices: Choices | None = None if is_tuned else {}
         compiled = RelayModel.compile(model, targets, bind, progress, order, "", choices, elsewhere, processor)
     else:
         from tvm_pipeline.tvm.relax.compiled import RelaxModel

@@ -1,109 +1,20 @@
-"""`tune` on the command line: what it prints, what it refuses, and that later commands say what is tuned."""
+"""`tune` on the command line: what it refuses."""
 
 from __future__ import annotations
-
-import platform
-import re
 
 import pytest
 
 from tests.support.parts import needs
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.testing import FakeBackend, installed
-from tvm_pipeline_host.detection import host_target
 
 needs("Relay")
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="tunes schedules for x86")
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_tune_then_compile_and_show(cli, model, tmp_path, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    reported = cli("tune", model, "--json")
-    assert reported.code == 0, reported.err
-    [target] = reported.json["targets"]
-    assert target["target"] == host_target()
-    assert target["kernels"] == 3
-    assert target["measured"] > 0
-
-    _tune_by_hand(model)
-    again = cli("tune", model)
-    assert again.code == 0, again.err
-    assert "3 of 3" in again.out
-    assert "nothing new; the search ended: all of it was measured before" in " ".join(again.out.split())
-
-    bundle = tmp_path / "net.tar"
-    compiled = cli("compile", model, "-o", bundle, "--verify", 0)
-    assert f"tuned for {host_target()}: 3 of 3 distinct kernels" in compiled.out
-    shown = cli("show", bundle, "-o", tmp_path, "--format", "svg", "--json").json
-    assert shown["tuned"] == [{"target": host_target(), "tuned": 3, "kernels": 3, "winograd": 0}]
-    assert f"tuned for {host_target()}: 3 of 3" in cli("show", bundle, "-o", tmp_path, "--format", "svg").out
-
-
-@pytest.mark.thorough
-@pytest.mark.usefixtures("own_cache")
-def test_bench_shows_what_tuning_gained(cli, model):
-    _tune_by_hand(model)
-    benched = cli("bench", model, "--rounds", 1, "--seconds", 0.05, "--json").json["candidates"]
-    *tuned, untuned = benched
-    assert [plan["note"] for plan in benched] == [*[""] * len(tuned), "not tuned"]
-    assert untuned["stages"] == tuned[0]["stages"]
-    assert untuned["measured"]["throughput_fps"] > 0
-    assert untuned["predicted"]["throughput_fps"] is None
-
-
-@pytest.mark.thorough
-def test_tune_for_an_objective_says_how_the_plan_moved(cli, model):
-    reported = cli("tune", model, "--objective", "throughput", "--seconds", 0)
-    assert reported.code == 0, reported.err
-    assert "there was no time for it" in " ".join(reported.out.split())
-    assert re.search(r"throughput of the best plan, as predicted after each batch: \d+ frames", reported.out)
 
 
 def test_objectives_of_bytes_are_refused(cli, model):
     outcome = cli("tune", model, "--objective", "memory,communication")
     assert outcome.code == 2
     assert "--objective memory,communication: it counts bytes, and tuning changes none" in outcome.err
-
-
-@pytest.mark.thorough
-def test_winograd_changes_only_what_is_compiled_with_the_option(cli, model, tmp_path):
-    from tvm_pipeline.tvm.relay.tuning.tuning_records import records_file
-
-    warned = cli("profile", model, "--repeats", 2, "--winograd")
-    assert warned.code == 0, warned.err
-    assert "tuning has found none on this machine; run `tvm-pipeline tune` with --winograd first" in " ".join(
-        warned.err.split()
-    )
-    try:
-        _tune_by_hand(model, winograd=True)
-        tuned = cli("tune", model, "--winograd", "--seconds", 0, "--json").json["targets"]
-        assert [(target["kernels"], target["tuned"]) for target in tuned] == [(3, 1)]
-        assert cli("tune", model, "--seconds", 0, "--json").json["targets"][0]["tuned"] == 0
-        compile_ = "compile", model, "-o", tmp_path / "net.tar", "--verify", 0, "--json"
-        assert cli(*compile_, "--winograd").json["tuned"] == [
-            {"target": host_target(), "tuned": 1, "kernels": 3, "winograd": 1}
-        ]
-        assert cli(*compile_).json["tuned"] == []
-    finally:
-        records_file(host_target()).unlink()
-
-
-def _tune_by_hand(model, winograd=False):
-    """Record other choices than the rule's, and faster than any that was measured."""
-    from tvm_pipeline.frontends import load
-    from tvm_pipeline.tvm.relay.build import build_library
-    from tvm_pipeline.tvm.relay.schedules.choices import possible_choices, winograd_choices
-    from tvm_pipeline.tvm.relay.tuning.tuning_records import Record, append_record
-
-    import tvm  # isort: skip
-    from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
-
-    with tvm.target.Target(host_target()):
-        lanes = get_simd_32bit_lanes()
-    for workload in set(build_library(load(model), host_target()).tuning.workloads.values()):
-        for choice in winograd_choices(workload, lanes)[:1] if winograd else possible_choices(workload, lanes)[2:3]:
-            append_record(host_target(), Record(workload, choice, 1e-9, proven=True, winograd=winograd))
 
 
 def test_what_compiles_untuned_says_nothing_of_it(cli, bundle, tmp_path):

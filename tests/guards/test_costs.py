@@ -58,7 +58,7 @@ ALLOWED: tuple[tuple[str, str, str], ...] = (
     ("runtime/pipeline.py", "work.model", "the model's operators of a stage"),
     ("runtime/host_work.py", "stage_work.model", "the model's operators of a stage"),
     ("tvm/relay/child.py", "order.model", "the network that a process is to compile"),
-    ("tvm/relay/tuning/device_child.py", "order.model", "the network that a process is to tune"),
+    ("plugins/*/device_child.py", "order.model", "the network that a process is to tune"),
     ("testing/conformance.py", "part.model", "the network of a slice"),
     ("planning/sat/least_seconds.py", "self.joules", "joules that cost/ gave"),
     ("planning/measured.py", "segments.seconds", "stages that the search has just measured, not those of a profile"),

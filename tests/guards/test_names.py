@@ -31,6 +31,7 @@ DOCUMENTED = {
     "tvm_pipeline_video": "decoders and sources of a user's own, a server beside a pipeline, the application",
     "tvm_pipeline.tvm.relay": "the passes on Relay modules",
     "tvm_pipeline.relax": "docs/relax.md: the passes on Relax modules",
+    "tvm_pipeline_kernels.relax": "docs/relax.md: our kernels in a script",
 }
 
 # Endings of numeric fields of the vocabulary, and words that have no unit.

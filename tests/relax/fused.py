@@ -7,21 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 from tvm import relax, tirx
 from tvm.ir import Call
 from tvm.relax import transform
 
-from tvm_pipeline.tvm.relax.schedules import lowering, scheduled
-from tvm_pipeline.tvm.relax.schedules.cores import cores_of
+from tvm_pipeline.tvm.kernel_sets import relax_kernels
 
 Array = np.ndarray[Any, Any]
 
+MCPU = {16: "x86-64-v4", 8: "x86-64-v3", 4: "x86-64-v2"}  # by the float32 numbers of a vector
 _FLAGS = Path("/proc/cpuinfo").read_text().split()
 _NEEDED = {"x86-64-v4": "avx512bw", "x86-64-v3": "avx2", "x86-64-v2": "sse4_2"}
 TARGETS = [
     tvm.target.Target({"kind": "llvm", "mcpu": name}) for name, flag in _NEEDED.items() if flag in _FLAGS
 ]  # that this machine can run
+
+
+def target_of(lanes: int) -> Any:
+    """Return a target whose vectors have so many float32; skip the test where this machine cannot run it."""
+    found = [target for target in TARGETS if str(target.attrs["mcpu"]) == MCPU[lanes]]
+    if not found:
+        pytest.skip(f"this machine has no vectors of {lanes} float32")
+    return found[0]
 
 
 def kernels(build: Callable[..., Any], arrays: list[Array], target: tvm.target.Target) -> tvm.IRModule:
@@ -57,9 +66,9 @@ def calls(
     functions, rules = {}, {}
     for name, function in module.functions_items():
         if isinstance(function, tirx.PrimFunc):
-            function, rules[name.name_hint] = scheduled(function, cores_of(target))
+            function, rules[name.name_hint] = relax_kernels().scheduled(function, target)
             functions[name] = function.with_attr("global_symbol", name.name_hint)
-    library = tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline=lowering.PIPELINE).jit()
+    library = tvm.compile(tvm.IRModule(functions), target=target, tir_pipeline=relax_kernels().tir_pipeline).jit()
 
     values = dict(zip(module["main"].params, map(_tensor, arrays), strict=True))
     called, used = [], []

@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.script import from_source
 from tvm.script import tirx as T  # noqa: N812
 
-from tests.relax.layers import MCPU, target_of
+from tests.relax.fused import MCPU, target_of
 from tests.support.overwriting_cases import CASES, aligned, check
 from tvm_pipeline.tvm import overwriting
 from tvm_pipeline.tvm.overwriting import overwritable

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.relax.layers import MCPU, target_of
+from tests.relax.fused import MCPU, target_of
 from tests.relax.mixed_net import INPUTS, mixed_net
 from tests.support.stages import model_outputs, random_stages, run_stages
 from tvm_pipeline.backends.contract import Array, CompiledModel, Port

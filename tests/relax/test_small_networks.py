@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from tests.relax.layers import MCPU, target_of
+from tests.relax.fused import MCPU, target_of
 from tests.support.onnx_networks import NETWORKS, onnx_network
 from tests.support.stages import model_outputs, random_frame, random_stages, run_stages
 from tvm_pipeline.core.platform import Device

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import pytest
 
 import tvm_pipeline.tvm.relay  # noqa: F401 - before TVM, since it settles TVM's environment
 from tvm_pipeline.backends.contract import Array
+from tvm_pipeline.tvm.kernel_sets import RelayKernels
 from tvm_pipeline.tvm.relay import fold
 from tvm_pipeline_host.detection import missing_features
 
@@ -36,7 +37,7 @@ LEVELS = [f"llvm -mcpu={cpu}" for cpu in ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 def by_topi() -> Iterator[None]:
     """Have builds take TOPI's own schedules until the block ends."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fold, "own_schedules", nullcontext)
+        patch.setattr(fold, "relay_kernels", RelayKernels)
         yield
 
 

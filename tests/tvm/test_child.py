@@ -24,8 +24,8 @@ from tvm_pipeline.tvm.relay.several_targets import build_libraries
 TARGET = "llvm -mcpu=znver5"
 # Stock TVM in the child: LLVM meets an intrinsic with operands of other types.
 STOCK = (
-    "import contextlib, tvm_pipeline.tvm.relay.int8 as int8, tvm_pipeline.tvm.relay.schedules as schedules\n"
-    "int8.exact_int8 = schedules.own_schedules = contextlib.nullcontext\n"
+    "import contextlib, tvm_pipeline.tvm.relay.int8 as int8, tvm_pipeline.tvm.kernel_sets as kernel_sets\n"
+    "int8.exact_int8, kernel_sets.relay_kernels = contextlib.nullcontext, kernel_sets.RelayKernels\n"
 )
 # A schedule that ends the process.
 SCHEDULE = (

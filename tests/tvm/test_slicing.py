@@ -25,10 +25,10 @@ from tests.support.stages import model_outputs, random_frame, random_stages, run
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.core.tensor_layout import to_logical
 from tvm_pipeline.errors import PlanError
+from tvm_pipeline.tvm.kernel_sets import relay_kernels
 from tvm_pipeline.tvm.relay.compiled import RelayModel
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.int8 import exact_int8
-from tvm_pipeline.tvm.relay.schedules import own_schedules
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 import tvm  # isort: skip
@@ -66,7 +66,7 @@ def test_the_whole_as_one_stage_is_what_plain_tvm_computes(
     model = compiled(name)
     frame = random_frame(model.graph.inputs)
     outputs = model_outputs(model, run_stages(model, [(names(model), cpu)], frame))
-    same_kernels = plain_tvm(*relay_module(name), target, frame, own_schedules())
+    same_kernels = plain_tvm(*relay_module(name), target, frame, relay_kernels().building({}))
     stock = plain_tvm(*relay_module(name), target, frame, nullcontext())
     for output, expected, by_topi in zip(outputs, same_kernels, stock, strict=True):
         np.testing.assert_array_equal(output, expected)

@@ -1,6 +1,7 @@
 """All code that calls TVM. Nothing outside this package and the backends imports TVM.
 
 installed_ir.py     which TVM is installed, and so which IR compiles
+kernel_sets.py      the door for kernels that are faster than TVM's own
 kernels.py          the vocabulary: kernels, their outputs and entries
 numbering.py        each operator of a library gets the same number in every library of the model
 alignment.py        the kernels of several libraries become one operator graph
@@ -10,8 +11,7 @@ slice_plan.py       which kernels a slice runs, and where each tensor lies
 shared_bytes.py     which tensors of a slice lie inside others, so that nothing copies them
 compiled_model.py   one library for each target under one operator graph, cut into stages
 agreement.py        the libraries of one model compute the same, which is checked when it is compiled
-tiles.py            register tiles: how much of a convolution one pass over the weights computes
-winograd.py         Winograd's algorithm: its transforms, and how far its values are off
+padded_channels.py  which convolutions get more output channels
 kernel_order.py     the order of kernels that needs the least memory
 weights_file.py     weights as a file that every process maps
 library_cache.py    one process compiles a library, others wait for it, and damaged ones are compiled anew

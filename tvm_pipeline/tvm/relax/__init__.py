@@ -21,12 +21,7 @@ pad_channels.py       convolutions get as many channels as fill vectors
 
 From a plain module to kernels:
 
-blocked.py            images in blocked layout, which fast convolutions read
-legalizations.py      products of matrices and softmax, made by the rules that schedule them
-schedules/            schedules of our own for CPU cores
-gpu_schedules.py      schedules for GPUs: ours of convolutions, TVM's of the rest
-gpu_conv2d.py         a convolution on a GPU
-gpu_tiles.py          the tiles of a convolution on a GPU
+gpu_schedules.py      schedules for GPUs: those that are installed, TVM's of the rest
 concatenations_apart.py  concatenations are kernels of their own, which slices do in place
 kernel_passes.py      the passes in their order
 kernel_walkers.py     the kernels of a module: what each computes, and on what
@@ -45,7 +40,6 @@ Passes for scripts (`tvm_pipeline.relax` gathers them):
 extraction.py         the pass ExtractOperatorGraph
 partition_pipeline.py  the pass PartitionPipeline
 memory_order.py       the pass MemoryOrder
-cpu_pipeline.py       a pipeline of passes for `tvm.compile`
 """
 
 from tvm_pipeline.tvm.installed_ir import demand

@@ -27,6 +27,7 @@ from tvm_pipeline.errors import BundleError, ModelError, PlatformError
 from tvm_pipeline.files import SUMS, cache_folder, linked, replacing, seal
 from tvm_pipeline.tvm.devices.nvrtc import arch_of
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
+from tvm_pipeline.tvm.kernel_sets import MISSING, OWN, relax_kernels
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.linking import check_linker, export_library
@@ -40,7 +41,6 @@ from tvm_pipeline.tvm.relax.importer import import_model
 from tvm_pipeline.tvm.relax.kernel_walkers import Call, FlatModule, flat_module
 from tvm_pipeline.tvm.relax.note_overwriting import NoteOverwriting
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
-from tvm_pipeline.tvm.relax.schedules.lowering import PIPELINE
 from tvm_pipeline.tvm.relax.simplify import simplified
 from tvm_pipeline.tvm.target_text import tvm_target
 from tvm_pipeline.tvm.tvm_errors import reason
@@ -48,7 +48,7 @@ from tvm_pipeline.tvm.weights_file import WEIGHTS, Bytes, Weight, mapped, part_o
 
 SLOW_RULES = ("plain", "default", "fallback")
 SLOW_MACS = 100_000  # of a call: fewer are done before one would notice
-FORMAT = 5  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+FORMAT = 5  # raise it when a saved library must not be read any more, or when the engine compiles otherwise
 
 
 BoundCalls = list[tuple[Callable[..., Any], tuple[Any, ...]]]  # functions and their tensors
@@ -173,6 +173,8 @@ def build_library(
     described = "|".join((model.digest, target, tvm.__version__, "relax", str(FORMAT)))
     if has_own_memory(target):
         described += f"|{host}"
+    if relax_kernels().key:  # libraries of before there were guests have none
+        described += f"|{relax_kernels().key}"
     folder = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
 
     def make() -> Path:
@@ -201,6 +203,8 @@ def compile_module(
     """Compile an imported module and write the library into `folder`; errors are those of `build_library`."""
     check_linker((host or "llvm") if has_own_memory(target) else target)
     progress(f"compiling {name} for {target}")
+    if relax_kernels().key == OWN:
+        progress(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
     inputs = tuple(
         Tensor(str(param.name), tuple(map(int, param.ty.shape)), str(param.ty.dtype)) for param in mod["main"].params
     )
@@ -243,7 +247,7 @@ def _write_cpu(
     functions = functions_of(kernel_passes.kernels(fused, compiler, rules))
     overwriting: dict[str, tuple[int, ...]] = {}
     with tvm.transform.PassContext(instruments=[NoteOverwriting(overwriting)]):
-        executable = tvm.compile(functions, target=compiler, tir_pipeline=PIPELINE)
+        executable = tvm.compile(functions, target=compiler, tir_pipeline=relax_kernels().tir_pipeline)
     export_library(executable, folder / "kernels.so", target)
     return flat, overwriting
 

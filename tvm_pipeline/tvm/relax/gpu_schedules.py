@@ -1,7 +1,6 @@
-"""Schedules of fused functions for CUDA devices: the counterpart of `schedules/` for CPU cores.
+"""Schedules of fused functions for CUDA devices: by rules of the kernels that are installed, else by dlight.
 
-Convolutions and pools have rules of our own (`gpu_conv2d.py`), since dlight, TVM's collection for GPUs, has none.
-Products of matrices, other reductions and all else are scheduled by dlight.
+dlight, TVM's collection for GPUs, has rules of products of matrices and reductions, and one that is right for all.
 
 Functions come from TVM's own LegalizeOps, in NCHW and not in blocks; see `gpu_kernels`. Nothing of this was ever run on
 a GPU: kernels are compiled, and run on the CPU by the tests.
@@ -9,24 +8,15 @@ a GPU: kernels are compiled, and run on the CPU by the tests.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import tvm
-from tvm import relax, s_tir, tirx
+from tvm import relax, tirx
 from tvm.s_tir import dlight
 
 from tvm_pipeline.errors import ModelError
-from tvm_pipeline.tvm.relax.gpu_conv2d import (
-    FEWEST_ROWS,
-    as_product,
-    by_elements,
-    by_threads,
-    convolution_of,
-    window_of,
-)
-from tvm_pipeline.tvm.relax.gpu_tiles import Gpu, gpu_of
+from tvm_pipeline.tvm.kernel_sets import relax_kernels
 
 _BY_DLIGHT = (
     ("matmul", dlight.gpu.Matmul),
@@ -84,13 +74,13 @@ def gpu_kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, s
 def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tirx.PrimFunc, str]:
     """Return a function with its loops bound to blocks and threads, and the name of the rule that did it.
 
-    Rules are `conv2d`, `conv2d_by_threads` and `window` of ours, and `matmul`, `gemv`, `reduction`, `general_reduction`
-    and `fallback` of dlight's. `fallback` gives each thread one element, and is right for everything.
+    Rules are those of the installed kernels, and `matmul`, `gemv`, `reduction`, `general_reduction` and `fallback` of
+    dlight's. `fallback` gives each thread one element, and is right for everything.
 
     Raises:
         ModelError: no rule schedules the function.
     """
-    for rule in (_convolution, _window, *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
+    for rule in (*relax_kernels().gpu_rules(), *(_dlight(name, rule) for name, rule in _BY_DLIGHT)):
         scheduled = rule(function, target)
         if scheduled is not None:
             return scheduled
@@ -98,58 +88,6 @@ def gpu_scheduled(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[t
         "it has no schedule for GPUs, not even dlight's fallback (it computes something in loops of its own); leave "
         "the GPU out of the platform, or simplify the model so that this operator is not in it"
     )
-
-
-def _convolution(function: tirx.PrimFunc, target: tvm.target.Target) -> tuple[tirx.PrimFunc, str] | None:
-    """Schedule a convolution; return None where there is none, or one whose form the rules do not know."""
-    found = convolution_of(s_tir.Schedule(function))
-    if found is None or found[1].columns == 1:  # one pixel is a sum for each output, which is a reduction of dlight's
-        return None
-    rules: list[tuple[str, Any]] = [("conv2d_by_threads", by_threads)]
-    if found[1].outputs >= FEWEST_ROWS and found[1].terms > 1:
-        rules.insert(0, ("conv2d", as_product))
-    for name, rule in rules:
-        s = s_tir.Schedule(function)
-        anchor, extents = convolution_of(s) or found
-        try:
-            rule(s, anchor, extents, gpu_of_target(target))
-            _bind_rest(s)
-        except (s_tir.ScheduleError, tvm.error.InternalError):
-            continue
-        return s.mod["main"].with_attr("tirx.is_scheduled", True), name
-    return None
-
-
-def _window(function: tirx.PrimFunc, _target: tvm.target.Target) -> tuple[tirx.PrimFunc, str] | None:
-    """Schedule a reduction over a small window, for which dlight's rules would take a warp or more for an element."""
-    s = s_tir.Schedule(function)
-    anchor = window_of(s)
-    if anchor is None:
-        return None
-    try:
-        by_elements(s, anchor)
-        _bind_rest(s)
-    except (s_tir.ScheduleError, tvm.error.InternalError):
-        return None
-    return s.mod["main"].with_attr("tirx.is_scheduled", True), "window"
-
-
-def gpu_of_target(target: tvm.target.Target) -> Gpu:
-    """Return the device that a CUDA target is for, by its architecture."""
-    number = re.fullmatch(r"sm_(\d+)[af]?", str(target.attrs.get("arch", "")))
-    if number is None:
-        raise ModelError(f"the target {target} does not say which GPU it is for; give its architecture, such as sm_87")
-    return gpu_of(int(number[1]))
-
-
-def _bind_rest(s: s_tir.Schedule) -> None:
-    """Give each element of what stays behind a convolution a thread, in a kernel of its own."""
-    for block in s.get_child_blocks(s.get_sblock("root")):
-        loops = s.get_loops(block)
-        if not any(s.get(loop).thread_binding is not None for loop in loops):
-            outer, thread = s.split(s.fuse(*loops), [None, 256])
-            s.bind(outer, "blockIdx.x")
-            s.bind(thread, "threadIdx.x")
 
 
 def _dlight(name: str, rule: Any) -> Callable[[tirx.PrimFunc, Any], tuple[tirx.PrimFunc, str] | None]:

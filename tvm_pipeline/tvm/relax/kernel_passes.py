@@ -7,12 +7,9 @@ from typing import Any
 import tvm
 from tvm import relax, tirx
 
-from tvm_pipeline.tvm.relax.blocked import BlockedLayout
+from tvm_pipeline.tvm.kernel_sets import relax_kernels
 from tvm_pipeline.tvm.relax.concatenations_apart import ConcatenationsApart
-from tvm_pipeline.tvm.relax.legalizations import legalizations
 from tvm_pipeline.tvm.relax.pad_channels import pad_channels
-from tvm_pipeline.tvm.relax.schedules import scheduled
-from tvm_pipeline.tvm.relax.schedules.cores import Cores, cores_of
 from tvm_pipeline.tvm.relax.simplify import simplified
 
 IS_SCHEDULED = "tirx.is_scheduled"  # of a function; TVM's own schedules for GPUs write and heed it
@@ -23,12 +20,12 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False) 
 
     With `apart` concatenations that slices can do in place are kernels of their own; see `ConcatenationsApart`.
     """
-    cores = cores_of(target)
+    installed = relax_kernels()
     with target:
         return tvm.transform.Sequential(
             [
-                BlockedLayout(cores),
-                relax.transform.LegalizeOps(legalizations(cores)),
+                *installed.layouts(target),
+                relax.transform.LegalizeOps(dict(installed.legalizations(target))),
                 relax.transform.AnnotateTIROpPattern(),
                 *([ConcatenationsApart()] if apart else []),
                 relax.transform.FuseOps(),
@@ -40,8 +37,9 @@ def fused(mod: tvm.IRModule, target: tvm.target.Target, *, apart: bool = False) 
 class FuseKernels:
     """The pass: `main` as a frontend makes it -> calls of functions, each of which FuseTIR will make a kernel.
 
-    It is `simplified`, `pad_channels` and `fused`: batch norms become part of convolutions, images are laid out in
-    blocks, and operators are legalised and fused. Weights must be constants (`relax.transform.BindParams`).
+    It is `simplified`, `pad_channels` and `fused`: batch norms become part of convolutions, images are laid out as the
+    installed kernels read them, and operators are legalised and fused. Weights must be constants
+    (`relax.transform.BindParams`).
 
         before: main(x) { lv = conv2d(x, w); lv1 = batch_norm(lv, ..)[0]; lv2 = relu(lv1); gv = softmax(lv2) }
         after:  fused_conv2d_add_relu(x, w, b) { lv = call_tir(conv2d, (x, w)); .. }
@@ -63,7 +61,7 @@ def kernels(mod: tvm.IRModule, target: tvm.target.Target, rules: dict[str, str] 
     """Return what `fused` gave as calls of scheduled kernels; `rules` is filled with the rule of each."""
     with target:
         mod = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(mod)
-        schedule: Any = ScheduleKernels(cores_of(target), rules)  # the decorator makes it a pass
+        schedule: Any = ScheduleKernels(target, rules)  # the decorator makes it a pass
         return schedule(mod)
 
 
@@ -74,17 +72,18 @@ class ScheduleKernels:
     A function that is scheduled already, by this pass or by another's hand, stays as it is.
 
     Args:
+        target: the CPU cores that are compiled for.
         rules: is filled with the name of each function and of its rule.
     """
 
-    def __init__(self, cores: Cores, rules: dict[str, str] | None = None) -> None:
-        self._cores, self._rules = cores, {} if rules is None else rules
+    def __init__(self, target: tvm.target.Target, rules: dict[str, str] | None = None) -> None:
+        self._target, self._rules = target, {} if rules is None else rules
 
     def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
-        functions = {}
+        functions, installed = {}, relax_kernels()
         for symbol, function in mod.functions.items():
             if isinstance(function, tirx.PrimFunc) and not function.attrs.get(IS_SCHEDULED):
-                function, self._rules[str(symbol.name_hint)] = scheduled(function, self._cores)
+                function, self._rules[str(symbol.name_hint)] = installed.scheduled(function, self._target)
                 function = function.with_attr(IS_SCHEDULED, True)
             functions[symbol] = function
         return tvm.IRModule(functions, attrs=mod.attrs)

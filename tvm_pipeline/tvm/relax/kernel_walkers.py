@@ -21,9 +21,9 @@ from tvm import relax, s_tir, tirx
 from tvm_pipeline.core.tensor_layout import is_blocked
 from tvm_pipeline.errors import ModelError
 from tvm_pipeline.tvm.kernels import Entry, Kernel, Output, Source, tensor_bytes
-from tvm_pipeline.tvm.relax.blocked import LAYOUT
 from tvm_pipeline.tvm.relax.dataflow import Constant, fields, name_of, plain_main
 
+LAYOUT = "tvm_pipeline.layout"  # of a function: the layout of its result; empty for the plain one
 WEIGHT_ENTRY: Entry = (-2, 0)
 _WEIGHT = Source(None, -1)
 # What keeps every byte where it is, and what moves elements besides.

@@ -7,8 +7,8 @@ pooling) is computed for the padding, too, and then the padding is cut off.
     conv2d(x, w: (1000, C, 1, 1)) -> relu -> mean of rows and columns
     ->  conv2d(x, w: (1008, C, 1, 1)) -> relu -> mean of rows and columns -> strided_slice to 1000
 
-`tiles.padded_channels` says which convolutions, whatever the target is, so that all libraries of a platform have the
-same operators. Next: `blocked.py`.
+`padded_channels` says which convolutions, whatever the target is, so that all libraries of a platform have the
+same operators.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_pipeline.tvm.padded_channels import padded_channels
 from tvm_pipeline.tvm.relax.dataflow import constant_of
 from tvm_pipeline.tvm.relax.numpy_table import constant, ints, static_shape
 from tvm_pipeline.tvm.relax.rule_rewriting import Rewriter, Rule, rewritten
-from tvm_pipeline.tvm.tiles import padded_channels
 
 _POOLS = frozenset(f"relax.nn.{name}" for name in ("max_pool2d", "avg_pool2d", "adaptive_avg_pool2d"))
 _UNARY = frozenset(f"relax.{name}" for name in ("nn.relu", "nn.leakyrelu", "nn.silu", "clip", "sigmoid", "tanh"))

@@ -13,11 +13,9 @@ fold_table.py          what numpy computes of Relay's operators
 child.py               a compile in a process of its own, which TVM or LLVM may end
 child_process.py       a process of its own for what may end it, or hang in it
 topi.py                functions of ours in the place of TOPI's while a build runs
-schedules/             schedules of our own for x86, and what tuning may choose of them
 distinct_outputs.py    each output of a model is a tensor of its own
 channels_first.py      images are stored channels first, as fast convolutions read them
 pad_channels.py        convolutions get as many channels as fill vectors
-lowered_int8.py        quantised operators as those that compute them, with less between two convolutions
 int8.py                products of int8 that build and are exact on every x86
 refused_lets.py        values that LLVM refuses under a name stand where they are used
 concatenations_apart.py  concatenations are kernels of their own, which slices do in place
@@ -42,7 +40,6 @@ slicing.py             a planned slice of a library becomes graph JSON
 executor.py            a slice that runs on CPU cores
 stack_placement.py     the depth of the stack at which kernels are called
 device_executor.py     a slice that runs on a device with memory of its own
-tuning/                the search for faster schedules of a library's kernels
 compiled.py            the compiled model, on `tvm/compiled_model.py`
 
 An import of this package without Relay raises an ImportError that says what to install.

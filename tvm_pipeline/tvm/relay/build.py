@@ -24,6 +24,7 @@ from tvm_pipeline.errors import ModelError
 from tvm_pipeline.files import cache_folder, keep, kept, replacing, seal
 from tvm_pipeline.tvm.devices.runtimes import ready_to_compile
 from tvm_pipeline.tvm.devices.targets import has_own_memory, plain_target
+from tvm_pipeline.tvm.kernel_sets import MISSING, OWN, Choices, hashable, relay_kernels
 from tvm_pipeline.tvm.library_cache import kept_or_made
 from tvm_pipeline.tvm.linking import check_linker, export_library
 from tvm_pipeline.tvm.relay.channels_first import channels_first
@@ -36,14 +37,11 @@ from tvm_pipeline.tvm.relay.output_names import save_output_names
 from tvm_pipeline.tvm.relay.overwriting_record import save_overwriting
 from tvm_pipeline.tvm.relay.pad_channels import pad_channels
 from tvm_pipeline.tvm.relay.saved_params import write_params
-from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload
-from tvm_pipeline.tvm.relay.tuning.device_records import recorded
-from tvm_pipeline.tvm.relay.tuning.tasks import device_workload_of, workload_of
-from tvm_pipeline.tvm.relay.tuning.tuning_records import digest_of
 from tvm_pipeline.tvm.relay.work_done import LINKING, CompileProgress, WorkDone
 from tvm_pipeline.tvm.tvm_errors import reason
 
-FORMAT = 16  # raise it when a saved library must not be read any more, or when kernels are compiled otherwise
+# Raise it when a saved library must not be read any more, or when the engine compiles otherwise.
+FORMAT = 16
 
 
 def build_library(
@@ -51,7 +49,7 @@ def build_library(
     target: str,
     progress: Callable[[str], None] = lambda _: None,
     host: str = "",
-    choices: AnyChoices | None = None,
+    choices: Choices | None = None,
     *,
     apart: bool = False,
     elsewhere: bool = False,
@@ -63,7 +61,7 @@ def build_library(
 
     Args:
         host: the target of the code that launches kernels, where `target` is that of a device with memory of its own.
-        choices: of tuning, by workload; without them, those recorded here that the model allows (`recorded`).
+        choices: of tuning, by workload; without them, those recorded here that the model allows.
         apart: compile in a child in any case, beside other threads that do the same.
         elsewhere: the code runs on another machine alone, so it is not loaded here.
 
@@ -72,10 +70,10 @@ def build_library(
         PlatformError: TVM cannot compile for such a device, or run it, on this machine.
     """
     host = host if has_own_memory(target) else ""
-    described = "|".join((model.digest, target, host, tvm.__version__, str(FORMAT)))
-    plain = cache_folder() / "libraries" / hashlib.sha256(described.encode()).hexdigest()[:32]
+    described = _described(model.digest, target, host)
+    plain = cache_folder() / "libraries" / _sha(described)
     if choices is None:
-        choices = recorded(target, winograd=model.winograd)
+        choices = relay_kernels().recorded(target, winograd=model.winograd)
     given = choices
 
     def place() -> Path:
@@ -88,7 +86,17 @@ def build_library(
     return kept_or_made(plain, f"{model.name} for {target}", place, load, make, progress)
 
 
-def _own(plain: Path, choices: AnyChoices) -> tuple[AnyChoices, bool]:
+def _described(*what: str) -> str:
+    """Return what a compile depends on; libraries of before there were guests have no key."""
+    key = relay_kernels().key
+    return "|".join((*what, tvm.__version__, str(FORMAT), *([key] if key else [])))
+
+
+def _sha(described: str) -> str:
+    return hashlib.sha256(described.encode()).hexdigest()[:32]
+
+
+def _own(plain: Path, choices: Choices) -> tuple[Choices, bool]:
     """Return the choices for workloads of this library, and whether it is known which these are."""
     known = _known_workloads(plain) if choices else None
     if known is None:
@@ -97,7 +105,7 @@ def _own(plain: Path, choices: AnyChoices) -> tuple[AnyChoices, bool]:
 
 
 def _make_library(
-    model: Model, target: str, host: str, plain: Path, choices: AnyChoices, progress: Callable[[str], None], apart: bool
+    model: Model, target: str, host: str, plain: Path, choices: Choices, progress: Callable[[str], None], apart: bool
 ) -> Path:
     """Compile into the cache; return the folder."""
     choices, is_sorted = _own(plain, choices)
@@ -113,9 +121,9 @@ def _make_library(
     return folder if is_sorted else _moved(folder, _tuned_folder(plain, dict(tuning.choices)))
 
 
-def _tuned_folder(plain: Path, choices: AnyChoices) -> Path:
+def _tuned_folder(plain: Path, choices: Choices) -> Path:
     """Return where a library lies: others' tuning does not move it, since `choices` are those of its own workloads."""
-    return plain.with_name(f"{plain.name}-{digest_of(choices)[:16]}") if choices else plain
+    return plain.with_name(f"{plain.name}-{relay_kernels().digest_of(choices)[:16]}") if choices else plain
 
 
 def _moved(folder: Path, target: Path) -> Path:
@@ -133,10 +141,10 @@ def _workloads_file(plain: Path) -> Path:
     return plain.with_suffix(".workloads.json")
 
 
-def _known_workloads(plain: Path) -> set[AnyWorkload] | None:
+def _known_workloads(plain: Path) -> set[Any] | None:
     """Return the workloads of a model that was compiled before; None where they are not known."""
     content = kept(_workloads_file(plain))
-    return None if content is None else msgspec.json.decode(content, type=set[AnyWorkload])
+    return None if content is None else set(hashable(msgspec.json.decode(content, type=list[Any])))
 
 
 def _compile_where_it_is_safe(
@@ -145,13 +153,12 @@ def _compile_where_it_is_safe(
     host: str,
     folder: Path,
     progress: Callable[[str], None],
-    choices: AnyChoices,
+    choices: Choices,
     apart: bool,
 ) -> None:
     ready_to_compile(target, progress)
     check_linker(host or target)
-    described = "|".join((target, host, tvm.__version__, str(FORMAT)))
-    record = cache_folder() / "targets" / f"{hashlib.sha256(described.encode()).hexdigest()[:32]}.json"
+    record = cache_folder() / "targets" / f"{_sha(_described(target, host))}.json"
     content = kept(record)
     proven = set() if content is None else msgspec.json.decode(content, type=set[str])
     if proven and not apart:
@@ -193,7 +200,7 @@ def compile_module(
     folder: Path,
     progress: Callable[[str], None],
     host: str = "",
-    choices: AnyChoices | None = None,
+    choices: Choices | None = None,
 ) -> None:
     """Compiles an imported module and writes the library into `folder`; `host` is as in `build_library`.
 
@@ -202,6 +209,8 @@ def compile_module(
     ready_to_compile(target, progress)
     done = WorkDone(f"compiling {name} for {target}", progress)
     progress(f"compiling {name} for {target}")
+    if relay_kernels().key == OWN:
+        progress(f"{name} for {target} gets TVM's own kernels, which are slower: {MISSING}")
     wanted, used = tvm.target.Target(target, host) if host else target, target
     try:
         mod = as_compiled(mod, params)
@@ -238,12 +247,10 @@ def _functions(factory: Any) -> dict[str, relay.Function]:
     }
 
 
-def _workloads(factory: Any, target: tvm.target.Target) -> dict[str, AnyWorkload]:
+def _workloads(factory: Any, target: tvm.target.Target) -> dict[str, Any]:
     """Return the workload of each function that tuning can make faster."""
-    find: Callable[[relay.Function], AnyWorkload | None] = workload_of
-    if has_own_memory(target.kind.name):
-        find = partial(device_workload_of, target=target)
-    found = {name: find(function) for name, function in _functions(factory).items()}
+    find = relay_kernels().workload_of
+    found = {name: find(function, target) for name, function in _functions(factory).items()}
     return {name: workload for name, workload in found.items() if workload is not None}
 
 
@@ -254,8 +261,8 @@ def _write(
     params: dict[str, Any],
     target: str,
     host: str,
-    workloads: Mapping[str, AnyWorkload],
-    choices: AnyChoices,
+    workloads: Mapping[str, Any],
+    choices: Choices,
 ) -> None:
     inputs = tuple(
         Tensor(p.name_hint, tuple(int(extent) for extent in p.checked_type.shape), p.checked_type.dtype)
@@ -270,8 +277,9 @@ def _write(
     kernels = kernels_of_library(graph_json, _functions(factory), [tensor.name for tensor in inputs])
     export_library(factory.lib, folder / "kernels.so", host or target)
     (folder / "graph.json").write_text(graph_json)
-    given: Mapping[Any, AnyChoice] = choices
-    applied = tuple((workload, given[workload]) for workload in sorted(set(workloads.values())) if workload in given)
+    applied = tuple(
+        (workload, choices[workload]) for workload in sorted(set(workloads.values())) if workload in choices
+    )
     (folder / TUNING).write_bytes(msgspec.json.encode(Tuning(dict(workloads), applied)))
     save_overwriting(factory, folder)
     save_output_names(mod, folder)

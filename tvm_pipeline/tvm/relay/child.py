@@ -25,8 +25,8 @@ import msgspec
 from tvm_pipeline import errors
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.processes import Child
+from tvm_pipeline.tvm.kernel_sets import Choices, choices_of
 from tvm_pipeline.tvm.relay.child_process import ChildReport, last_words, reporting, run_child
-from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyChoices, AnyWorkload
 
 CODE = "making code"  # the stage of a compile in which LLVM runs
 
@@ -47,7 +47,7 @@ class Order(msgspec.Struct, frozen=True):
     library: str
     log_level: int
     host: str = ""
-    choices: tuple[tuple[AnyWorkload, AnyChoice], ...] = ()
+    choices: tuple[tuple[Any, Any], ...] = ()
     one_by_one: bool = False
 
 
@@ -69,7 +69,7 @@ def compile_in_child(
     library: Path,
     progress: Callable[[str], None],
     host: str = "",
-    choices: AnyChoices | None = None,
+    choices: Choices | None = None,
 ) -> set[str]:
     """Compile `model` for `target` into the folder `library`, which is empty; return the dtypes of its tensors.
 
@@ -139,7 +139,7 @@ def serve(told: bytes, channel: socket.socket) -> None:
                 Path(order.library),
                 lambda line: report(progress=line),
                 order.host,
-                dict(order.choices),
+                choices_of(order.choices),
             )
         report(done=sorted(element_types(mod)))
 

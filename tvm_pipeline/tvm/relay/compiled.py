@@ -30,13 +30,12 @@ from tvm_pipeline.tvm.devices.device_arrays import DeviceParams
 from tvm_pipeline.tvm.devices.programs import load_programs, save_programs
 from tvm_pipeline.tvm.devices.targets import compiler_target, has_own_memory, index_of, kind_of
 from tvm_pipeline.tvm.devices.transfer_times import time_transfers
+from tvm_pipeline.tvm.kernel_sets import Choices, relay_kernels
 from tvm_pipeline.tvm.relay.device_executor import DeviceSlice
 from tvm_pipeline.tvm.relay.executor import Slice
 from tvm_pipeline.tvm.relay.library import Library, load_library
-from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, AnyWorkload
 from tvm_pipeline.tvm.relay.several_targets import build_libraries
 from tvm_pipeline.tvm.relay.slicing import SliceGraph, as_graph
-from tvm_pipeline.tvm.relay.tuning.device_records import recorded
 from tvm_pipeline.tvm.slice_plan import SlicePlan
 from tvm_pipeline.tvm.tvm_errors import reason
 
@@ -151,12 +150,12 @@ class RelayModel(TvmModel[Library]):
             if tuning.tuned
         ]
 
-    def kernels_to_tune(self, device: Device) -> dict[str, list[AnyWorkload]]:
+    def kernels_to_tune(self, device: Device) -> dict[str, list[Any]]:
         """Return the workloads of the operators that tuning can make faster."""
         library, _ = self._library(device)
         part = self.cut([operator.name for operator in self.graph.operators], device)
         nodes = json.loads(part.graph_json)["nodes"]
-        found: dict[str, list[AnyWorkload]] = {}
+        found: dict[str, list[Any]] = {}
         for node, operator in part.operator_nodes:
             workload = library.tuning.workloads.get(nodes[node]["attrs"]["func_name"])
             if workload is not None:
@@ -176,7 +175,7 @@ class RelayModel(TvmModel[Library]):
         progress: Callable[[str], None],
         order: Order = "listed",
         host: str = "",
-        choices: AnyChoices | None = None,
+        choices: Choices | None = None,
         elsewhere: Mapping[str, str] = MappingProxyType({}),
         processor: str = "",
     ) -> RelayModel:
@@ -191,7 +190,9 @@ class RelayModel(TvmModel[Library]):
         first = {compiler_target(target): target for target in reversed(targets)}
         wanted = {
             target: (
-                recorded(first[target], winograd=model.winograd, measured_on=processor) if choices is None else choices
+                relay_kernels().recorded(first[target], winograd=model.winograd, measured_on=processor)
+                if choices is None
+                else choices
             )
             for target in dict.fromkeys(map(compiler_target, targets))
         }

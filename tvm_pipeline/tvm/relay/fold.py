@@ -25,14 +25,11 @@ import numpy as np
 import tvm
 from tvm import autotvm, relay
 
+from tvm_pipeline.tvm.kernel_sets import Choices, relay_kernels
 from tvm_pipeline.tvm.relay.concatenations_apart import ConcatenationsApart
 from tvm_pipeline.tvm.relay.fold_table import FOLDED_BY_TYPE, TABLE, Array, Out, parts
 from tvm_pipeline.tvm.relay.int8 import exact_int8
-from tvm_pipeline.tvm.relay.lowered_int8 import lowered_int8
 from tvm_pipeline.tvm.relay.refused_lets import without_refused_lets
-from tvm_pipeline.tvm.relay.schedules import own_schedules
-from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices, following
-from tvm_pipeline.tvm.relay.schedules.lowering import marked_loops
 from tvm_pipeline.tvm.relay.splits import SplitByIndices
 
 MOST_FOLDED_BYTES = 1 << 26  # of a constant that is several times as large as those that it is computed from
@@ -68,27 +65,28 @@ def fast_build(
     mod: tvm.IRModule,
     target: Any,
     params: Any = None,
-    choices: AnyChoices | None = None,
+    choices: Choices | None = None,
     instruments: Sequence[Any] = (),
     *,
     in_place: bool = False,
 ) -> Any:
     """``relay.build`` as :func:`building` has it; with `in_place` slices can do concatenations so."""
     with building(choices, instruments):
-        lowered = lowered_int8(SplitByIndices()(mod), target, params)
-        return relay.build(ConcatenationsApart()(lowered) if in_place else lowered, target, params=params)
+        prepared = relay_kernels().prepared(SplitByIndices()(mod), target, params)
+        return relay.build(ConcatenationsApart()(prepared) if in_place else prepared, target, params=params)
 
 
 @contextmanager
-def building(choices: AnyChoices | None = None, instruments: Sequence[Any] = ()) -> Iterator[None]:
-    """A :func:`fast_context` with schedules of our own, `choices` of tuning for them, and more instruments.
+def building(choices: Choices | None = None, instruments: Sequence[Any] = ()) -> Iterator[None]:
+    """A :func:`fast_context` with the schedules that are installed, `choices` of tuning for them, and more instruments.
 
     It also mends what TVM 0.19 cannot build for some x86 targets: see `int8.py`, `refused_lets.py` and `splits.py`.
     """
     silent, autotvm.GLOBAL_SCOPE.silent = autotvm.GLOBAL_SCOPE.silent, True
     try:
-        context = fast_context(config={"tir.add_lower_pass": [(3, marked_loops)]}, instruments=instruments)
-        with exact_int8(), own_schedules(), without_refused_lets(), following(choices or {}), context:
+        kernels = relay_kernels()
+        context = fast_context(config={"tir.add_lower_pass": [*kernels.lowering_passes()]}, instruments=instruments)
+        with exact_int8(), kernels.building(choices or {}), without_refused_lets(), context:
             yield
     finally:
         autotvm.GLOBAL_SCOPE.silent = silent

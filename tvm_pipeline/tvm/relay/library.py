@@ -22,13 +22,13 @@ from tvm_pipeline.errors import BundleError
 from tvm_pipeline.files import SUMS, linked
 from tvm_pipeline.tvm.devices.runtimes import ready_to_run
 from tvm_pipeline.tvm.devices.targets import has_own_memory, kind_of
+from tvm_pipeline.tvm.kernel_sets import choices_of, hashable, relay_kernels
 from tvm_pipeline.tvm.kernels import Entry, Kernel
 from tvm_pipeline.tvm.machine_code import load_kernels
 from tvm_pipeline.tvm.overwriting import overwritten
 from tvm_pipeline.tvm.relay.output_names import load_output_names
 from tvm_pipeline.tvm.relay.overwriting_record import load_overwriting
 from tvm_pipeline.tvm.relay.saved_params import UNMAPPED, read_params, write_params
-from tvm_pipeline.tvm.relay.schedules.choices import AnyChoice, AnyWorkload, is_winograd
 from tvm_pipeline.tvm.tvm_errors import reason
 from tvm_pipeline.tvm.weights_file import WEIGHTS
 
@@ -43,8 +43,8 @@ class Tuning(msgspec.Struct, frozen=True):
         choices: of tuning, for workloads of this library.
     """
 
-    workloads: dict[str, AnyWorkload] = msgspec.field(default_factory=dict)
-    choices: tuple[tuple[AnyWorkload, AnyChoice], ...] = ()
+    workloads: dict[str, Any] = msgspec.field(default_factory=dict)
+    choices: tuple[tuple[Any, Any], ...] = ()
 
     @property
     def tuned(self) -> int:
@@ -54,7 +54,7 @@ class Tuning(msgspec.Struct, frozen=True):
     @property
     def winograd(self) -> int:
         """How many of these are computed by Winograd's algorithm."""
-        return sum(is_winograd(choice) for _, choice in self.choices)
+        return sum(relay_kernels().is_winograd(choice) for _, choice in self.choices)
 
     @property
     def convolutions(self) -> int:
@@ -215,4 +215,8 @@ def _check_graph(library: Library) -> None:
 def read_tuning(folder: Path) -> Tuning:
     """Read what was tuned in a library; bundles of earlier versions do not tell."""
     file = folder / TUNING
-    return msgspec.json.decode(file.read_bytes(), type=Tuning) if file.exists() else Tuning()
+    if not file.exists():
+        return Tuning()
+    read = msgspec.json.decode(file.read_bytes(), type=Tuning)
+    workloads = {name: hashable(workload) for name, workload in read.workloads.items()}
+    return Tuning(workloads, tuple(choices_of(read.choices).items()))

@@ -19,8 +19,8 @@ import numpy as np
 import tvm
 from tvm import relay
 
+from tvm_pipeline.tvm.padded_channels import padded_channels
 from tvm_pipeline.tvm.relay.kernel_walkers import outer_expressions, rebuilt
-from tvm_pipeline.tvm.tiles import padded_channels
 
 _POOLS = frozenset(("nn.global_avg_pool2d", "nn.global_max_pool2d", "nn.avg_pool2d", "nn.max_pool2d"))
 _UNARY = frozenset(("nn.relu", "clip", "sigmoid", "tanh", "nn.leaky_relu", *_POOLS))

@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tvm_pipeline.core.model import Model
 from tvm_pipeline.errors import PipelineError
+from tvm_pipeline.tvm.kernel_sets import Choices
 from tvm_pipeline.tvm.relay.build import build_library
 from tvm_pipeline.tvm.relay.library import Library
-from tvm_pipeline.tvm.relay.schedules.choices import AnyChoices
 
 WORTH_A_CHILD = 1 << 20  # bytes of a model that takes longer to compile than a child to start
 
 
 def build_libraries(
     model: Model,
-    choices: Mapping[str, AnyChoices],
+    choices: Mapping[str, Choices],
     progress: Callable[[str], None],
     host: str = "",
     elsewhere: Collection[str] = (),

@@ -1,7 +1,7 @@
 """Put functions of ours in the place of TOPI's while a build runs.
 
 TOPI finds its schedules through names in its own modules, and there is no other door into them. `int8.py` replaces
-intrinsics, and `schedules/` replaces schedules.
+intrinsics, and kernels of a guest replace schedules (`tvm/kernel_sets.py`).
 """
 
 from __future__ import annotations

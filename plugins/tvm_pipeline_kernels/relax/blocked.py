@@ -1,0 +1,310 @@
+"""Images in blocked layout: convolutions and what is between them work on NCHW{b}c, as vectors want it.
+
+    conv2d(x: (1, 3, 224, 224), w) -> add(b: (1, 64, 1, 1)) -> relu -> max_pool2d -> softmax
+    ->  conv2d (call_tir) -> add(b: (1, 4, 1, 1, 16)) -> relu -> max_pool2d (call_tir) -> layout_transform -> softmax
+
+A convolution, a pooling and a concatenation of channels become calls of functions of `schedules/`. What works
+element by element between them takes blocked tensors as it takes others. Everything else gets the plain layout back.
+TVM's ConvertLayout does less: it leaves depthwise and grouped convolutions and channels that 16 does not divide plain,
+and LegalizeOps refuses what it makes.
+
+A block is the one of `tiles.channel_block`, which depends on nothing but the tensor. The layout of a result stands in
+the attribute LAYOUT of the function that computes it; a function without it keeps the layout of what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, topi
+
+from tvm_pipeline.tvm.relax.dataflow import constant_of, name_of, plain_main, shape_of
+from tvm_pipeline.tvm.relax.kernel_walkers import LAYOUT
+from tvm_pipeline.tvm.relax.numpy_table import constant
+from tvm_pipeline_kernels.relax.schedules import concatenate, conv2d, conv2d_transpose, depthwise, group_conv2d, pooling
+from tvm_pipeline_kernels.relax.schedules.cores import Cores
+from tvm_pipeline_kernels.tiles import channel_block
+
+READ_PLAIN = 4  # a convolution reads an image of so few channels as it comes
+
+_UNARY = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("nn.relu", "nn.relu6", "nn.leakyrelu", "nn.gelu", "nn.gelu_tanh", "nn.silu", "nn.softplus", "clip"),
+        *("sigmoid", "tanh", "exp", "log", "sqrt", "rsqrt", "abs", "negative", "square", "erf", "floor", "ceil"),
+        *("round", "sign", "astype"),
+    )
+)
+_BINARY = frozenset(
+    f"relax.{name}"
+    for name in (
+        *("add", "subtract", "multiply", "divide", "maximum", "minimum", "power", "greater", "less", "greater_equal"),
+        *("less_equal", "equal", "not_equal"),
+    )
+)
+
+
+@tvm.transform.module_pass(opt_level=0, name="BlockedLayout")
+class BlockedLayout:
+    """The pass: `main`, one block of dataflow in plain layout -> the same in blocked layout where that is faster.
+
+    Args:
+        cores: whose vectors the blocks are to fill.
+    """
+
+    def __init__(self, cores: Cores) -> None:
+        self._cores = cores
+
+    def transform_module(self, mod: tvm.IRModule, _context: Any) -> tvm.IRModule:
+        return _Rewriting(mod, self._cores).finished()
+
+
+class _Rewriting:
+    """Writes `main` anew; `forms` has each value under the layouts in which it is at hand."""
+
+    def __init__(self, mod: tvm.IRModule, cores: Cores) -> None:
+        self._main, self._lanes = mod["main"], cores.lanes
+        others = {symbol: function for symbol, function in mod.functions.items() if not function.same_as(self._main)}
+        self._builder = relax.BlockBuilder(tvm.IRModule(others, attrs=mod.attrs))
+        self._forms: dict[Any, dict[str, Any]] = {}
+        self._rules: dict[str, Callable[[Any], tuple[Any, str] | None]] = {
+            "relax.nn.conv2d": self._convolution,
+            "relax.nn.conv2d_transpose": self._transposed_convolution,
+            "relax.nn.max_pool2d": self._pooling,
+            "relax.nn.avg_pool2d": self._pooling,
+            "relax.mean": self._mean,
+            "relax.concat": self._concatenation,
+            **dict.fromkeys(_UNARY, self._elementwise),
+            **dict.fromkeys(_BINARY, self._elementwise),
+        }
+
+    def finished(self) -> tvm.IRModule:
+        bindings, result = plain_main(self._main)
+        params = [relax.Var(param.name, param.ty) for param in self._main.params]
+        self._forms = {old: {"": new} for old, new in zip(self._main.params, params, strict=True)}
+        builder = self._builder
+        with builder.function("main", params, attrs=dict(self._main.attrs)):
+            with builder.dataflow():
+                for binding in bindings:
+                    self._bind(binding)
+                outputs = self._plain_expr(result)
+                output = builder.emit_output(outputs)
+            builder.emit_func_output(output)
+        made = builder.get()
+        return relax.transform.DeadCodeElimination()(made)
+
+    def _bind(self, binding: Any) -> None:
+        value = binding.value
+        rule = self._rules.get(name_of(value))
+        made = rule(value) if rule else None
+        if made is None:
+            made = self._builder.emit(self._plain_expr(value), binding.var.name), ""
+        self._forms[binding.var] = {made[1]: made[0]}
+
+    def _plain_expr(self, expr: Any) -> Any:
+        """Return an expression over plain tensors."""
+        if isinstance(expr, relax.Var):
+            return self._plain(expr)
+        if isinstance(expr, relax.Tuple):
+            return relax.Tuple([self._plain_expr(field) for field in expr.fields])
+        if isinstance(expr, relax.TupleGetItem):
+            return relax.TupleGetItem(self._plain_expr(expr.tuple_value), expr.index)
+        if isinstance(expr, tvm.ir.Call):
+            return relax.Call(expr.op, [self._plain_expr(arg) for arg in expr.args], expr.attrs, expr.ty_args)
+        return expr
+
+    # ------------------------------------------------------------------------------------------ changes of layout
+
+    def _plain(self, value: Any) -> Any:
+        forms = self._forms[value]
+        if "" not in forms:
+            layout, blocked = next(iter(forms.items()))
+            forms[""] = self._emit_transform(blocked, layout, "")
+        return forms[""]
+
+    def _blocked(self, value: Any, block: int) -> Any:
+        """Return a tensor (n, C, H, W) in blocks of so many channels."""
+        forms, layout = self._forms[value], _layout(block)
+        if layout not in forms:
+            forms[layout] = self._emit_transform(self._plain(value), "", layout)
+        return forms[layout]
+
+    def _emit_transform(self, value: Any, source: str, target: str) -> Any:
+        """Emit a change between the plain layout and a blocked one; of an image of one pixel only the shape changes."""
+        shape = shape_of(value)
+        if source:
+            n, chunks, height, width, block = shape
+            new: tuple[int, ...] = (n, chunks * block, height, width)
+        else:
+            n, channels, height, width = shape
+            block = _block(target)
+            new = (n, channels // block, height, width, block)
+        if height * width == 1:
+            return self._builder.emit(relax.op.reshape(value, new))
+        return self._emit(_transform, value, source, target, name="layout_transform", layout=target)
+
+    def _emit(self, compute: Callable[..., Any], *arguments: Any, name: str, layout: str, **options: Any) -> Any:
+        call = self._builder.call_te(
+            compute, *arguments, primfunc_name_hint=name, primfunc_attrs={LAYOUT: layout}, **options
+        )
+        return self._builder.emit(call)
+
+    def _current(self, value: Any) -> str:
+        """Return a blocked layout in which a value is at hand; empty where there is none."""
+        return next((layout for layout in self._forms.get(value, {}) if layout), "")
+
+    # ------------------------------------------------------------------------------------------ anchors
+
+    def _convolution(self, call: Any) -> tuple[Any, str] | None:
+        data, weights = call.args[0], constant_of(call.args[1])
+        attrs = call.attrs
+        plain = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout)) == ("NCHW", "OIHW", "NCHW")
+        if weights is None or weights.dtype != np.float32 or not plain or call.ty.dtype != "float32":
+            return None
+        groups, channels = int(attrs.groups), shape_of(data)[1]
+        outputs = len(weights)
+        strides, padding, dilation = (
+            tuple(map(int, field)) for field in (attrs.strides, attrs.padding, attrs.dilation)
+        )
+        block = channel_block(outputs, self._lanes)
+        options = {"strides": strides, "padding": padding, "dilation": dilation}
+        if groups == 1:
+            if not self._current(data) and channels <= READ_PLAIN:
+                given, inner = self._plain(data), 1
+            else:
+                inner = _block(self._current(data)) or channel_block(channels, self._lanes)
+                given = self._blocked(data, inner)
+            packed = conv2d.packed(weights, inner, block)
+            return self._anchor(conv2d, given, packed, block, "conv2d", options)
+        if groups == channels == outputs:
+            given = self._blocked(data, block)
+            return self._anchor(depthwise, given, depthwise.packed(weights, block), block, "conv2d", options)
+        return self._grouped(call, weights, groups, options)
+
+    def _anchor(
+        self, rule: Any, data: Any, packed: np.ndarray, block: int, name: str, options: dict[str, Any]
+    ) -> tuple[Any, str]:
+        layout = _layout(block)
+        return self._emit(rule.compute, data, constant(packed), name=name, layout=layout, **options), layout
+
+    def _grouped(self, call: Any, weights: np.ndarray, groups: int, options: dict[str, Any]) -> tuple[Any, str]:
+        data, lanes = call.args[0], self._lanes
+        channels, outputs = shape_of(data)[1], len(weights)
+        options = {**options, "groups": groups, "lanes": lanes}
+        if group_conv2d.layout(channels, outputs, groups, lanes) == "NCHW":
+            kernel, given = constant(weights), self._plain(data)
+            return self._emit(group_conv2d.compute, given, kernel, name="conv2d", layout="", **options), ""
+        given = self._blocked(data, channel_block(channels, lanes))
+        packed = group_conv2d.packed(weights, groups, lanes)
+        return self._anchor(group_conv2d, given, packed, channel_block(outputs, lanes), "conv2d", options)
+
+    def _transposed_convolution(self, call: Any) -> tuple[Any, str] | None:
+        attrs, weights = call.attrs, constant_of(call.args[1])
+        plain = (str(attrs.data_layout), str(attrs.kernel_layout), int(attrs.groups)) == ("NCHW", "IOHW", 1)
+        dilation = tuple(map(int, attrs.dilation))
+        if weights is None or weights.dtype != np.float32 or not plain or dilation != (1, 1):
+            return None
+        inputs, outputs = weights.shape[:2]
+        data, block = call.args[0], channel_block(outputs, self._lanes)
+        inner = _block(self._current(data)) or channel_block(inputs, self._lanes)
+        options = {name: tuple(map(int, attrs[name])) for name in ("strides", "padding", "output_padding")}
+        packed = conv2d_transpose.packed(weights, inner, block)
+        return self._anchor(conv2d_transpose, self._blocked(data, inner), packed, block, "conv2d_transpose", options)
+
+    def _pooling(self, call: Any) -> tuple[Any, str] | None:
+        data, attrs = call.args[0], call.attrs
+        layout = self._current(data)
+        if not layout or str(attrs.layout) != "NCHW" or call.ty.dtype != "float32":
+            return None
+        options: dict[str, Any] = {name: tuple(map(int, attrs[name])) for name in ("strides", "padding", "dilation")}
+        options["window"] = tuple(map(int, attrs.pool_size))
+        options["ceil_mode"] = bool(attrs.ceil_mode)
+        compute, name = pooling.compute_max, "max_pool2d"
+        if name_of(call) == "relax.nn.avg_pool2d":
+            compute, name = pooling.compute_avg, "avg_pool2d"
+            options["count_include_pad"] = bool(attrs.count_include_pad)
+        return self._emit(compute, self._forms[data][layout], name=name, layout=layout, **options), layout
+
+    def _mean(self, call: Any) -> tuple[Any, str] | None:
+        """The mean over an image."""
+        data = call.args[0]
+        layout = self._current(data)
+        axes = tuple(int(axis) % 4 for axis in call.attrs.axis or ())
+        if not layout or sorted(axes) != [2, 3] or call.ty.dtype != "float32":
+            return None
+        made = self._emit(pooling.compute_mean, self._forms[data][layout], name="mean", layout=layout)
+        if call.attrs.keepdims:
+            return made, layout
+        return self._reshaped(made, shape_of(call)), ""
+
+    def _concatenation(self, call: Any) -> tuple[Any, str] | None:
+        fields = call.args[0].fields if isinstance(call.args[0], relax.Tuple) else ()
+        layouts = [self._current(field) for field in fields]
+        if len(fields) < 2 or not all(layouts) or len(call.ty.shape) != 4 or int(call.attrs.axis) % 4 != 1:
+            return None
+        block = channel_block(shape_of(call)[1], self._lanes)
+        inputs = [self._forms[field][layout] for field, layout in zip(fields, layouts, strict=True)]
+        layout = _layout(block)
+        return self._emit(concatenate.compute, inputs, block=block, name="concatenate", layout=layout), layout
+
+    def _reshaped(self, value: Any, shape: Sequence[int]) -> Any:
+        return value if shape_of(value) == tuple(shape) else self._builder.emit(relax.op.reshape(value, shape))
+
+    def _elementwise(self, call: Any) -> tuple[Any, str] | None:
+        """What works element by element on a blocked tensor, and on tensors that are repeated to its shape."""
+        layout = next((self._current(arg) for arg in call.args if self._is_full(arg, call) and self._current(arg)), "")
+        if not layout or len(call.ty.shape) != 4:
+            return None
+        block, arguments = _block(layout), []
+        for arg in call.args:
+            blocked = self._repeated(arg, block, shape_of(call)[1])
+            if blocked is None:
+                return None
+            arguments.append(blocked)
+        made = relax.Call(call.op, arguments, call.attrs, call.ty_args)
+        return self._builder.emit(made), layout
+
+    def _is_full(self, arg: Any, call: Any) -> bool:
+        return isinstance(arg, relax.Var) and shape_of(arg) == shape_of(call)
+
+    def _repeated(self, arg: Any, block: int, channels: int) -> Any | None:
+        """Return an argument as one of an operator on blocked tensors; None where that cannot be."""
+        if not isinstance(arg.ty, relax.TensorType):
+            return arg  # a bound of clip
+        shape = shape_of(arg)
+        if int(np.prod(shape)) == 1:
+            value = constant_of(arg)
+            if value is None or not shape:  # LegalizeOps writes a number without axes into the loops, for all targets
+                return arg if value is not None else None
+            return constant(value.reshape((1, 1, 1, 1, 1)))
+        shape = (1,) * (4 - len(shape)) + shape
+        value = constant_of(arg)
+        if value is not None:
+            value = value.reshape(shape)
+            if shape[1] == 1:
+                return constant(value[..., None])
+            return constant(_blocked_array(value, block))
+        if shape_of(arg) != shape or shape[1] != channels:
+            return None
+        return self._blocked(arg, block)
+
+
+def _layout(block: int) -> str:
+    return f"NCHW{block}c"
+
+
+def _block(layout: str) -> int:
+    """Return the channels of a block; 0 of the plain layout."""
+    return int(layout[4:-1]) if layout else 0
+
+
+def _blocked_array(array: np.ndarray, block: int) -> np.ndarray:
+    n, channels, height, width = array.shape
+    return array.reshape(n, channels // block, block, height, width).transpose(0, 1, 3, 4, 2)
+
+
+def _transform(data: Any, source: str, target: str) -> Any:
+    return topi.layout_transform(data, source or "NCHW", target or "NCHW")

@@ -1,0 +1,39 @@
+"""What the engine is given for Relax: layouts, legalizations and schedules of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.target import Target
+
+from tvm_pipeline.tvm.kernel_sets import GpuRule, Legalization, RelaxKernels
+from tvm_pipeline_kernels.relax.blocked import BlockedLayout
+from tvm_pipeline_kernels.relax.gpu_rules import by_convolution, by_window
+from tvm_pipeline_kernels.relax.legalizations import legalizations
+from tvm_pipeline_kernels.relax.schedules import scheduled
+from tvm_pipeline_kernels.relax.schedules.cores import cores_of
+from tvm_pipeline_kernels.relax.schedules.lowering import PIPELINE
+
+
+class OwnRelaxKernels(RelaxKernels):
+    """Schedules of our own for CPU cores, and for convolutions and pools on GPUs."""
+
+    key = ""  # of the libraries of the engine's FORMAT 5, which it compiled with these schedules
+    tir_pipeline = PIPELINE
+
+    def layouts(self, target: Target) -> Sequence[Any]:
+        return [BlockedLayout(cores_of(target))]
+
+    def legalizations(self, target: Target) -> Mapping[str, Legalization]:
+        return legalizations(cores_of(target))
+
+    def scheduled(self, function: tirx.PrimFunc, target: Target) -> tuple[tirx.PrimFunc, str]:
+        return scheduled(function, cores_of(target))
+
+    def gpu_rules(self) -> Sequence[GpuRule]:
+        return by_convolution, by_window
+
+
+kernels = OwnRelaxKernels()

@@ -1,0 +1,76 @@
+"""What the engine is given for Relay: the schedules of this package, and what tuning chose of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import tvm
+
+from tvm_pipeline import Device, Model
+from tvm_pipeline.backends.contract import Guide, TuningReport
+from tvm_pipeline.tvm.devices.targets import has_own_memory
+from tvm_pipeline.tvm.kernel_sets import Choices, RelayKernels
+from tvm_pipeline_kernels.relay.lowered_int8 import lowered_int8
+from tvm_pipeline_kernels.relay.schedules import own_schedules
+from tvm_pipeline_kernels.relay.schedules.choices import following, is_winograd
+from tvm_pipeline_kernels.relay.schedules.lowering import marked_loops
+from tvm_pipeline_kernels.relay.tuning import device_child, device_records, tasks, tuner, tuning_records
+
+
+class OwnRelayKernels(RelayKernels):
+    """Schedules of our own for x86; on GPUs TOPI's, with what tuning chose of them."""
+
+    key = ""  # of the libraries of the engine's FORMAT 16, which it compiled with these schedules
+
+    @contextmanager
+    def building(self, choices: Choices) -> Iterator[None]:
+        with own_schedules(), following(choices):
+            yield
+
+    def lowering_passes(self) -> Sequence[tuple[int, Any]]:
+        return [(3, marked_loops)]
+
+    def prepared(self, mod: tvm.IRModule, target: Any, params: Mapping[str, Any] | None) -> tvm.IRModule:
+        return lowered_int8(mod, target, params)
+
+    def workload_of(self, function: Any, target: tvm.target.Target) -> Any | None:
+        if has_own_memory(target.kind.name):
+            return tasks.device_workload_of(function, target)
+        return tasks.workload_of(function)
+
+    def recorded(self, target: str, *, winograd: bool = False, measured_on: str = "") -> Choices:
+        return device_records.recorded(target, winograd=winograd, measured_on=measured_on)
+
+    def digest_of(self, choices: Choices) -> str:
+        return tuning_records.digest_of(choices)
+
+    def is_winograd(self, choice: Any) -> bool:
+        return is_winograd(choice)
+
+    def tune(
+        self, model: Model, target: str, seconds: float, tell: Callable[[str], None], guide: Guide | None = None
+    ) -> TuningReport:
+        return tuner.tune(model, target, seconds, tell, guide)
+
+    def tune_gpu(
+        self,
+        model: Model,
+        device: Device,
+        host: str,
+        seconds: float,
+        known_as: str,
+        tell: Callable[[str], None],
+        only: tuple[str, ...] | None = None,
+    ) -> TuningReport:
+        return device_child.tune_in_child(model, device, host, seconds, known_as, tell, only)
+
+    def tuning_records(self, target: str) -> list[bytes]:
+        return tuning_records.lines_for(target)
+
+    def take_tuning_records(self, target: str, measured_on: str, lines: Iterable[bytes]) -> int:
+        return tuning_records.take_lines(target, measured_on, lines)
+
+
+kernels = OwnRelayKernels()

@@ -1,0 +1,195 @@
+"""Builds under choices of tuning: they compute the same bits, and a library knows which records it is made with."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.parts import needs
+
+needs("tvm")
+
+from tests.plugins.kernels.relay.test_schedules import layer
+from tests.support.networks import as_model, relay_module
+from tests.support.stages import model_outputs, random_frame, run_stages
+from tests.tvm.targets import LEVELS, run, runs_here
+from tvm_pipeline.backends.contract import TunedKernels
+from tvm_pipeline.core.platform import Device
+from tvm_pipeline.tvm.relay.build import build_library
+from tvm_pipeline.tvm.relay.compiled import RelayModel
+from tvm_pipeline.tvm.relay.fold import fast_build
+from tvm_pipeline.tvm.relay.library import TUNING, Library, load_library
+from tvm_pipeline_kernels.relay.schedules.choices import CONV2D, DEPTHWISE, Choice, Workload, possible_choices
+from tvm_pipeline_kernels.relay.tuning.tasks import optimized, tasks_of
+from tvm_pipeline_kernels.relay.tuning.tuning_records import Record, append_record
+
+import tvm  # isort: skip
+from tvm import relay  # isort: skip
+from tvm.target.x86 import get_simd_32bit_lanes  # isort: skip
+
+TARGET = "llvm -mcpu=x86-64-v3"
+HERE = list(filter(runs_here, LEVELS))
+LAYERS = 3  # of random shapes, for each target
+
+pytestmark = pytest.mark.skipif(not runs_here(TARGET), reason="needs an x86-64 processor with AVX2")
+
+
+def random_choices(mod: tvm.IRModule, params: dict[str, Any], target: str, random: Random) -> dict[Workload, Choice]:
+    """Return another choice than the static rule's for each workload that has one."""
+    with tvm.target.Target(target):
+        lanes = get_simd_32bit_lanes()
+    tasks = tasks_of(optimized(mod, target, params))
+    possible = {task.workload: possible_choices(task.workload, lanes)[1:] for task in tasks}
+    return {workload: random.choice(choices) for workload, choices in possible.items() if choices}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", HERE)
+def test_every_choice_has_the_bits_of_the_rule(target: str) -> None:
+    random, met = Random(target), set()
+    for _ in range(LAYERS):
+        mod, params, tensor = layer(random)
+        frame, choices = random_frame([tensor]), random_choices(mod, params, target, random)
+        met |= {template for template, *_ in choices}
+        (tuned,) = run(fast_build(mod, target, params, choices), frame)
+        (expected,) = run(fast_build(mod, target, params), frame)
+        np.testing.assert_array_equal(tuned, expected, err_msg=f"{choices}\n{mod}")
+    assert CONV2D in met
+
+
+@pytest.mark.thorough
+def test_a_choice_is_what_is_compiled() -> None:
+    """Both templates: code under a choice is other code than without."""
+    mod, params = relay_module("mobile")
+    choices = random_choices(mod, params, TARGET, Random(0))
+    plain = fast_build(mod, TARGET, params).get_lib().get_source("asm")
+    for template in (CONV2D, DEPTHWISE):
+        workload, choice = next(item for item in choices.items() if item[0][0] == template)
+        assert fast_build(mod, TARGET, params, {workload: choice}).get_lib().get_source("asm") != plain, workload
+
+
+@pytest.mark.thorough
+def test_the_workload_of_a_function_is_what_topi_asks_for() -> None:
+    asked = set()
+
+    class Asked(tvm.autotvm.task.DispatchContext):
+        def _query_inside(self, target: Any, workload: Any) -> None:
+            asked.add(workload)
+
+        def update(self, target: Any, workload: Any, config: Any) -> None:
+            self._old_ctx.update(target, workload, config)
+
+    for name in ("branching", "splitting", "mobile"):
+        mod, params = relay_module(name)
+        with Asked():
+            tasks = tasks_of(optimized(mod, TARGET, params))
+        assert tasks
+        assert {task.workload for task in tasks} <= asked
+
+
+def test_a_workload_in_several_functions_is_one_task() -> None:
+    """Three epilogues, of which one stands twice."""
+    weights = [relay.const(np.ones((16, 16, 3, 3), "float32")) for _ in range(4)]
+    x = relay.var("x", shape=(1, 16, 8, 8))
+
+    def convolution(y: relay.Expr, index: int) -> relay.Expr:
+        return relay.nn.conv2d(y, weights[index], channels=16, kernel_size=(3, 3), padding=(1, 1))
+
+    y = relay.nn.relu(convolution(relay.nn.relu(convolution(x, 0)), 1))
+    y = convolution(relay.tanh(convolution(y, 2)), 3)
+    mod = relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([x], y)))
+    [task] = tasks_of(optimized(mod, TARGET))
+    assert sorted(calls for _, calls in task.functions) == [1, 1, 2]
+    assert (task.calls, task.macs) == (4, 16 * 8 * 8 * 16 * 9)
+
+
+def choose(library: Library, count: int) -> dict[Workload, Choice]:
+    """Record another tile than the rule's for so many workloads of a library."""
+    chosen = {w: possible_choices(w, 8)[3] for w in sorted(set(library.tuning.workloads.values()))[:count]}
+    for workload, choice in chosen.items():
+        append_record(TARGET, Record(workload, choice, 1e-5, proven=True))
+    return chosen
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("own_cache")
+def test_a_model_is_compiled_again_for_its_own_records_alone() -> None:
+    said: list[str] = []
+    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
+    plain, untouched = build_library(model, TARGET, said.append), build_library(other, TARGET, said.append)
+    shared = set(plain.tuning.workloads.values()) & set(untouched.tuning.workloads.values())
+    assert not shared
+    assert (plain.tuning.tuned, plain.tuning.convolutions) == (0, 5)
+    chosen = choose(plain, 2)
+    said.clear()
+    assert build_library(other, TARGET, said.append).folder == untouched.folder
+    assert said == []
+    tuned = build_library(model, TARGET, said.append)
+    assert [line for line in said if "%" not in line] == ["importing branching", f"compiling branching for {TARGET}"]
+    said.clear()
+    assert (tuned.tuning.tuned, dict(tuned.tuning.choices)) == (2, chosen)
+    assert build_library(model, TARGET, said.append).folder == tuned.folder != plain.folder
+    assert build_library(model, TARGET, said.append, choices={}).folder == plain.folder
+    assert said == []
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("own_cache")
+def test_a_model_that_was_never_compiled_takes_what_applies_to_it(tmp_path: Path, own_cache: Path) -> None:
+    """Its workloads are not known yet; the library is found again, whatever else is recorded."""
+    made = build_library(as_model("branching", *relay_module("branching")), TARGET)
+    chosen = choose(made, 2)
+    for file in (own_cache / "libraries").iterdir():
+        file.rename(tmp_path / file.name)
+    said: list[str] = []
+    model, other = (as_model(name, *relay_module(name)) for name in ("branching", "mobile"))
+    tuned = build_library(model, TARGET, said.append)
+    assert dict(tuned.tuning.choices) == chosen
+    untuned = build_library(other, TARGET, said.append)
+    assert untuned.tuning.tuned == 0
+    said.clear()
+    assert build_library(model, TARGET, said.append).folder == tuned.folder
+    assert build_library(other, TARGET, said.append).folder == untuned.folder
+    choose(untuned, 1)
+    assert build_library(model, TARGET, said.append).folder == tuned.folder
+    assert said == []
+    assert sorted(path.name for path in (own_cache / "libraries").iterdir() if path.name.startswith("new")) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("own_cache")
+def test_a_tuned_model_has_the_same_bits_and_says_what_is_tuned(tmp_path: Path) -> None:
+    model, device = as_model("mobile", *relay_module("mobile")), Device("cpu0", "host", (0,), TARGET)
+    compile_ = partial(RelayModel.compile, model, [TARGET], lambda _: None, print)
+    plain = compile_()
+    assert plain.tuned() == []
+    choose(plain.libraries[TARGET], 9)
+    tuned = compile_()
+    assert tuned.tuned() == [TunedKernels(TARGET, 5, 5)]
+    frame = random_frame(plain.graph.inputs)
+    stages = [([operator.name for operator in plain.graph.operators], device)]
+    expected = model_outputs(plain, run_stages(plain, stages, frame))
+    (tmp_path / "saved").mkdir()
+    tuned.save(tmp_path / "saved")
+    loaded = RelayModel.load(tmp_path / "saved", lambda _: None)
+    assert loaded.tuned() == tuned.tuned()
+    for one in (tuned, loaded):
+        for found, output in zip(model_outputs(one, run_stages(one, stages, frame)), expected, strict=True):
+            np.testing.assert_array_equal(found, output)
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("own_cache")
+def test_a_library_of_an_earlier_version_is_not_tuned() -> None:
+    folder = build_library(as_model("branching", *relay_module("branching")), TARGET).folder
+    assert folder is not None
+    (folder / TUNING).unlink()
+    *described, sizes = json.loads((folder / "kernels.json").read_text())
+    (folder / "kernels.json").write_text(json.dumps([*described, {k: v for k, v in sizes.items() if k != TUNING}]))
+    assert load_library(folder).tuning.convolutions == 0
