@@ -41,6 +41,7 @@ CORES = os.sched_getaffinity(0)
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
 TESTS = Path(__file__).parent
+RELAX = ("relax", "plugins/kernels/relax")  # folders that run in an environment with Relax alone
 # Folders and files that run in an environment with Relax, too: what reads models, compiles, cuts, measures, runs them.
 BOTH = (
     "frontends",
@@ -72,11 +73,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     named = {Path(argument.partition("::")[0]).resolve() for argument in config.args}
     if not named <= {TESTS, TESTS.parent} or collection_path in named or not collection_path.is_relative_to(TESTS):
         return None
-    own = [TESTS / name for name in ("relax", *BOTH)]
     if HAS_RELAX:
+        own = [TESTS / name for name in (*RELAX, *BOTH)]
         wanted = any(path.is_relative_to(collection_path) or collection_path.is_relative_to(path) for path in own)
     else:
-        wanted = collection_path != own[0]
+        wanted = collection_path not in [TESTS / name for name in RELAX]
     return None if wanted else True
 
 

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 from tvm_pipeline import errors
-from tvm_pipeline.testing import example_backend, installed
-from tvm_pipeline_hosts.remote import session
 from tvm_pipeline_hosts.remote.methods import METHODS
+from tvm_pipeline_hosts.remote.session import serve
+
+__all__ = ["SESSION", "serve"]
 
 SESSION = f"{__name__}:serve"
 
@@ -47,12 +48,6 @@ def crash(_, arguments, __, ___):
     if arguments.get("signal"):
         os.kill(os.getpid(), arguments["signal"])
     return ctypes.string_at(0), []
-
-
-def serve(order, control):
-    """Be a session whose board has the devices of a fake backend, which need no TVM."""
-    with installed(example_backend()):
-        session.serve(order, control)
 
 
 METHODS.update(count=count, wait=wait, fail=fail, crash=crash)

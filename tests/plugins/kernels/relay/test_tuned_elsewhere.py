@@ -9,7 +9,7 @@ from tests.support.parts import needs
 needs("tvm")
 needs("onnx")
 
-from tests.cli.test_tune_command import _tune_by_hand
+from tests.plugins.kernels.cli.test_tuned_command import _tune_by_hand
 from tests.support.onnx_models import write_picture_net
 from tvm_pipeline.core.platform import Device
 from tvm_pipeline.frontends import load
