@@ -31,25 +31,34 @@ commands/         `run` and `top`
 
 from __future__ import annotations
 
-from tvm_pipeline_video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
-from tvm_pipeline_video.annotations import Annotation, Mask, draw
-from tvm_pipeline_video.application import Application, host_graph
-from tvm_pipeline_video.decoders import FAMILIES, Choice, Request, choose
-from tvm_pipeline_video.decoding import Picture
-from tvm_pipeline_video.detections import detections
-from tvm_pipeline_video.errors import VideoError
-from tvm_pipeline_video.host_profile import host_devices, profile_host
-from tvm_pipeline_video.interpret import Interpretation, interpret
-from tvm_pipeline_video.kinds import KINDS, Kind, Opening, open_source, source_kind
-from tvm_pipeline_video.live_sets import LiveSet, merge
-from tvm_pipeline_video.live_source import LiveSource, LiveStatistics
-from tvm_pipeline_video.policies import Policy, Reconnect, parse_policy
-from tvm_pipeline_video.preprocessing import Preprocessing, Transform, default_for, preprocess
-from tvm_pipeline_video.presets import PRESETS
-from tvm_pipeline_video.rehearsals import HostSetting, Rehearsal
-from tvm_pipeline_video.sinks import JsonLines
-from tvm_pipeline_video.sources import Frame, LiveFrame, Source
-from tvm_pipeline_video.video_file import VideoFile
+try:
+    from tvm_pipeline_video.analysis import Analysed, Decoder, find_decoder, preprocessing_for, stream
+    from tvm_pipeline_video.annotations import Annotation, Mask, draw
+    from tvm_pipeline_video.application import Application, host_graph
+    from tvm_pipeline_video.decoders import FAMILIES, Choice, Request, choose
+    from tvm_pipeline_video.decoding import Picture
+    from tvm_pipeline_video.detections import detections
+    from tvm_pipeline_video.errors import VideoError
+    from tvm_pipeline_video.host_profile import host_devices, profile_host
+    from tvm_pipeline_video.interpret import Interpretation, interpret
+    from tvm_pipeline_video.kinds import KINDS, Kind, Opening, open_source, source_kind
+    from tvm_pipeline_video.live_sets import LiveSet, merge
+    from tvm_pipeline_video.live_source import LiveSource, LiveStatistics
+    from tvm_pipeline_video.policies import Policy, Reconnect, parse_policy
+    from tvm_pipeline_video.preprocessing import Preprocessing, Transform, default_for, preprocess
+    from tvm_pipeline_video.presets import PRESETS
+    from tvm_pipeline_video.rehearsals import HostSetting, Rehearsal
+    from tvm_pipeline_video.sinks import JsonLines
+    from tvm_pipeline_video.sources import Frame, LiveFrame, Source
+    from tvm_pipeline_video.video_file import VideoFile
+except ModuleNotFoundError as error:  # without the extra `video` the commands are listed all the same
+    _missing = error
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            raise _missing
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "FAMILIES",
