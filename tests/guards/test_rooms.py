@@ -75,7 +75,7 @@ MOST_LINES = {
     "plugins/tvm_pipeline_hosts": 11_200,
     "plugins/tvm_pipeline_kernels": 7950,
     "plugins/tvm_pipeline_papers": 3300,
-    "plugins/tvm_pipeline_video": 11_000,
+    "plugins/tvm_pipeline_video": 11_050,
 }
 
 
