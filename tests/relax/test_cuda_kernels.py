@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import tvm
 
-from tests.plugins.kernels.relax.test_gpu_schedules import module_of
+from tests.relax.fused import module_of
 from tests.support.software_cuda import SoftwareCuda
 from tvm_pipeline.errors import PlatformError
 from tvm_pipeline.tvm.devices import cuda_toolkit

@@ -222,7 +222,7 @@ def test_between_other_passes() -> None:
         PartitionPipeline(plan_of([names[:2], names[2:]])),
         relax.transform.FuseTIR(),
         relax.transform.DeadCodeElimination(),
-        kernel_passes.ScheduleKernels(kernel_passes.cores_of(TARGET)),
+        kernel_passes.ScheduleKernels(TARGET),
     ]
     made = tvm.transform.Sequential(passes)(mod)
     expected = PartitionPipeline(plan_of([names[:2], names[2:]]))(kernel_passes.kernels(mod, TARGET))
