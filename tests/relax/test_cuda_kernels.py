@@ -101,6 +101,7 @@ def test_a_machine_without_a_driver_says_what_to_do(without_device: dict[str, An
     assert "run it on the machine that has the GPU" in said
 
 
+@pytest.mark.needs("kernels")
 @pytest.mark.parametrize(("arch", "vectors"), [("sm_80", 0), ("sm_87", 1)])
 def test_the_source_has_all_kernels(arch: str, vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is there without a driver, and an option of TVM's is left as it was.

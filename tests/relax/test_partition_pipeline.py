@@ -187,6 +187,7 @@ def test_a_result_that_is_read_inside_crosses_once() -> None:
     assert "layout_transform" not in called_there
 
 
+@pytest.mark.needs("kernels")
 def test_a_result_that_is_read_in_blocks_crosses_under_two_names() -> None:
     mod = ExtractOperatorGraph("net")(kernel_passes.fused(network(image=0), TARGET))
     names = [operator.name for operator in operator_graph(mod).operators]
