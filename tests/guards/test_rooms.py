@@ -83,7 +83,7 @@ UNPUBLISHED = {
     "tvm_pipeline_boards": 2,
     "tvm_pipeline_hosts": 33,
     "tvm_pipeline_papers": 17,
-    "tvm_pipeline_video": 39,
+    "tvm_pipeline_video": 38,
 }
 
 

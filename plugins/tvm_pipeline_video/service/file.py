@@ -16,19 +16,16 @@ import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_origin
 
 import msgspec
 
-from tvm_pipeline.addresses import has_secret
 from tvm_pipeline.documents import MOST_TOML_BYTES, read_toml
 from tvm_pipeline.errors import OptionError
 from tvm_pipeline.files import is_open_to_others, read_bytes
 from tvm_pipeline.option_names import explained, long_name
 from tvm_pipeline_video.service.mqtt_results import is_broker
-from tvm_pipeline_video.service.settings import Settings
-
-KINDS = {name.replace("_", "-"): kind for name, kind in get_type_hints(Settings).items()}
+from tvm_pipeline_video.service.settings import KINDS, Settings, is_secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,7 @@ def read_service(path: Path) -> Keys:
     """
     keys = read_keys(path, KINDS)
     values, folder = keys.values, path.parent
-    secret = next((key for key, value in values.items() if key == "token" or _has_secret(value)), None)
+    secret = next((key for key, value in values.items() if is_secret(key, value)), None)
     if secret and is_open_to_others(path):
         variable = ", or give it as the environment variable TVM_PIPELINE_TOKEN" if secret == "token" else ""
         raise OptionError(
@@ -121,11 +118,6 @@ def read_service(path: Path) -> Keys:
         if not values[name]:
             del values[name]
     return keys
-
-
-def _has_secret(value: Any) -> bool:
-    """Return whether a value, or one of a list, is an address with a password or the like."""
-    return any(isinstance(one, str) and has_secret(one) for one in (value if isinstance(value, list) else [value]))
 
 
 class SettingsReader:
