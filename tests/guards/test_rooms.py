@@ -11,8 +11,8 @@ from tests.guards.sources import BACKENDS, CORE, PLUGINS, ROOT, files, imported,
 # Floor by floor, from the ground. A room may import the rooms of all floors below its own.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("version", "errors", "addresses"),
-    ("files", "processes", "documents", "plugins", "option_names", "signals"),
-    ("solvers", "system_files"),
+    ("files", "processes", "plugins", "option_names", "signals"),
+    ("documents", "solvers", "system_files"),
     ("core",),
     ("memory", "power"),
     ("cost",),
