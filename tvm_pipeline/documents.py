@@ -95,15 +95,15 @@ def plain_reason(error: Exception) -> str:
     return f"it is damaged ({said[:300]})" if said else "it is damaged"
 
 
-def nearest(name: str, known: Collection[str], otherwise: str = "it takes") -> str:
-    """Return the advice for a name that is none of the known ones.
+def nearest(name: str, known: Collection[str], otherwise: str = "") -> str:
+    """Return the advice for a name that is none of the known ones; where none is like it, they are listed.
 
     Examples:
         >>> nearest("sorce", ["source", "tag"]), nearest("video", ["source", "tag"])
         ('did you mean source?', 'it takes source, tag')
     """
     near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(known)}"
+    return f"did you mean {near[0]}?" if near else otherwise or f"it takes {', '.join(known)}"
 
 
 class TomlFile:
@@ -168,7 +168,7 @@ class TomlFile:
         except msgspec.ValidationError as error:
             what, _, path = str(error).partition(" - at `$")
             place = [int(index) if index else key for key, index in re.findall(r"\.([\w-]+)|\[(\d+)\]", path)]
-            what = re.sub("Object missing required field `(.*)`", r"it has no \1", what)
+            what = re.sub("Object missing required field `(.*)`", r"it has no \1", what.replace(" | null", ""))
             key = (
                 "" if what.startswith("it has") else next((f"{k}: " for k in reversed(place) if isinstance(k, str)), "")
             )

@@ -74,7 +74,7 @@ def test_a_file_says_devices_and_links(tmp_path: Path) -> None:
         ('destination = "a57"', 'destination = "gpu"', "a link names gpu, which is not a device"),
         ('source = "denver"', 'source = "cpu"', "a link names cpu, which is not a device"),
         ("1000000", "0", "device denver: memory_bytes, active_w and cache_bytes must be positive"),
-        ("1000000", '"1 MB"', "line 8: device denver: memory_bytes: Expected `int | null`, got `str`"),
+        ("1000000", '"1 MB"', "line 8: device denver: memory_bytes: Expected `int`, got `str`"),
         ("active_w = 4", "active_w = -4", "device denver: memory_bytes, active_w and cache_bytes must be positive"),
         ("active_w = 4", "active_w = nan", "device denver: memory_bytes, active_w and cache_bytes must be positive"),
         ("active_w = 4", "active_w = inf", "device denver: memory_bytes, active_w and cache_bytes must be positive"),
@@ -183,7 +183,7 @@ def test_what_is_written_reads_back(tmp_path_factory: pytest.TempPathFactory, rn
         (
             "macs_per_s = 4e12",
             'macs_per_s = "fast"',
-            "device tpu0, model: macs_per_s: Expected `float | null`, got `str`",
+            "device tpu0, model: macs_per_s: Expected `float`, got `str`",
         ),
         ("cache_bytes = 8388608", "cache_bytes = 0", "device tpu0: memory_bytes, active_w and cache_bytes must be"),
         ("cache_bytes = 8388608", "cache_bytes = -8", "device tpu0: memory_bytes, active_w and cache_bytes must be"),

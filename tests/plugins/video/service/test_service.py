@@ -86,8 +86,8 @@ def test_a_file_says_it_all_and_the_command_line_wins(cli, bundle, tmp_path):
             'bundle = "n.tar"\n[video]\nsource = "camera:0"',
             "line 2: there is no key video; it takes adapt, allow-power-modes",
         ),
-        ('limit = "ten"', "line 1: limit: Expected `int | null`, got `str`"),
-        ("limit = true", "line 1: limit: Expected `int | null`, got `bool`"),
+        ('limit = "ten"', "line 1: limit: Expected `int`, got `str`"),
+        ("limit = true", "line 1: limit: Expected `int`, got `bool`"),
         ("# no path\nbundle = 3", "line 2: bundle: Expected a path as `str`, got `int`"),
         ('bundle = "n.tar"\nsource = "camera:0"\nlimit = 0', "line 3: limit 0: at least one frame"),
         (
