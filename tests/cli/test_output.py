@@ -12,12 +12,12 @@ from tvm_pipeline.cli.output import (
     every_few_seconds,
     logged,
     print_error,
-    quiet,
     say,
     show,
     spinner,
     warn,
     with_options,
+    without_warnings,
 )
 from tvm_pipeline.core.platform import Device, Platform
 from tvm_pipeline.errors import InfeasibleError, OptionError, PipelineError
@@ -119,10 +119,10 @@ def test_a_spinner_shows_the_steps_that_the_library_and_its_guests_log(monkeypat
     assert lines == ["step"]
 
 
-def test_what_is_kept_back_is_not_printed(capsys):
+def test_warnings_are_not_printed_again(capsys):
     logger = logging.getLogger("tvm_pipeline.module")
     with logged():
-        with quiet():
+        with without_warnings():
             logger.warning("dropped")
         logger.warning("printed")
     assert capsys.readouterr().err == "warning: printed\n"

@@ -80,7 +80,7 @@ def print_json(value: Any) -> None:
 
 
 class LogHandler(logging.Handler):
-    """Print warnings, and show the steps of the work (INFO) as `steps_to` asks; drop what `quiet` keeps back.
+    """Print warnings, but none `without_warnings`, and show the steps of the work (INFO) as `steps_to` asks.
 
     Records of this package and its guests have the names of options; warnings of others are as without a handler.
     """
@@ -94,16 +94,14 @@ class LogHandler(logging.Handler):
         if not record.name.startswith("tvm_pipeline"):
             if logging.lastResort and not is_step:
                 logging.lastResort.handle(record)
-        elif record.levelno < _least_level.get():
-            return
-        elif not is_step:
-            warn(self.format(record))
-        elif self.show_step:
+        elif is_step and self.show_step:
             self.show_step(self.format(record))
+        elif not is_step and not _drops_warnings.get():
+            warn(self.format(record))
 
 
 _handler = LogHandler()
-_least_level: ContextVar[int] = ContextVar("_least_level", default=logging.INFO)
+_drops_warnings: ContextVar[bool] = ContextVar("_drops_warnings", default=False)
 
 
 @contextmanager
@@ -121,13 +119,13 @@ def logged() -> Iterator[None]:
 
 
 @contextmanager
-def quiet(level: int = logging.ERROR) -> Iterator[None]:
-    """Print no records below a level meanwhile, of what the calling thread does."""
-    token = _least_level.set(level)
+def without_warnings() -> Iterator[None]:
+    """Print no warnings meanwhile, of what the calling thread does: they were printed before."""
+    token = _drops_warnings.set(True)
     try:
         yield
     finally:
-        _least_level.reset(token)
+        _drops_warnings.reset(token)
 
 
 @contextmanager
